@@ -1,0 +1,247 @@
+"""Who trains what: one block per strategy, all of the same shape.
+
+Groups are near-equal (sizes differ by at most 1) and padded to a common width with -1; which models get
+the larger groups is drawn anew with every partition, so that no client or model is favoured.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedjax_mm.base import Assignment, AssignmentState, Round
+from fedjax_mm.draws import permutation
+
+
+def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = None) -> Assignment:
+    """MFA-Rand: every round a fresh uniform partition into M groups, matched to models at random.
+
+    With one model this is FedAvg with a uniform cohort.
+
+    Args:
+      num_clients: N.
+      num_models: M <= cohort size.
+      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+
+    Raises:
+      ValueError: if the sizes do not fit.
+
+    Example:
+      >>> import jax
+      >>> strategy = mfa_rand(6, 3)
+      >>> groups, _ = strategy.assign(jax.random.key(0), 1, strategy.init(jax.random.key(0)))
+      >>> groups.shape, sorted(groups.ravel().tolist())
+      ((3, 2), [0, 1, 2, 3, 4, 5])
+
+    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees", Alg. 2.
+    """
+    cohort_size = _check_sizes(num_clients, num_models, cohort_size)
+
+    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+        del rng_key
+        return ()
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
+    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+        del round
+        return draw_groups(rng_key, num_clients, num_models, cohort_size), state
+
+    return Assignment(num_clients, num_models, init, assign)
+
+
+def mfa_rr(
+    num_clients: int,
+    num_models: int,
+    *,
+    cohort_size: int | None = None,
+    redraw: Literal["frame", "round"] = "frame",
+) -> Assignment:
+    """MFA-RR: a partition held for a frame of M rounds; the groups visit the models in turn.
+
+    Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client trains
+    every model exactly once in a frame.
+
+    Args:
+      num_clients: N.
+      num_models: M <= cohort size.
+      cohort_size: K of the N clients; all of them if None.
+      redraw: when a cohort is drawn. "frame", the default, holds it for a frame. "round" draws a new
+        cohort and partition every round, as the paper's partial participation reads; that undoes the
+        rotation and makes the law of the groups that of MFA-Rand.
+
+    Raises:
+      ValueError: if the sizes do not fit or `redraw` is unknown.
+
+    Example:
+      >>> import jax
+      >>> strategy = mfa_rr(4, 2)
+      >>> key, state = jax.random.key(0), strategy.init(jax.random.key(0))
+      >>> first, state = strategy.assign(key, 1, state)
+      >>> second, state = strategy.assign(key, 2, state)
+      >>> bool((first[0] == second[1]).all() and (first[1] == second[0]).all())
+      True
+
+    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees", Alg. 3.
+    """
+    cohort_size = _check_sizes(num_clients, num_models, cohort_size)
+    if redraw not in ("frame", "round"):
+        raise ValueError(f"redraw is {redraw!r}; it must be 'frame' or 'round'")
+    rounds_held = num_models if redraw == "frame" else 1
+
+    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+        del rng_key
+        return jnp.full((num_models, -(-cohort_size // num_models)), -1, jnp.int32)
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
+    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+        turn = jnp.asarray(round, jnp.int32) - 1
+        groups = lax.cond(
+            turn % rounds_held == 0,
+            lambda: draw_groups(rng_key, num_clients, num_models, cohort_size),
+            lambda: state,
+        )
+        return jnp.roll(groups, turn % num_models, axis=0), groups
+
+    return Assignment(num_clients, num_models, init, assign)
+
+
+def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
+    """FedCluster: one model visits fixed clusters of clients, in a reshuffled order each time.
+
+    One round of the simulator is one cluster's visit; a learning round is `num_clusters` of them.
+
+    Args:
+      num_clients: N.
+      num_clusters: the clusters, drawn once by a uniform partition into near-equal groups.
+
+    Raises:
+      ValueError: if there are more clusters than clients.
+
+    Example:
+      >>> import jax
+      >>> strategy = fedcluster(6, 3)
+      >>> strategy.assign(jax.random.key(1), 1, strategy.init(jax.random.key(0)))[0].shape
+      (1, 2)
+
+    Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
+    """
+    _check_sizes(num_clients, num_clusters, None, parts="clusters")
+
+    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+        clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients)
+        return clusters, jnp.arange(num_clusters, dtype=jnp.int32)
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
+    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+        clusters, order = state
+        visit = (jnp.asarray(round, jnp.int32) - 1) % num_clusters
+        order = lax.cond(visit == 0, lambda: permutation(rng_key, num_clusters), lambda: order)
+        return clusters[order[visit]][None, :], (clusters, order)
+
+    return Assignment(num_clients, 1, init, assign)
+
+
+def full_participation(num_clients: int) -> Assignment:
+    """FedAvg: one model, trained by every client in every round.
+
+    For a uniform cohort of K clients a round use ``mfa_rand(num_clients, 1, cohort_size=K)``.
+
+    Example:
+      >>> import jax
+      >>> full_participation(3).assign(jax.random.key(0), 1, ())[0].tolist()
+      [[0, 1, 2]]
+
+    Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks ..." (2017).
+    """
+    return sequential(num_clients, 1, rounds_per_model=1)
+
+
+def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> Assignment:
+    """Sequential FedAvg: all clients train model 1 for T1 rounds, then model 2, and so on.
+
+    The baseline of the multi-model gain. After the last model's turn the first one continues.
+
+    Args:
+      num_clients: N.
+      num_models: M.
+      rounds_per_model: T1.
+
+    Raises:
+      ValueError: if a size is not positive.
+
+    Example:
+      >>> import jax
+      >>> strategy = sequential(2, 2, rounds_per_model=10)
+      >>> strategy.assign(jax.random.key(0), 11, ())[0].tolist()
+      [[-1, -1], [0, 1]]
+
+    Reference: Bhuyan, Moharir, Joshi, eq. (3).
+    """
+    _check_sizes(num_clients, 1, None)
+    if num_models < 1:
+        raise ValueError(f"num_models is {num_models}; it must be at least 1")
+    if rounds_per_model < 1:
+        raise ValueError(f"rounds_per_model is {rounds_per_model}; it must be at least 1")
+
+    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+        del rng_key
+        return ()
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
+    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+        del rng_key
+        turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
+        its_turn = jnp.arange(num_models) == turn
+        everybody = jnp.arange(num_clients, dtype=jnp.int32)
+        return jnp.where(its_turn[:, None], everybody, -1), state
+
+    return Assignment(num_clients, num_models, init, assign)
+
+
+def draw_groups(
+    rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int
+) -> Int[Array, "models group"]:
+    """A uniform cohort in a uniform partition into M near-equal groups, matched to models at random."""
+    cohort_key, order_key = jax.random.split(rng_key)
+    cohort = permutation(cohort_key, num_clients, cohort_size)
+    if cohort_size % num_models == 0:
+        return cohort.reshape(num_models, -1)
+    slots = _padded_slots(cohort_size, num_models)
+    groups = jnp.where(slots >= 0, cohort[slots], -1)
+    return groups[permutation(order_key, num_models)]
+
+
+def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
+    """Positions in the cohort, group by group; the last groups are one short and padded with -1."""
+    parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
+    width = len(parts[0])
+    return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
+
+
+def _check_sizes(
+    num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
+) -> int:
+    """The cohort size, after checking 1 <= M <= K <= N."""
+    if num_clients < 1:
+        raise ValueError(f"num_clients is {num_clients}; it must be at least 1")
+    if num_models < 1:
+        raise ValueError(f"num_{parts} is {num_models}; it must be at least 1")
+    cohort = num_clients if cohort_size is None else cohort_size
+    if not 1 <= cohort <= num_clients:
+        raise ValueError(
+            f"cohort_size is {cohort}; it must lie between 1 and num_clients = {num_clients}"
+        )
+    if num_models > cohort:
+        who = "clients" if cohort_size is None else "clients in a cohort"
+        raise ValueError(
+            f"num_{parts} is {num_models} but there are only {cohort} {who}; "
+            f"use at most {cohort} {parts} or more clients"
+        )
+    return cohort

@@ -1,0 +1,138 @@
+"""The contract: types and prose, no logic.
+
+A federated method is *who trains what* (an `Assignment`), *what one client contributes* (the client
+function of an `Algorithm`) and *what the server does with the sum of the contributions* (its server
+function). What is learned, and from which data, is a `Task`. Everything here is written for one model,
+one client and one seed; `fedjax_mm.simulate` alone adds those axes.
+
+Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model and round (padded)
+       ``chunk`` clients computed at once · ``steps`` E local steps · ``records`` recorded rounds
+       ``dim`` d parameters of a flat model · ``block`` p + 1 coordinates that one client touches
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+Params: TypeAlias = Any  # a pytree of arrays
+ServerState: TypeAlias = Any
+ClientState: TypeAlias = Any
+AssignmentState: TypeAlias = Any
+Batch: TypeAlias = Any
+
+Round: TypeAlias = int | Int[Array, ""]
+"""The round t = 1, 2, ... of the papers: the first round is 1."""
+
+Scalar: TypeAlias = float | Float[Array, ""]
+Schedule: TypeAlias = Callable[[Any], Any]
+"""An optax schedule; here it is always evaluated at the round t (or frame l), constant inside a round."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """What one model learns, and every client's data. A pytree, so that data is an argument.
+
+    Numbers and data are leaves (they can be vmapped over); shapes are static fields.
+    """
+
+    @property
+    def num_clients(self) -> int:
+        """N, the size of the client population."""
+
+    def init(self, rng_key: PRNGKeyArray) -> Params:
+        """Initial parameters of one model."""
+
+    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
+        """The client's weight in weighted averages: n_k, its number of examples."""
+
+    def batch(
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
+    ) -> Batch:
+        """The examples of local step `step` (from 0): `size` of them, or all if None.
+
+        `rng_key` is the same for all steps of one client and round.
+        """
+
+    def loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
+        """The loss that a client's local step descends."""
+
+    def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
+        """What is recorded of one global model."""
+
+
+@runtime_checkable
+class AnalyticTask(Task, Protocol):
+    """A task that brings its own closed form of full-gradient local SGD."""
+
+    def local_sgd(
+        self,
+        params: Params,
+        client: Int[Array, ""],
+        learning_rate: Scalar,
+        num_steps: int,
+    ) -> "Params | SparseUpdate":
+        """The update (local minus global parameters) of `num_steps` full-gradient steps."""
+
+
+class SparseUpdate(NamedTuple):
+    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
+
+    It may stand where an array of `params` would stand in `Contribution.update`. A client that touches
+    few coordinates of a large model then costs what it touches, not what the model holds.
+    """
+
+    scale: Float[Array, ""]
+    indices: Int[Array, " block"]
+    values: Float[Array, " block"]
+
+
+class Contribution(NamedTuple):
+    """What one client sends. The server sees only the sum over the participants, field by field."""
+
+    update: Any  # pytree of arrays or `SparseUpdate`s, as the algorithm likes; counted as uploaded
+    weight: Float[Array, ""]
+    num_gradients: Int[Array, ""]  # gradients that the client computed
+
+
+class Algorithm(NamedTuple):
+    """How clients train and how the server aggregates.
+
+    Attributes:
+      init: ``(task, params) -> (server_state, client_state)``; the client state is that of one client,
+        and each (model, client) pair gets its own copy. Use ``()`` where there is none.
+      client: ``(rng_key, round, task, client, params, server_state, client_state) -> (Contribution,
+        client_state)``; `client` is the client's number.
+      server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum of
+        the participants' contributions with dense updates. Not called for a model that nobody trained.
+    """
+
+    init: Callable[[Task, Params], tuple[ServerState, ClientState]]
+    client: Callable[
+        [PRNGKeyArray, Round, Task, Int[Array, ""], Params, ServerState, ClientState],
+        tuple[Contribution, ClientState],
+    ]
+    server: Callable[
+        [Round, Params, ServerState, Contribution],
+        tuple[Params, ServerState],
+    ]
+
+
+class Assignment(NamedTuple):
+    """Who trains what.
+
+    Attributes:
+      num_clients: N, the clients to draw from.
+      num_models: M.
+      init: ``(rng_key) -> state``.
+      assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]`` with
+        client numbers, and -1 for padding, which contributes nothing.
+    """
+
+    num_clients: int
+    num_models: int
+    init: Callable[[PRNGKeyArray], AssignmentState]
+    assign: Callable[
+        [PRNGKeyArray, Round, AssignmentState],
+        tuple[Int[Array, "models group"], AssignmentState],
+    ]

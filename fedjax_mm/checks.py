@@ -1,0 +1,18 @@
+"""Checks of arguments, before anything is compiled."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raises `ValueError` unless every number in `value` is positive and finite.
+
+    None and schedules pass, and so do traced numbers: whoever supplies the numbers checks them.
+    """
+    if value is None or callable(value) or isinstance(value, jax.core.Tracer):
+        return
+    numbers = np.asarray(value)
+    if not np.all(np.isfinite(numbers) & (numbers > 0)):
+        raise ValueError(f"{name} is {value}; it must be positive")

@@ -1,0 +1,185 @@
+"""The strongly convex federated quadratic of Bhuyan et al., section 6, by its block structure."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fedjax_mm.base import Scalar, SparseUpdate
+from fedjax_mm.checks import check_positive
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Quadratic:
+    """``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2`` of eqs. (5)-(9); build it with `quadratic`.
+
+    Client k touches the p + 1 coordinates from (k-1) p on, and every other one only through mu: memory is
+    O(N p) and a client's E local steps cost O(p E).
+
+    Attributes:
+      mu: the regularization.
+      minimizer: ``float[dim]``, w*.
+      optimum: F* = F(w*).
+      num_clients: N.
+      block_size: p.
+    """
+
+    mu: Array
+    minimizer: Array
+    optimum: Array
+    num_clients: int = dataclasses.field(metadata={"static": True})
+    block_size: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def dim(self) -> int:
+        """d = N p + 1."""
+        return self.num_clients * self.block_size + 1
+
+    def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """Zeros, as in Algorithm 1; give `simulate` other initial parameters if wanted."""
+        del rng_key
+        return jnp.zeros(self.dim, self.minimizer.dtype)
+
+    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
+        """1: all clients weigh the same."""
+        del client
+        return jnp.ones((), self.minimizer.dtype)
+
+    def batch(
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
+    ) -> Int[Array, ""]:
+        """The client's number: a quadratic has no examples to sample."""
+        del rng_key, step
+        if size is not None:
+            raise ValueError(f"batch_size is {size}; the quadratic has no examples, use None")
+        return client
+
+    def loss(self, params: Float[Array, " dim"], batch: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w) of the client whose number is the batch."""
+        block = self._block(params, batch)
+        first, last = self._ends(batch)
+        curvature = first * block[0] ** 2 + last * block[-1] ** 2 + jnp.sum(jnp.diff(block) ** 2)
+        return (curvature + self.mu * jnp.sum(params**2)) / 2 - first * block[0]
+
+    def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
+        """F(w), F(w) - F*, |w - w*|. The excess is a quadratic form: no difference of two losses."""
+        error = params - self.minimizer
+        squares = jnp.sum(error**2)
+        curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
+        excess = (curvature / self.num_clients + self.mu * squares) / 2
+        return {
+            "loss": self.optimum + excess,
+            "excess_loss": excess,
+            "distance": jnp.sqrt(squares),
+        }
+
+    def local_sgd(
+        self,
+        params: Float[Array, " dim"],
+        client: Int[Array, ""],
+        learning_rate: Scalar,
+        num_steps: int,
+    ) -> SparseUpdate:
+        """E gradient steps: the client's block is iterated, all else shrinks by ``(1 - eta mu)^E``.
+
+        Iterates the change since the start and ``decay = (1 - eta mu)^E - 1`` instead of the parameters
+        and their factor, which lose digits to cancellation in float32.
+        """
+        first, last = self._ends(client)
+        block = self._block(params, client)
+        decay_per_step = learning_rate * self.mu
+
+        def step(
+            carry: tuple[Float[Array, " block"], Float[Array, ""]], _: None
+        ) -> tuple[tuple[Float[Array, " block"], Float[Array, ""]], None]:
+            change, decay = carry
+            x = block + change
+            flow = jnp.concatenate([(first * (x[0] - 1))[None], jnp.diff(x), (-last * x[-1])[None]])
+            change = change + learning_rate * jnp.diff(flow) - decay_per_step * x
+            return (change, decay - decay_per_step * (1 + decay)), None
+
+        start = (jnp.zeros_like(block), jnp.zeros((), block.dtype))
+        (change, decay), _ = lax.scan(step, start, length=num_steps)
+        indices = client * self.block_size + jnp.arange(self.block_size + 1)
+        return SparseUpdate(decay, indices, change - decay * block)
+
+    @property
+    def strong_convexity(self) -> Float[Array, ""]:
+        """The smallest eigenvalue of the clients' Hessians, exact: mu, since blocks do not span R^d."""
+        if self.num_clients > 1:
+            return self.mu
+        return jnp.linalg.eigvalsh(self._block_hessians()).min()
+
+    @property
+    def smoothness(self) -> Float[Array, ""]:
+        """L, the largest eigenvalue of the clients' Hessians, exact from their blocks."""
+        return jnp.linalg.eigvalsh(self._block_hessians()).max()
+
+    @property
+    def heterogeneity(self) -> Float[Array, ""]:
+        """Gamma = F* - mean of F_k* >= 0, exact: only client 1 has F_k* other than 0."""
+        hessian = self._block_hessians()[0]
+        e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
+        return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
+
+    def _block(
+        self, params: Float[Array, " dim"], client: Int[Array, ""]
+    ) -> Float[Array, " block"]:
+        """The client's p + 1 coordinates."""
+        return lax.dynamic_slice(params, (client * self.block_size,), (self.block_size + 1,))
+
+    def _ends(self, client: Int[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        """1 or 0 for the first and for the last client: the terms E_11 and E_dd of eq. (7)."""
+        dtype = self.minimizer.dtype
+        return (client == 0).astype(dtype), (client == self.num_clients - 1).astype(dtype)
+
+    def _block_hessians(self) -> Float[Array, "kinds block block"]:
+        """Blocks of A_k + mu I of the first, second and last client: there are no other kinds."""
+        width, dtype = self.block_size + 1, self.minimizer.dtype
+        path = 2 * jnp.eye(width, dtype=dtype) - jnp.eye(width, k=1) - jnp.eye(width, k=-1)
+        path = path.at[0, 0].set(1).at[-1, -1].set(1) + self.mu * jnp.eye(width)
+
+        def hessian(client: Int[Array, ""]) -> Float[Array, "block block"]:
+            first, last = self._ends(client)
+            return path.at[0, 0].add(first).at[-1, -1].add(last)
+
+        return jax.vmap(hessian)(jnp.array([0, self.num_clients // 2, self.num_clients - 1]))
+
+
+def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
+    """The federated quadratic with N clients, blocks of p + 1 coordinates and regularization mu.
+
+    The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
+    ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which is
+    accurate to round-off at any condition number and costs O(d).
+
+    Args:
+      num_clients: N.
+      block_size: p.
+      mu: strong convexity of every client; it may be traced.
+
+    Raises:
+      ValueError: if an argument is not positive.
+
+    Example:
+      >>> task = quadratic(24, 4, mu=2e-4)
+      >>> task.dim, round(float(task.optimum), 6)
+      (97, -0.019439)
+
+    Reference: Bhuyan, Moharir, Joshi, section 6.1; Li et al. (2019), the same problem with N = 5.
+    """
+    check_positive("num_clients", num_clients)
+    check_positive("block_size", block_size)
+    check_positive("mu", mu)
+    mu = jnp.asarray(mu, float)
+    excess = num_clients * mu / 2  # cosh(theta) - 1
+    theta = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))
+    dim = num_clients * block_size + 1
+    i = jnp.arange(1, dim + 1, dtype=mu.dtype)
+    minimizer = jnp.exp(-i * theta) * jnp.expm1(-2 * (dim + 1 - i) * theta)
+    minimizer = minimizer / jnp.expm1(-2 * (dim + 1) * theta)
+    return Quadratic(mu, minimizer, -minimizer[0] / (2 * num_clients), num_clients, block_size)
