@@ -3,6 +3,47 @@
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Contribution, SparseUpdate, Task
+from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.experiment import Experiment
+from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
+from fedjax_mm.results import to_dataset
+from fedjax_mm.runs import run
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import State, Trace, advance, init, simulate
+from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.tasks.quadratic import Quadratic, quadratic
+
+__all__ = [
+    "Algorithm",
+    "AnalyticTask",
+    "Assignment",
+    "ClientData",
+    "Contribution",
+    "Experiment",
+    "LeastSquares",
+    "Quadratic",
+    "SparseUpdate",
+    "State",
+    "Task",
+    "Trace",
+    "advance",
+    "client_data",
+    "fedavg",
+    "fedcluster",
+    "first_round_below",
+    "full_participation",
+    "gain",
+    "init",
+    "inverse_time",
+    "least_squares",
+    "log_gap",
+    "mfa_rand",
+    "mfa_rr",
+    "per_frame",
+    "quadratic",
+    "run",
+    "sequential",
+    "simulate",
+    "standard_error",
+    "to_dataset",
+]

@@ -1,7 +1,7 @@
 """Who trains what: one block per strategy, all of the same shape.
 
-Groups are near-equal (sizes differ by at most 1) and padded to a common width with -1; which models get
-the larger groups is drawn anew with every partition, so that no client or model is favoured.
+Groups are near-equal (sizes differ by at most 1) and padded to a common width with -1; which models
+get the larger groups is drawn anew with every partition, so that no client or model is favoured.
 """
 
 from typing import Literal
@@ -36,7 +36,8 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
       >>> groups.shape, sorted(groups.ravel().tolist())
       ((3, 2), [0, 1, 2, 3, 4, 5])
 
-    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees", Alg. 2.
+    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
+    Alg. 2.
     """
     cohort_size = _check_sizes(num_clients, num_models, cohort_size)
 
@@ -62,16 +63,16 @@ def mfa_rr(
 ) -> Assignment:
     """MFA-RR: a partition held for a frame of M rounds; the groups visit the models in turn.
 
-    Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client trains
-    every model exactly once in a frame.
+    Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client
+    trains every model exactly once in a frame.
 
     Args:
       num_clients: N.
       num_models: M <= cohort size.
       cohort_size: K of the N clients; all of them if None.
-      redraw: when a cohort is drawn. "frame", the default, holds it for a frame. "round" draws a new
-        cohort and partition every round, as the paper's partial participation reads; that undoes the
-        rotation and makes the law of the groups that of MFA-Rand.
+      redraw: when a cohort is drawn. "frame", the default, holds it for a frame. "round" draws a
+        new cohort and partition every round, as the paper's partial participation reads; that
+        undoes the rotation and makes the law of the groups that of MFA-Rand.
 
     Raises:
       ValueError: if the sizes do not fit or `redraw` is unknown.
@@ -85,7 +86,8 @@ def mfa_rr(
       >>> bool((first[0] == second[1]).all() and (first[1] == second[0]).all())
       True
 
-    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees", Alg. 3.
+    Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
+    Alg. 3.
     """
     cohort_size = _check_sizes(num_clients, num_models, cohort_size)
     if redraw not in ("frame", "round"):
@@ -208,7 +210,7 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
 def draw_groups(
     rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int
 ) -> Int[Array, "models group"]:
-    """A uniform cohort in a uniform partition into M near-equal groups, matched to models at random."""
+    """A uniform cohort, partitioned into M near-equal groups, matched to models at random."""
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
     if cohort_size % num_models == 0:

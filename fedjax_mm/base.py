@@ -2,10 +2,10 @@
 
 A federated method is *who trains what* (an `Assignment`), *what one client contributes* (the client
 function of an `Algorithm`) and *what the server does with the sum of the contributions* (its server
-function). What is learned, and from which data, is a `Task`. Everything here is written for one model,
-one client and one seed; `fedjax_mm.simulate` alone adds those axes.
+function). What is learned, and from which data, is a `Task`. Everything here is written for one
+model, one client and one seed; `fedjax_mm.simulate` alone adds those axes.
 
-Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model and round (padded)
+Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded
        ``chunk`` clients computed at once · ``steps`` E local steps · ``records`` recorded rounds
        ``dim`` d parameters of a flat model · ``block`` p + 1 coordinates that one client touches
 """
@@ -26,7 +26,7 @@ Round: TypeAlias = int | Int[Array, ""]
 
 Scalar: TypeAlias = float | Float[Array, ""]
 Schedule: TypeAlias = Callable[[Any], Any]
-"""An optax schedule; here it is always evaluated at the round t (or frame l), constant inside a round."""
+"""An optax schedule, always evaluated at the round t (or the frame l): constant inside a round."""
 
 
 @runtime_checkable
@@ -78,8 +78,8 @@ class AnalyticTask(Task, Protocol):
 class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
 
-    It may stand where an array of `params` would stand in `Contribution.update`. A client that touches
-    few coordinates of a large model then costs what it touches, not what the model holds.
+    It may stand where an array of `params` would stand in `Contribution.update`. A client that
+    touches few coordinates of a large model then costs what it touches, not what the model holds.
     """
 
     scale: Float[Array, ""]
@@ -99,12 +99,13 @@ class Algorithm(NamedTuple):
     """How clients train and how the server aggregates.
 
     Attributes:
-      init: ``(task, params) -> (server_state, client_state)``; the client state is that of one client,
-        and each (model, client) pair gets its own copy. Use ``()`` where there is none.
+      init: ``(task, params) -> (server_state, client_state)``; the client state is that of one
+        client, and each (model, client) pair gets its own copy. Use ``()`` where there is none.
       client: ``(rng_key, round, task, client, params, server_state, client_state) -> (Contribution,
         client_state)``; `client` is the client's number.
-      server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum of
-        the participants' contributions with dense updates. Not called for a model that nobody trained.
+      server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum
+        of the participants' contributions with dense updates. Not called for a model that nobody
+        trained.
     """
 
     init: Callable[[Task, Params], tuple[ServerState, ClientState]]
@@ -125,8 +126,8 @@ class Assignment(NamedTuple):
       num_clients: N, the clients to draw from.
       num_models: M.
       init: ``(rng_key) -> state``.
-      assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]`` with
-        client numbers, and -1 for padding, which contributes nothing.
+      assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]``
+        with client numbers, and -1 for padding, which contributes nothing.
     """
 
     num_clients: int

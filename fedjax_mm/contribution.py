@@ -1,7 +1,7 @@
 """Sums of contributions: start at zero, add a chunk of clients, finish.
 
-Because the server only sees a sum, clients may be computed one by one, in chunks or all at once, in the
-memory of one chunk.
+Because the server only sees a sum, clients may be computed one by one, in chunks or all at once, in
+the memory of one chunk.
 """
 
 from typing import Any, NamedTuple
@@ -51,7 +51,9 @@ def zero_sum(contribution: Contribution, params: Params) -> Contribution:
         update = jax.tree.map(sparse_zeros, contribution.update, params, is_leaf=_is_sparse)
         total = total._replace(update=update)
     return jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf, _SparseSum) else zeros(leaf), total, is_leaf=_is_sparse
+        lambda leaf: leaf if isinstance(leaf, _SparseSum) else zeros(leaf),
+        total,
+        is_leaf=_is_sparse,
     )
 
 

@@ -1,8 +1,8 @@
 """Random orders without a sort.
 
-`jax.random.permutation` sorts, and on a CPU that sort would cost more than the whole training step of a
-small model, and half a second for a million clients. The draws here use 32-bit words whatever the
-floating-point precision, so that a seed means the same clients with and without x64.
+`jax.random.permutation` sorts, and on a CPU that sort would cost more than the whole training step
+of a small model, and half a second for a million clients. The draws here use 32-bit words whatever
+the floating-point precision, so that a seed means the same clients with and without x64.
 """
 
 import math
@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 RANK_LIMIT = 128
-"""Up to this size a permutation is drawn by ranking (n^2 comparisons), above it by a keyed bijection."""
+"""Up to this size an order is drawn by ranking (n^2 comparisons), above it by a keyed bijection."""
 
 _FEISTEL_ROUNDS = 8
 
@@ -23,9 +23,9 @@ def permutation(rng_key: PRNGKeyArray, size: int, length: int | None = None) -> 
 
     Up to `RANK_LIMIT` the ranks of independent 32-bit words are used: exactly uniform but for ties
     (probability below 2^-19). Above it entry i is the image of i under a keyed bijection: a Feistel
-    network over Z_a x Z_b with a b >= size, walked until the image lies below size (Black and Rogaway,
-    "Ciphers with arbitrary finite domains", 2002). It costs O(length): drawing a thousand of a million
-    clients does not touch the others.
+    network over Z_a x Z_b with a b >= size, walked until the image lies below size (Black and
+    Rogaway, "Ciphers with arbitrary finite domains", 2002). It costs O(length): drawing a thousand
+    of a million clients does not touch the others.
 
     Example:
       >>> import jax

@@ -1,7 +1,7 @@
 """The compiled loop: assign -> train -> aggregate -> record.
 
-The only place that adds the client and the model axis. Everything is pure: jit it, vmap it over seeds
-and over any number of the task or the algorithm, differentiate it.
+The only place that adds the client and the model axis. Everything is pure: jit it, vmap it over
+seeds and over any number of the task or the algorithm, differentiate it.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
@@ -83,11 +83,11 @@ def simulate(
       algorithm: how clients train and the server aggregates.
       assignment: who trains what.
       num_rounds: T.
-      client_map: "vmap", "scan" or a chunk size: a choice of speed and memory, with equal results up to
-        the order of summation.
+      client_map: "vmap", "scan" or a chunk size: a choice of speed and memory, with equal results
+        up to the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters, of one model (shared by all) or with a leading models axis; drawn by
-        the tasks if None.
+      params: initial parameters, of one model (shared by all) or with a leading models axis; drawn
+        by the tasks if None.
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records.
@@ -160,11 +160,11 @@ def advance(
     _check_rounds(num_rounds, record_every)
     chunk_size = _chunk_size(client_map)
 
-    def one_round(state: State, _: None) -> tuple[State, Contribution]:
-        round = state.round + 1
-        round_key = jax.random.fold_in(state.rng_key, round)
+    def one_round(state: State, _: None) -> tuple[State, tuple[Array, Array]]:
+        t = state.round + 1
+        round_key = jax.random.fold_in(state.rng_key, t)
         groups, assignment_state = assignment.assign(
-            jax.random.fold_in(round_key, 0), round, state.assignment
+            jax.random.fold_in(round_key, 0), t, state.assignment
         )
 
         def model_round(
@@ -176,10 +176,10 @@ def advance(
             clients: ClientState,
         ) -> tuple[Params, ServerState, ClientState, tuple[Array, Array]]:
             total, clients = train(
-                model_key, round, task, algorithm, group, params, server, clients, chunk_size
+                model_key, t, task, algorithm, group, params, server, clients, chunk_size
             )
             num_participants = jnp.sum(group >= 0, dtype=jnp.int32)
-            params, server = aggregate(round, algorithm, num_participants, total, params, server)
+            params, server = aggregate(t, algorithm, num_participants, total, params, server)
             return params, server, clients, (num_participants, total.num_gradients)
 
         params, server, clients, counts = jax.vmap(model_round, (0, task_axis, 0, 0, 0, 0))(
@@ -190,7 +190,7 @@ def advance(
             state.server,
             state.clients,
         )
-        return State(state.rng_key, round, params, server, clients, assignment_state), counts
+        return State(state.rng_key, t, params, server, clients, assignment_state), counts
 
     def record(state: State) -> tuple[Array, dict[str, Array]]:
         measure = jax.vmap(lambda task, params: task.metrics(params), (task_axis, 0))
@@ -203,10 +203,10 @@ def advance(
     first = (record(state), (jnp.zeros(assignment.num_models, jnp.int32),) * 2)
     upload_size, download_size = _message_sizes(state, task, task_axis, algorithm)
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    (round, metrics), (client_updates, gradients) = jax.tree.map(
+    (rounds, metrics), (client_updates, gradients) = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
-    return state, Trace(round, metrics, client_updates, gradients, upload_size, download_size)
+    return state, Trace(rounds, metrics, client_updates, gradients, upload_size, download_size)
 
 
 def train(
@@ -222,8 +222,8 @@ def train(
 ) -> tuple[Contribution, ClientState]:
     """The sum of one group's contributions to one model, and the clients' new states.
 
-    Clients are computed `chunk_size` at a time and added up as they come, so that memory does not grow
-    with the group. Their states come home by rows: only participants' rows move.
+    Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
+    grow with the group. Their states come home by rows: only participants' rows move.
     """
     chunk_size = min(chunk_size or len(group), len(group))
     padding = -len(group) % chunk_size
@@ -273,17 +273,25 @@ def _model_keys(rng_key: PRNGKeyArray, num_models: int) -> PRNGKeyArray:
 
 
 def _stack(tasks: Task | Sequence[Task], assignment: Assignment) -> tuple[Task, int | None]:
-    """The tasks of all models as one pytree, and its models axis: None if all learn the same task."""
+    """The tasks as one pytree, and its models axis: None if all models learn the same task."""
     if isinstance(tasks, Task):
         task, axis, sizes = tasks, None, {tasks.num_clients}
     else:
         if len(tasks) != assignment.num_models:
             raise ValueError(
-                f"there are {len(tasks)} tasks but the assignment has {assignment.num_models} models; "
-                "give one task for all models or one task per model"
+                f"there are {len(tasks)} tasks but the assignment has {assignment.num_models} "
+                "models; give one task for all models or one per model"
             )
         sizes = {task.num_clients for task in tasks}
-        if len({(jax.tree.structure(task), *map(jnp.shape, jax.tree.leaves(task))) for task in tasks}) > 1:
+        if (
+            len(
+                {
+                    (jax.tree.structure(task), *map(jnp.shape, jax.tree.leaves(task)))
+                    for task in tasks
+                }
+            )
+            > 1
+        ):
             raise ValueError(
                 "the tasks differ in structure or array shapes; stack tasks of equal structure only"
             )
@@ -308,11 +316,9 @@ def _per_model(params: Params, shapes: Params) -> Params:
             )
         return jnp.broadcast_to(given, wanted.shape)
 
-    if jax.tree.structure(params) != jax.tree.structure(shapes):
-        raise ValueError(
-            f"initial parameters have the structure {jax.tree.structure(params)}; the task has "
-            f"{jax.tree.structure(shapes)}"
-        )
+    given, wanted = str(jax.tree.structure(params)), str(jax.tree.structure(shapes))
+    if given != wanted:
+        raise ValueError(f"initial parameters have the structure {given}; the task has {wanted}")
     return jax.tree.map(fit, params, shapes)
 
 
@@ -332,7 +338,9 @@ def _message_sizes(
         )
         return finish_sum(zero_sum(contribution, params), params).update, params
 
-    up, down = (sum(x.size for x in jax.tree.leaves(tree)) for tree in jax.eval_shape(message, state, task))
+    up, down = (
+        sum(x.size for x in jax.tree.leaves(tree)) for tree in jax.eval_shape(message, state, task)
+    )
     return up, down
 
 
@@ -341,7 +349,7 @@ def _check_rounds(num_rounds: int, record_every: int) -> None:
         raise ValueError(f"num_rounds is {num_rounds}; it must be at least 1")
     if record_every < 1 or num_rounds % record_every:
         raise ValueError(
-            f"record_every is {record_every}; it must be a positive divisor of num_rounds = {num_rounds}"
+            f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"
         )
 
 
@@ -351,6 +359,8 @@ def _chunk_size(client_map: ClientMap) -> int | None:
         return None
     if client_map == "scan":
         return 1
-    if isinstance(client_map, int) and not isinstance(client_map, bool) and client_map > 0:
+    if type(client_map) is int and client_map > 0:
         return client_map
-    raise ValueError(f"client_map is {client_map!r}; it must be 'vmap', 'scan' or a positive chunk size")
+    raise ValueError(
+        f"client_map is {client_map!r}; it must be 'vmap', 'scan' or a positive chunk size"
+    )

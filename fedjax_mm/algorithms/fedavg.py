@@ -40,7 +40,7 @@ def fedavg(
     server_scale: Literal["mean", "1/N"] = "mean",
     weighted: bool = True,
 ) -> Algorithm:
-    """FedAvg: E local steps, then ``w <- w + sum_k n_k (w_k - w) / sum_k n_k`` over the participants.
+    """FedAvg: E local steps each, then ``w <- w + sum_k n_k (w_k - w) / sum_k n_k``.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -48,7 +48,8 @@ def fedavg(
       batch_size: B examples per local step; None takes the full gradient.
       local_optimizer: from the round's rate to an optax optimizer, restarted every round. With
         `optax.sgd` and full gradients a task may use its own closed form.
-      server_optimizer: receives minus the mean update as a gradient; None is a plain step of size 1.
+      server_optimizer: receives minus the mean update as a gradient; None is a plain step of size
+        1.
       server_scale: "mean" divides by the participants' weights; "1/N" by those of all clients, the
         factor of eq. (19), for which Theorem 2 is proven.
       weighted: weight clients by their number of examples n_k; False gives everyone the weight 1.
@@ -88,7 +89,9 @@ def fedavg(
     ) -> Any:
         if batch_size is None and local_optimizer is optax.sgd and isinstance(task, AnalyticTask):
             return task.local_sgd(params, client, rate, local_steps)
-        local = train_locally(rng_key, task, client, params, local_optimizer(rate), local_steps, batch_size)
+        local = train_locally(
+            rng_key, task, client, params, local_optimizer(rate), local_steps, batch_size
+        )
         return jax.tree.map(jnp.subtract, local, params)
 
     def client(
@@ -116,4 +119,3 @@ def fedavg(
         return optax.apply_updates(params, updates), state._replace(optimizer=optimizer_state)
 
     return Algorithm(init, client, server_step)
-

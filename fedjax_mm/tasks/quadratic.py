@@ -17,8 +17,8 @@ from fedjax_mm.checks import check_positive
 class Quadratic:
     """``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2`` of eqs. (5)-(9); build it with `quadratic`.
 
-    Client k touches the p + 1 coordinates from (k-1) p on, and every other one only through mu: memory is
-    O(N p) and a client's E local steps cost O(p E).
+    Client k touches the p + 1 coordinates from (k-1) p on, and every other one only through mu:
+    memory is O(N p) and a client's E local steps cost O(p E).
 
     Attributes:
       mu: the regularization.
@@ -36,7 +36,7 @@ class Quadratic:
 
     @property
     def dim(self) -> int:
-        """d = N p + 1."""
+        """D = N p + 1."""
         return self.num_clients * self.block_size + 1
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
@@ -66,7 +66,7 @@ class Quadratic:
         return (curvature + self.mu * jnp.sum(params**2)) / 2 - first * block[0]
 
     def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
-        """F(w), F(w) - F*, |w - w*|. The excess is a quadratic form: no difference of two losses."""
+        """F(w), F(w) - F*, |w - w*|; the excess is a quadratic form, not a difference of losses."""
         error = params - self.minimizer
         squares = jnp.sum(error**2)
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
@@ -86,8 +86,8 @@ class Quadratic:
     ) -> SparseUpdate:
         """E gradient steps: the client's block is iterated, all else shrinks by ``(1 - eta mu)^E``.
 
-        Iterates the change since the start and ``decay = (1 - eta mu)^E - 1`` instead of the parameters
-        and their factor, which lose digits to cancellation in float32.
+        Iterates the change since the start and ``decay = (1 - eta mu)^E - 1`` instead of the
+        parameters and their factor, which lose digits to cancellation in float32.
         """
         first, last = self._ends(client)
         block = self._block(params, client)
@@ -109,7 +109,7 @@ class Quadratic:
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
-        """The smallest eigenvalue of the clients' Hessians, exact: mu, since blocks do not span R^d."""
+        """The clients' smallest Hessian eigenvalue, exact: mu, since a block does not span R^d."""
         if self.num_clients > 1:
             return self.mu
         return jnp.linalg.eigvalsh(self._block_hessians()).min()
@@ -154,8 +154,8 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
     """The federated quadratic with N clients, blocks of p + 1 coordinates and regularization mu.
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
-    ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which is
-    accurate to round-off at any condition number and costs O(d).
+    ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which
+    is accurate to round-off at any condition number and costs O(d).
 
     Args:
       num_clients: N.

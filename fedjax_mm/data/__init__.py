@@ -1,0 +1,1 @@
+"""Client data: flat storage and on-device sampling."""

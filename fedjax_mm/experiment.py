@@ -1,0 +1,256 @@
+"""An experiment as data: what `run CONFIG.toml` reads and what a paper's figure is made of."""
+
+import difflib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedjax_mm import assignment
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Algorithm, Assignment, Params, Schedule, Task
+from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.tasks.quadratic import quadratic
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Config(BaseModel):
+    """Settings: unknown keys are errors, values are checked, nothing changes after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class QuadraticConfig(Config):
+    """The federated quadratic, and where every model starts."""
+
+    name: Literal["quadratic"] = "quadratic"
+    num_clients: Count = 24
+    block_size: Count = 4
+    mu: Positive = 2e-4
+    start: Literal["zeros", "normal"] = "zeros"
+    start_seed: Annotated[int, Field(ge=0)] = 0
+
+    def build(self) -> Task:
+        """The task."""
+        return quadratic(self.num_clients, self.block_size, mu=self.mu)
+
+    def initial_params(self) -> Params:
+        """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
+        shape = (self.num_clients * self.block_size + 1,)
+        if self.start == "zeros":
+            return jnp.zeros(shape)
+        return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
+
+
+class InverseTime(Config):
+    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
+
+    beta: Positive
+    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    per: Literal["round", "frame"] = "round"
+
+
+class MFARand(Config):
+    """A fresh partition every round."""
+
+    name: Literal["mfa_rand"]
+    cohort_size: Count | None = None
+
+    def build(self, num_clients: int, num_models: int) -> Assignment:
+        """The assignment."""
+        return assignment.mfa_rand(num_clients, num_models, cohort_size=self.cohort_size)
+
+
+class MFARR(Config):
+    """A partition per frame, rotated over the models."""
+
+    name: Literal["mfa_rr"]
+    cohort_size: Count | None = None
+    redraw: Literal["frame", "round"] = "frame"
+
+    def build(self, num_clients: int, num_models: int) -> Assignment:
+        """The assignment."""
+        return assignment.mfa_rr(
+            num_clients, num_models, cohort_size=self.cohort_size, redraw=self.redraw
+        )
+
+
+class FedCluster(Config):
+    """Fixed clusters visited in a reshuffled order, for one model."""
+
+    name: Literal["fedcluster"]
+    num_clusters: Count
+
+    def build(self, num_clients: int, num_models: int) -> Assignment:
+        """The assignment."""
+        if num_models != 1:
+            raise ValueError(f"num_models is {num_models}; fedcluster trains 1 model")
+        return assignment.fedcluster(num_clients, self.num_clusters)
+
+
+class Sequential(Config):
+    """All clients train one model after the other."""
+
+    name: Literal["sequential"]
+    rounds_per_model: Count
+
+    def build(self, num_clients: int, num_models: int) -> Assignment:
+        """The assignment."""
+        return assignment.sequential(
+            num_clients, num_models, rounds_per_model=self.rounds_per_model
+        )
+
+
+AssignmentConfig = Annotated[MFARand | MFARR | FedCluster | Sequential, Field(discriminator="name")]
+
+
+class FedAvgConfig(Config):
+    """FedAvg under an assignment."""
+
+    name: Literal["fedavg"] = "fedavg"
+    assignment: AssignmentConfig
+    learning_rate: Positive | InverseTime
+    local_steps: Count
+    server_scale: Literal["mean", "1/N"] = "mean"
+
+    def schedule(self, num_models: int) -> float | Schedule:
+        """The learning rate as `fedavg` takes it."""
+        rate = self.learning_rate
+        if not isinstance(rate, InverseTime):
+            return rate
+        schedule = inverse_time(rate.beta, rate.gamma)
+        return per_frame(schedule, num_models) if rate.per == "frame" else schedule
+
+    def build(self, num_models: int) -> Algorithm:
+        """The algorithm."""
+        return fedavg(
+            self.schedule(num_models), local_steps=self.local_steps, server_scale=self.server_scale
+        )
+
+
+class Experiment(Config):
+    """One task, some algorithms, some seeds.
+
+    Example:
+      >>> experiment = Experiment.model_validate({
+      ...     "task": {"name": "quadratic"},
+      ...     "num_models": 2,
+      ...     "num_rounds": 10,
+      ...     "algorithms": {"MFA-RR": {
+      ...         "assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 5}},
+      ... })
+      >>> experiment.num_seeds
+      20
+    """
+
+    task: QuadraticConfig
+    algorithms: Annotated[dict[str, FedAvgConfig], Field(min_length=1)]
+    num_models: Count
+    num_rounds: Count
+    num_seeds: Count = 20
+    seed: Annotated[int, Field(ge=0)] = 0
+    record_every: Count = 1
+    client_map: Literal["vmap", "scan"] | Count = "vmap"
+    precision: Literal["float32", "float64"] = "float32"
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        """Fails now on what would fail when building, so that nothing is compiled in vain."""
+        for algorithm in self.algorithms.values():
+            algorithm.assignment.build(self.task.num_clients, self.num_models)
+        if self.num_rounds % self.record_every:
+            raise ValueError(
+                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
+            )
+        return self
+
+
+SomeConfig = TypeVar("SomeConfig", bound=Config)
+
+
+def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:
+    """Reads a configuration file.
+
+    Args:
+      path: a TOML file.
+      kind: the configuration's class.
+      overrides: ``key.path=value`` settings that win over the file.
+
+    Raises:
+      ValueError: in one line with the file, and the line or the key's path, what was wrong and what
+        is allowed.
+      OSError: if the file cannot be read.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from error
+    try:
+        return validate(kind, values, overrides)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def validate(
+    kind: type[SomeConfig], values: dict[str, Any], overrides: Sequence[str] = ()
+) -> SomeConfig:
+    """A configuration from plain values. Raises `ValueError` in one line.
+
+    Example:
+      >>> validate(InverseTime, {"beta": 30, "gamma": 100}, ["per=frame"]).per
+      'frame'
+      >>> validate(InverseTime, {"beta": 30, "gama": 100})
+      Traceback (most recent call last):
+      ValueError: gamma: missing; gama = 100: unknown key, did you mean 'gamma'?
+    """
+    for override in overrides:
+        values = _with_override(values, override)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = "; ".join(_one_line(problem, kind) for problem in error.errors())
+        raise ValueError(problems) from None
+
+
+def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
+    """The values with one ``key.path=value``, the value in TOML or else a plain word."""
+    path, equals, text = override.partition("=")
+    if not (path and equals):
+        raise ValueError(f"--set {override}: write it as key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    key, _, rest = path.strip().partition(".")
+    if rest:
+        inner = values.get(key)
+        value = _with_override(inner if isinstance(inner, dict) else {}, f"{rest}={text}")
+    return {**values, key: value}
+
+
+def _one_line(problem: Any, kind: type[Config]) -> str:
+    """A pydantic error as ``path = value: what is wrong``."""
+    path = ".".join(str(part) for part in problem["loc"])
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{path}: missing"
+    if not path:
+        return message
+    if problem["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(problem["loc"][-1]), _keys(kind), n=1)
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        return f"{path} = {problem['input']!r}: unknown key{hint}"
+    return f"{path} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _keys(kind: type[Config]) -> list[str]:
+    """Every key that may stand somewhere in a configuration of this kind."""
+    definitions = kind.model_json_schema()
+    tables = [definitions, *definitions.get("$defs", {}).values()]
+    return sorted({key for table in tables for key in table.get("properties", {})})

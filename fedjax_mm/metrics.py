@@ -1,0 +1,62 @@
+"""Measures of recorded curves: pure NumPy functions; the last axis is the recorded rounds."""
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+
+def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
+    """``gap(t) = log10(F(w_t) - F*)``, eq. (10) of Bhuyan et al.; -inf at the optimum.
+
+    Example:
+      >>> log_gap([0.1, 0.001]).tolist()
+      [-1.0, -3.0]
+    """
+    with np.errstate(divide="ignore"):
+        return np.log10(np.asarray(excess_loss, np.float64))
+
+
+def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndarray, "*batch"]:
+    """The first recorded round whose error is at most `threshold`; NaN if there is none.
+
+    Args:
+      errors: ``[..., records]``.
+      rounds: ``[records]``, the recorded rounds.
+      threshold: a number, or an array for the leading axes.
+
+    Example:
+      >>> first_round_below([[3.0, 2.0, 1.0], [3.0, 3.0, 3.0]], [0, 10, 20], 2.0).tolist()
+      [10.0, nan]
+    """
+    below = np.asarray(errors) <= np.asarray(threshold)[..., None]
+    first = np.asarray(rounds, np.float64)[np.argmax(below, axis=-1)]
+    return np.where(below.any(axis=-1), first, np.nan)
+
+
+def gain(num_models: Any, rounds_single: Any, rounds_multi: Any) -> Float[np.ndarray, "*batch"]:
+    """The gain of multi-model training, ``g = M T_1 / T_M``, eq. (3) of Bhuyan et al.
+
+    NaN where a target was not reached: a gain is never clipped to the budget.
+
+    Example:
+      >>> gain(9, 50, 117).round(3).item()
+      3.846
+    """
+    return np.asarray(
+        np.asarray(num_models) * np.asarray(rounds_single, np.float64) / np.asarray(rounds_multi)
+    )
+
+
+def standard_error(samples: Any, axis: int = 0) -> Float[np.ndarray, "*batch"]:
+    """Standard error of the mean over `axis`; NaN for a single sample.
+
+    Example:
+      >>> standard_error([1.0, 3.0]).item()
+      1.0
+    """
+    samples = np.asarray(samples, np.float64)
+    size = samples.shape[axis]
+    if size < 2:
+        return np.full(np.delete(samples.shape, axis), np.nan)
+    return np.asarray(np.std(samples, axis=axis, ddof=1) / np.sqrt(size))

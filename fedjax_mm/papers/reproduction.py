@@ -1,0 +1,54 @@
+"""What it takes to reproduce an item of a paper: settings, a run, a judgement, a figure."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import xarray as xr
+from matplotlib.figure import Figure
+
+from fedjax_mm.experiment import Config
+from fedjax_mm.runs import Progress
+
+
+class Claim(NamedTuple):
+    """A statement of the paper, whether it holds in our run, and the numbers that say so."""
+
+    claim: str
+    holds: bool
+    evidence: str
+
+
+class Judgement(NamedTuple):
+    """What was measured.
+
+    Attributes:
+      measured: numbers by name, for `summary.json`.
+      claims: the paper's claims.
+      table: a header and rows for the terminal.
+    """
+
+    measured: Mapping[str, Any]
+    claims: tuple[Claim, ...]
+    table: tuple[tuple[str, ...], ...]
+
+
+class Reproduction(NamedTuple):
+    """One figure or table of a paper.
+
+    Attributes:
+      id: such as "mfa-fig3".
+      title: one line for `list`.
+      paper: the published values, and what the paper leaves open.
+      config: default settings; the command line may override every one.
+      run: from settings to a Dataset with a manifest.
+      judge: from the Dataset and the settings to the judgement.
+      plot: from the Dataset, the settings and the judgement to the figure.
+    """
+
+    id: str
+    title: str
+    paper: Mapping[str, Any]
+    config: Config
+    run: Callable[[Any, Progress | None], xr.Dataset]
+    judge: Callable[[xr.Dataset, Any], Judgement]
+    plot: Callable[[xr.Dataset, Any, Judgement], Figure]

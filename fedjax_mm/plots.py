@@ -1,0 +1,143 @@
+"""Figures. The only module that imports matplotlib; nothing here needs a display."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedjax_mm.results import write_aside
+
+_STYLE: dict[Any, Any] = {
+    "font.family": "serif",
+    "mathtext.fontset": "cm",
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+_COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
+    """Two panels side by side: (a) the mean over seeds, (b) every seed's curve.
+
+    Args:
+      curves: over ``(algorithm, seed, round)``.
+      title: above both panels.
+      ylabel: of both panels.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(9.0, 4.1))
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+        labels = [str(label) for label in curves.algorithm.values]
+        rounds = curves["round"].values
+        for label, color in zip(labels, _cycle(_COLORS, labels), strict=True):
+            runs = curves.sel(algorithm=label).transpose("seed", "round").values
+            left.plot(rounds, runs.mean(0), color=color, lw=1.6)
+            right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
+        _finish(left, f"(a) mean of {curves.sizes['seed']} runs", "round $t$", ylabel)
+        _finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
+        lines = [Line2D([], [], color=c, lw=1.6) for c in _cycle(_COLORS, labels)]
+        for axes in (left, right):
+            axes.legend(lines, labels, loc="upper right")
+            axes.set_xlim(rounds[0], rounds[-1])
+        _arrange(figure, title, caption)
+    return figure
+
+
+def lines_with_errors(
+    values: xr.DataArray,
+    errors: xr.DataArray,
+    *,
+    x: str,
+    series: str,
+    panel: str,
+    series_label: str,
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    caption: str,
+    diagonal: str | None = None,
+) -> Figure:
+    """One panel per entry of `panel`, one line with error bars per entry of `series`.
+
+    Args:
+      values: over ``(panel, series, x)``; NaN where there is no value.
+      errors: standard errors, likewise.
+      x: the name of that dimension.
+      series: likewise.
+      panel: likewise.
+      series_label: a format such as ``"E = {}"``.
+      xlabel: of every panel.
+      ylabel: of the first panel.
+      title: above the panels.
+      caption: below them.
+      diagonal: the label of the line y = x, drawn if given.
+    """
+    with mpl.rc_context(_STYLE):
+        panels = values[panel].values
+        figure = Figure(figsize=(4.5 * len(panels), 4.1))
+        row = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        names = values[series].values
+        for axes, name, letter in zip(row, panels, "abcdefgh", strict=False):
+            for key, color, marker in zip(
+                names, _cycle(_COLORS, names), _cycle(_MARKERS, names), strict=True
+            ):
+                at = {panel: name, series: key}
+                axes.errorbar(
+                    values[x].values,
+                    values.sel(at).values,
+                    errors.sel(at).values,
+                    color=color,
+                    marker=marker,
+                    ms=5,
+                    lw=1.3,
+                    capsize=2.5,
+                    label=series_label.format(key),
+                )
+            if diagonal:
+                ends = [values[x].values.min(), values[x].values.max()]
+                axes.plot(ends, ends, color="0.55", lw=0.9, ls="--", label=diagonal, zorder=0)
+            axes.set_xticks(values[x].values)
+            _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
+            axes.legend(loc="upper left")
+        _arrange(figure, title, caption)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Writes a PNG, whole or not at all."""
+    write_aside(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
+
+
+def _cycle(items: Sequence[Any], like: Sequence[Any] | np.ndarray) -> list[Any]:
+    """As many items as there are in `like`, from the start again when they run out."""
+    return [items[i % len(items)] for i in range(len(like))]
+
+
+def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel(xlabel)
+    axes.set_ylabel(ylabel)
+
+
+def _arrange(figure: Figure, title: str, caption: str) -> None:
+    """The title above, the caption below, the panels between them."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(caption, int(width * 15.5))
+    bottom = (0.12 + 0.165 * len(lines)) / height
+    figure.suptitle(title, fontsize=11.5)
+    figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
+    figure.set_layout_engine("tight", rect=(0, bottom, 1, 1))

@@ -1,0 +1,160 @@
+"""Labelled results: Datasets from traces, the manifest, and files that are never half-written."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.simulate import Trace
+
+_LONG_NAMES = {
+    "loss": "global loss F(w)",
+    "excess_loss": "excess loss F(w) - F*",
+    "distance": "distance to the minimizer |w - w*|",
+    "client_updates": "local trainings so far",
+    "gradients": "gradients computed so far",
+    "parameters_up": "parameters sent to the server so far",
+    "parameters_down": "parameters sent to clients so far",
+}
+
+
+def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
+    """A trace with named dimensions; counts are cumulative 64-bit integers.
+
+    Args:
+      trace: from `simulate`, with extra leading axes if it was vmapped.
+      dims: the names of those leading axes, outermost first.
+
+    Returns:
+      A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
+      ``gradients``, ``parameters_up``, ``parameters_down``. Models count from 1, as in the papers.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, mfa_rand, quadratic, simulate
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=3), mfa_rand(4,
+      2), 5)
+      >>> result = to_dataset(trace)
+      >>> dict(result.sizes), result.gradients.sel(round=5, model=1).item()
+      ({'round': 6, 'model': 2}, 30)
+    """
+    axes = (*dims, "round", "model")
+    updates = np.cumsum(np.asarray(trace.client_updates, np.int64), axis=-2)
+    gradients = np.cumsum(np.asarray(trace.gradients, np.int64), axis=-2)
+    variables = {name: np.asarray(values) for name, values in trace.metrics.items()} | {
+        "client_updates": updates,
+        "gradients": gradients,
+        "parameters_up": updates * trace.upload_size,
+        "parameters_down": updates * trace.download_size,
+    }
+    rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
+    coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
+    dataset = xr.Dataset({name: (axes, x) for name, x in variables.items()}, coords)
+    for name in dataset.data_vars:
+        dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
+    return dataset
+
+
+def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, Any]:
+    """Where a result comes from: versions, device, seed, random generator, precision, revision.
+
+    Args:
+      config: the settings that were run.
+      seed: the seed of all draws.
+      data: "real", "synthetic" or "surrogate".
+    """
+    device = jax.devices()[0]
+    packages = ("fedjax-mm", "jax", "jaxlib", "optax", "numpy", "xarray")
+    return {
+        "versions": {"python": platform.python_version()}
+        | {name: version(name) for name in packages},
+        "device": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": jax.device_count(),
+            "cpu_cores": os.cpu_count(),
+        },
+        "seed": seed,
+        "prng": str(jax.random.key_impl(jax.random.key(seed))),
+        "git_revision": _git_revision(),
+        "data": data,
+        "config": dict(config),
+    }
+
+
+def _git_revision() -> str | None:
+    """The revision of the source tree that this runs from; None when installed as a package."""
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def prepare_directory(path: Path) -> None:
+    """Makes the directory, and fails now if results could not be written there later.
+
+    Raises:
+      ValueError: naming the directory and the reason.
+    """
+    probe = path / f".probe.{os.getpid()}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {path}: {error.strerror}; choose another directory with --out"
+        ) from error
+
+
+def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes a file under a temporary name and renames it: it is there whole or not at all."""
+    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        write(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def save_dataset(dataset: xr.Dataset, path: Path) -> None:
+    """Writes NetCDF, the manifest as JSON; `xarray.open_dataset` reads it back."""
+    attrs = {
+        name: json.dumps(_plain(value)) if isinstance(value, Mapping) else value
+        for name, value in dataset.attrs.items()
+    }
+    flat = dataset.drop_attrs(deep=False).assign_attrs(attrs)
+    encoding = {name: {"zlib": True, "complevel": 1} for name in flat.data_vars}
+    write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
+
+
+def save_json(content: Mapping[str, Any], path: Path) -> None:
+    """Writes indented JSON; numbers that are not finite become null."""
+    text = json.dumps(_plain(content), indent=2, allow_nan=False)
+    write_aside(path, lambda aside: aside.write_text(text + "\n"))
+
+
+def _plain(value: Any) -> Any:
+    """JSON's types."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
