@@ -16,3 +16,9 @@ def check_positive(name: str, value: Any) -> None:
     numbers = np.asarray(value)
     if not np.all(np.isfinite(numbers) & (numbers > 0)):
         raise ValueError(f"{name} is {value}; it must be positive")
+
+
+def check_count(name: str, value: int | None) -> None:
+    """Raises `ValueError` unless `value` is a positive whole number; None passes."""
+    if value is not None and not (isinstance(value, int | np.integer) and value > 0):
+        raise ValueError(f"{name} is {value}; it must be a positive whole number")

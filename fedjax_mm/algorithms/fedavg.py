@@ -19,7 +19,7 @@ from fedjax_mm.base import (
     Schedule,
     Task,
 )
-from fedjax_mm.checks import check_positive
+from fedjax_mm.checks import check_count, check_positive
 from fedjax_mm.contribution import scale_update
 
 
@@ -69,8 +69,8 @@ def fedavg(
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
     check_positive("learning_rate", learning_rate)
-    check_positive("local_steps", local_steps)
-    check_positive("batch_size", batch_size)
+    check_count("local_steps", local_steps)
+    check_count("batch_size", batch_size)
     if server_scale not in ("mean", "1/N"):
         raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
     schedule = learning_rate if callable(learning_rate) else lambda t: learning_rate

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Scalar, SparseUpdate
-from fedjax_mm.checks import check_positive
+from fedjax_mm.checks import check_count, check_positive
 
 
 @jax.tree_util.register_dataclass
@@ -172,8 +172,8 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
 
     Reference: Bhuyan, Moharir, Joshi, section 6.1; Li et al. (2019), the same problem with N = 5.
     """
-    check_positive("num_clients", num_clients)
-    check_positive("block_size", block_size)
+    check_count("num_clients", num_clients)
+    check_count("block_size", block_size)
     check_positive("mu", mu)
     mu = jnp.asarray(mu, float)
     excess = num_clients * mu / 2  # cosh(theta) - 1

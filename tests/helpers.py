@@ -1,0 +1,108 @@
+"""What several tests build: strategies by name, replayed assignments, toy tasks and algorithms."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fedjax_mm import (
+    Algorithm,
+    Assignment,
+    Contribution,
+    fedcluster,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+)
+
+STRATEGIES = {
+    "mfa_rand": lambda num_clients: mfa_rand(num_clients, 5),
+    "mfa_rand cohort": lambda num_clients: mfa_rand(num_clients, 3, cohort_size=num_clients // 2),
+    "mfa_rr": lambda num_clients: mfa_rr(num_clients, 5),
+    "mfa_rr cohort": lambda num_clients: mfa_rr(num_clients, 3, cohort_size=num_clients // 2),
+    "mfa_rr redrawn": lambda num_clients: mfa_rr(
+        num_clients, 3, cohort_size=num_clients // 2, redraw="round"
+    ),
+    "fedcluster": lambda num_clients: fedcluster(num_clients, 5),
+    "full participation": full_participation,
+    "sequential": lambda num_clients: sequential(num_clients, 3, rounds_per_model=2),
+}
+"""Every strategy for a given number of clients."""
+
+
+def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
+    """The groups ``[T, M, n]`` that `simulate` uses with this key."""
+
+    def one_round(state: Any, t: Any) -> Any:
+        key = jax.random.fold_in(jax.random.fold_in(rng_key, t), 0)
+        groups, state = assignment.assign(key, t, state)
+        return state, groups
+
+    start = assignment.init(jax.random.fold_in(jax.random.fold_in(rng_key, 0), 0))
+    return np.asarray(lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1])
+
+
+def replay(groups: Any, num_clients: int) -> Assignment:
+    """An assignment that reads its groups ``[T, M, n]`` from an array."""
+    groups = jnp.asarray(groups, jnp.int32)
+    return Assignment(
+        num_clients,
+        groups.shape[1],
+        lambda rng_key: (),
+        lambda rng_key, t, state: (groups[t - 1], state),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Towards:
+    """F_k(w) = 1/2 |w - target_k|^2, a task with one number of data per client."""
+
+    targets: jax.Array
+    dim: int = dataclasses.field(default=3, metadata={"static": True})
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.targets)
+
+    def init(self, rng_key):
+        return {"w": jax.random.normal(rng_key, (self.dim,), jnp.float32)}
+
+    def weight(self, client):
+        return jnp.float32(1)
+
+    def batch(self, rng_key, client, step, size):
+        return self.targets[client]
+
+    def loss(self, params, batch):
+        return jnp.sum((params["w"] - batch) ** 2) / 2
+
+    def metrics(self, params):
+        return {"norm": jnp.sqrt(jnp.sum(params["w"] ** 2))}
+
+
+class Visits(NamedTuple):
+    """What a client of `counting` remembers."""
+
+    count: jax.Array
+    last_round: jax.Array
+
+
+def counting() -> Algorithm:
+    """Clients remember how often and when they trained; the model becomes the sum of their numbers."""
+
+    def client(rng_key, t, task, client, params, server_state, client_state):
+        state = Visits(client_state.count + 1, jnp.int32(t))
+        update = {"w": jnp.full_like(params["w"], client)}
+        return Contribution(update, jnp.float32(1), jnp.int32(1)), state
+
+    def server(t, params, state, total):
+        return jax.tree.map(jnp.add, params, total.update), state + 1
+
+    return Algorithm(
+        lambda task, params: (jnp.int32(0), Visits(jnp.int32(0), jnp.int32(0))), client, server
+    )

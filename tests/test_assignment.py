@@ -1,0 +1,155 @@
+"""Assignments: partitions, frames, sizes and uniform marginals."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_mm import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from tests import reference
+from tests.helpers import roll_out
+
+
+@st.composite
+def sizes(draw):
+    """(N, M, K) with 1 <= M <= K <= N."""
+    num_clients = draw(st.integers(1, 30))
+    cohort_size = draw(st.integers(1, num_clients))
+    return num_clients, draw(st.integers(1, min(cohort_size, 8))), cohort_size
+
+
+def few(test):
+    """Every example compiles, so a few dozen."""
+    return settings(deadline=None, max_examples=25)(test)
+
+
+@few
+@given(sizes(), st.integers(0, 2**31))
+def test_mfa_rand_partitions_the_cohort(sizes, seed):
+    num_clients, num_models, cohort_size = sizes
+    assignment = mfa_rand(num_clients, num_models, cohort_size=cohort_size)
+    for groups in roll_out(assignment, jax.random.key(seed), 4):
+        reference.check_partition(groups, cohort_size, num_clients)
+
+
+@few
+@given(sizes(), st.integers(0, 2**31))
+def test_mfa_rr_frames(sizes, seed):
+    """Every round a partition; every frame each pair once, in the order of Algorithm 3."""
+    num_clients, num_models, cohort_size = sizes
+    assignment = mfa_rr(num_clients, num_models, cohort_size=cohort_size)
+    rounds = roll_out(assignment, jax.random.key(seed), 3 * num_models)
+    for first in range(0, 3 * num_models, num_models):
+        in_frame = rounds[first : first + num_models]
+        reference.check_frame(in_frame, num_models)
+        for groups in in_frame:
+            reference.check_partition(groups, cohort_size, num_clients)
+        # Group j trains model ((j + t - 2) mod M) + 1; the round opening the frame shows the groups.
+        partition = [in_frame[0][j] for j in range(num_models)]
+        for u, groups in enumerate(in_frame):
+            expected = reference.mfa_rr_groups(partition, first + 1 + u)
+            for m in range(num_models):
+                np.testing.assert_array_equal(groups[m], expected[m])
+
+
+@few
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31))
+def test_fedcluster_visits_every_fixed_cluster(num_clients, num_clusters, seed):
+    num_clusters = min(num_clusters, num_clients)
+    rounds = roll_out(fedcluster(num_clients, num_clusters), jax.random.key(seed), 3 * num_clusters)
+    clusters = [visit[0] for visit in rounds[:num_clusters]]
+    reference.check_partition(clusters, num_clients, num_clients)
+    reference.check_fedcluster(rounds, clusters)
+
+
+def test_fedcluster_reshuffles_its_order():
+    rounds = roll_out(fedcluster(24, 6), jax.random.key(0), 60)
+    orders = reference.check_fedcluster(rounds, [visit[0] for visit in rounds[:6]])
+    assert len({tuple(order) for order in np.reshape(orders, (10, 6))}) > 5
+
+
+def test_mfa_rr_draws_a_new_partition_every_frame():
+    rounds = roll_out(mfa_rr(24, 4), jax.random.key(0), 20)
+    partitions = {tuple(map(tuple, np.sort(rounds[i], axis=1))) for i in range(0, 20, 4)}
+    assert len(partitions) == 5
+
+
+def test_mfa_rr_can_redraw_its_cohort_every_round():
+    rounds = roll_out(mfa_rr(24, 4, cohort_size=9, redraw="round"), jax.random.key(0), 8)
+    for groups in rounds:
+        reference.check_partition(groups, 9, 24)
+    cohorts = {frozenset(groups.ravel()) for groups in rounds}
+    assert len(cohorts) == 8
+
+
+def test_full_participation_and_sequential():
+    np.testing.assert_array_equal(
+        roll_out(full_participation(4), jax.random.key(0), 2), np.tile(np.arange(4), (2, 1, 1))
+    )
+    rounds = roll_out(sequential(3, 2, rounds_per_model=2), jax.random.key(0), 5)
+    trained = [[m for m in range(2) if (groups[m] >= 0).all()] for groups in rounds]
+    assert trained == [[0], [0], [1], [1], [0]]
+    assert all((groups[1 - m[0]] == -1).all() for groups, m in zip(rounds, trained, strict=True))
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        mfa_rand(12, 5),
+        mfa_rand(12, 4),
+        mfa_rand(12, 5, cohort_size=7),
+        mfa_rr(12, 5),
+        mfa_rr(12, 5, cohort_size=7),
+        mfa_rr(12, 5, cohort_size=7, redraw="round"),
+        mfa_rand(200, 3, cohort_size=10),
+    ],
+    ids=lambda a: f"{a.init.__qualname__.split('.')[0]} N={a.num_clients} M={a.num_models}",
+)
+def test_marginals_are_uniform(assignment):
+    """In the first round of a frame and in a later one, over 40,000 seeds.
+
+    Every client trains every model equally often, and every model has every group size equally often:
+    sizes reach models in random order. Within 4 standard errors, corrected for the number of cells.
+    """
+    num_seeds, (N, M) = 40_000, assignment[:2]
+    keys = jax.random.split(jax.random.key(11), num_seeds)
+
+    def two_rounds(key):
+        first, state = assignment.assign(
+            jax.random.fold_in(key, 1), 1, assignment.init(jax.random.fold_in(key, 0))
+        )
+        return first, assignment.assign(jax.random.fold_in(key, 2), 2, state)[0]
+
+    for groups in map(np.asarray, jax.jit(jax.vmap(two_rounds))(keys)):
+        present = groups >= 0
+        cohort_size = int(present[0].sum())
+        model = np.broadcast_to(np.arange(M)[:, None], groups.shape)
+        pairs = np.bincount((model * N + groups)[present], minlength=M * N)
+        p = cohort_size / (N * M)
+        z = np.abs(pairs - num_seeds * p) / np.sqrt(num_seeds * p * (1 - p))
+        assert z.max() < np.sqrt(16 + 2 * np.log(M * N))
+        larger = (present.sum(axis=2) > cohort_size // M).sum(axis=0)  # per model
+        p = cohort_size % M / M
+        assert (np.abs(larger - num_seeds * p) <= 4.5 * np.sqrt(num_seeds * p * (1 - p))).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: mfa_rand(4, 5), "num_models is 5 but there are only 4 clients"),
+        (lambda: mfa_rr(4, 5), "num_models is 5 but there are only 4 clients"),
+        (lambda: mfa_rr(9, 4, cohort_size=3), "only 3 clients in a cohort"),
+        (lambda: mfa_rand(4, 0), "num_models is 0"),
+        (lambda: mfa_rand(0, 1), "num_clients is 0"),
+        (lambda: mfa_rand(4, 2, cohort_size=5), "cohort_size is 5"),
+        (lambda: mfa_rr(4, 2, redraw="never"), "redraw is 'never'"),
+        (lambda: fedcluster(4, 5), "num_clusters is 5"),
+        (lambda: full_participation(0), "num_clients is 0"),
+        (lambda: sequential(4, 0, rounds_per_model=1), "num_models is 0"),
+        (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
+    ],
+)
+def test_wrong_sizes_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,393 @@
+"""The command line, in process: what it prints, writes and returns, and how it refuses."""
+
+import contextlib
+import inspect
+import io
+import json
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import bench, cli
+from fedjax_mm.papers import REPRODUCTIONS
+
+
+class Outcome(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def call(*arguments):
+    """Runs the command line with these arguments; `main` always exits."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main([str(argument) for argument in arguments])
+    return Outcome(ended.value.code, out.getvalue(), err.getvalue())
+
+
+def words(text):
+    """The text without line breaks and runs of spaces: tables and terminals wrap."""
+    return " ".join(text.split())
+
+
+def files(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def read_json(path):
+    """Strict JSON: NaN and Infinity are refused."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} in {path}")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+# list
+
+
+def test_list_shows_every_id():
+    code, out, err = call("list")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    for item in REPRODUCTIONS.values():
+        (line,) = (line for line in lines if line.split()[:1] == [item.id])
+        assert item.title in line
+
+
+# reproduce
+
+
+@pytest.fixture(scope="module")
+def two_figures(tmp_path_factory):
+    """Figures 3 and 1 in one command, small."""
+    out = tmp_path_factory.mktemp("figures")
+    sizes = ("--rounds", 30, "--seeds", 3)
+    return out, call("reproduce", "mfa-fig3", "mfa-fig1", *sizes, "--out", out)
+
+
+@pytest.mark.parametrize("name", ["mfa-fig3", "mfa-fig1"])
+def test_reproduce_writes_result_figure_and_summary(two_figures, name):
+    out, outcome = two_figures
+    directory = out / name
+    assert files(directory) == ["figure.png", "result.nc", "summary.json"]
+    assert (directory / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+    summary = read_json(directory / "summary.json")
+    assert list(summary) == ["id", "paper", "measured", "claims", "data", "manifest"]
+    assert (summary["id"], summary["data"]) == (name, "synthetic")
+    assert summary["paper"] == REPRODUCTIONS[name].paper
+    assert summary["claims"]
+    for claim in summary["claims"]:
+        assert {key: type(value) for key, value in claim.items()} == {
+            "claim": str,
+            "holds": bool,
+            "evidence": str,
+        }
+        assert words(f"{claim['claim']}: {claim['evidence']}") in words(outcome.out)
+    for label in ("MFA-Rand", "MFA-RR"):
+        for number in summary["measured"][label].values():
+            assert f"{number:.4f}" in outcome.out
+
+    with xr.open_dataset(directory / "result.nc") as result:
+        num_models = {"mfa-fig3": 12, "mfa-fig1": 2}[name]
+        sizes = {"algorithm": 2, "seed": 3, "round": 31, "model": num_models}
+        assert dict(result.sizes) == sizes
+        # The figures in the summary are those of the file.
+        last = result.gap.isel(round=-1).mean(("seed", "model"))
+        for label in ("MFA-Rand", "MFA-RR"):
+            measured = summary["measured"][label]["final_gap"]
+            assert measured == pytest.approx(last.sel(algorithm=label).item())
+
+
+def test_summary_says_where_it_comes_from(two_figures):
+    manifest = read_json(two_figures[0] / "mfa-fig3" / "summary.json")["manifest"]
+    assert {"versions", "device", "seed", "prng", "git_revision", "config"} <= set(manifest)
+    assert {"python", "fedjax-mm", "jax", "jaxlib", "numpy"} <= set(manifest["versions"])
+    assert manifest["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert manifest["device"]["platform"] == "cpu"
+    assert (manifest["seed"], manifest["prng"]) == (0, "threefry2x32")
+    assert set(manifest["wall_seconds"]) == {"compile", "run"}
+    assert all(seconds > 0 for seconds in manifest["wall_seconds"].values())
+    default = REPRODUCTIONS["mfa-fig3"].config.model_dump()
+    assert manifest["config"] == default | {"num_rounds": 30, "num_seeds": 3}
+
+
+def test_exit_code_of_reproduce_says_whether_all_claims_hold(two_figures):
+    out, outcome = two_figures
+    summaries = [read_json(path) for path in sorted(out.rglob("summary.json"))]
+    holds = [claim["holds"] for summary in summaries for claim in summary["claims"]]
+    assert len(holds) == 4
+    assert outcome.code == (0 if all(holds) else 3)
+    assert words(outcome.out).count("DOES NOT HOLD") == holds.count(False)
+
+
+@pytest.fixture(scope="module")
+def gain(tmp_path_factory):
+    """A corner of Figure 5, with enough rounds for the target and with too few."""
+    results = {}
+    for rounds in (30, 5):
+        out = tmp_path_factory.mktemp("gain")
+        settings = ("--set", "num_models=[1,2]", "--set", "local_steps=[5]", "--seeds", 2)
+        outcome = call("reproduce", "mfa-fig5", "--rounds", rounds, *settings, "--out", out)
+        results[rounds] = outcome, out / "mfa-fig5"
+    return results
+
+
+def test_gain_is_reproduced(gain):
+    outcome, directory = gain[30]
+    summary = read_json(directory / "summary.json")
+    assert outcome.code == 0
+    assert [claim["holds"] for claim in summary["claims"]] == [True, True]
+    with xr.open_dataset(directory / "result.nc") as result:
+        assert result.distance.sizes["num_models"] == 2
+    for label in ("MFA-Rand", "MFA-RR"):
+        measured = summary["measured"][label]["E=5"]
+        assert measured["num_models"] == [1, 2]
+        single, multi = measured["rounds"]
+        assert measured["gain"] == [1.0, 2 * single / multi]
+        assert f"T={multi:.0f}" in outcome.out
+
+
+def test_a_claim_that_fails_is_reported_everywhere(gain):
+    outcome, directory = gain[5]
+    summary = read_json(directory / "summary.json")
+    assert outcome.code == 3
+    assert [claim["holds"] for claim in summary["claims"]] == [False, False]
+    assert words(outcome.out).count("DOES NOT HOLD") == 2
+    assert outcome.out.count("not reached") == 4
+    for label in ("MFA-Rand", "MFA-RR"):
+        assert summary["measured"][label]["E=5"]["gain"] == [None, None]
+    assert files(directory) == ["figure.png", "result.nc", "summary.json"]
+
+
+def test_nested_settings_and_options_reach_the_run(tmp_path):
+    settings = (
+        *("--set", "task.start=zeros"),
+        *("--set", "task.num_clients=4"),
+        *("--set", "learning_rate.beta=30"),
+        *("--set", "learning_rate.gamma=100"),
+        *("--set", "seed=7"),
+        *("--rounds", 2, "--seeds", 2),
+    )
+    outcome = call("reproduce", "mfa-fig1", *settings, "--out", tmp_path)
+    assert outcome.code in (0, 3)
+    config = read_json(tmp_path / "mfa-fig1" / "summary.json")["manifest"]["config"]
+    assert (config["task"]["start"], config["task"]["num_clients"]) == ("zeros", 4)
+    assert config["learning_rate"] == {"beta": 30, "gamma": 100, "per": "round"}
+    assert (config["seed"], config["num_rounds"], config["num_seeds"]) == (7, 2, 2)
+    assert config["task"]["mu"] == 2e-4  # a neighbour of what was set
+    with xr.open_dataset(tmp_path / "mfa-fig1" / "result.nc") as result:
+        assert result.client_updates.isel(round=-1).sum("model").values.tolist() == [[8, 8]] * 2
+        assert result.distance.isel(round=0).std() == 0
+
+
+# run
+
+
+def example():
+    """The experiment that `fedjax-mm run --help` shows."""
+    help_text = inspect.getdoc(cli.run)
+    return textwrap.dedent(help_text.partition("A complete experiment:\n")[2])
+
+
+@pytest.fixture(scope="module")
+def own_experiment(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    config = directory / "mine.toml"
+    config.write_text(example())
+    settings = ("--set", "num_rounds=26", "--set", "num_seeds=3")
+    return directory / "out", call("run", config, *settings, "--out", directory / "out")
+
+
+def test_the_example_in_the_help_is_complete():
+    shown = words(call("run", "--help").out)
+    lines = [words(line) for line in example().splitlines() if line]
+    assert len(lines) > 10
+    for line in lines:
+        assert line in shown
+
+
+def test_run_writes_a_labelled_result(own_experiment):
+    out, outcome = own_experiment
+    assert (outcome.code, outcome.err) == (0, "")
+    assert files(out / "mine") == ["manifest.json", "result.nc"]
+    with xr.open_dataset(out / "mine" / "result.nc") as result:
+        assert result.excess_loss.dims == ("algorithm", "seed", "round", "model")
+        assert result.algorithm.values.tolist() == ["MFA-Rand", "MFA-RR"]
+        assert result.seed.values.tolist() == [0, 1, 2]
+        assert result["round"].values.tolist() == list(range(27))
+        assert result.model.values.tolist() == list(range(1, 13))
+        # 12 models share 24 clients, which take 5 steps each.
+        assert np.all(result.gradients.sel(round=26).sum("model") == 26 * 24 * 5)
+        assert np.all(result.excess_loss.sel(round=26) < result.excess_loss.sel(round=0))
+        manifest = read_json(out / "mine" / "manifest.json")
+        assert json.loads(result.attrs["manifest"]) == manifest
+    config = manifest["config"]
+    assert (config["num_rounds"], config["num_models"]) == (26, 12)
+    rate = config["algorithms"]["MFA-RR"]["learning_rate"]
+    assert rate == {"beta": 30, "gamma": 100, "per": "frame"}
+
+
+def test_run_shows_the_last_round_in_full(own_experiment):
+    out, outcome = own_experiment
+    assert "…" not in outcome.out  # nothing is cut at 80 columns
+    with xr.open_dataset(out / "mine" / "result.nc") as result:
+        means = result.isel(round=-1).mean(("seed", "model"))
+        for label in ("MFA-Rand", "MFA-RR"):
+            assert label in outcome.out
+            assert f"{means.excess_loss.sel(algorithm=label).item():.4g}" in outcome.out
+
+
+# bench
+
+
+def test_bench_times_every_algorithm(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tiny = bench.Workload("W1", 4, 2, 3, 2)
+    monkeypatch.setattr(bench, "WORKLOADS", {"W1": tiny, "W2": tiny})
+    code, out, err = call("bench", "W1", "--repeats", 1)
+    assert (code, err) == (0, "")
+    assert [len(re.findall(rf"\b{name}\b", out)) for name in ("W1", "W2")] == [2, 0]
+    assert "…" not in out
+    assert all(label in out for label in ("MFA-Rand", "MFA-RR"))
+    assert files(tmp_path) == []
+
+
+# Wrong input
+
+CONFIG = """\
+num_models = 2
+num_rounds = 4
+
+[task]
+num_clients = 4
+block_size = 2
+mu = 0.1
+
+[algorithms.A]
+assignment = { name = "mfa_rand" }
+learning_rate = 0.1
+local_steps = 2
+"""
+
+FIG3 = ("reproduce", "mfa-fig3")
+FIG5 = ("reproduce", "mfa-fig5")
+
+WRONG_COMMANDS = {
+    "more models than clients": ((*FIG3, "--set", "num_models=30"), ("30", "at most 24 models")),
+    "no local steps": ((*FIG3, "--set", "local_steps=0"), ("local_steps = 0", "equal to 1")),
+    "zero rate": ((*FIG3, "--set", "learning_rate=0"), ("learning_rate", "= 0", "than 0")),
+    "negative rate": ((*FIG3, "--set", "learning_rate=-0.1"), ("learning_rate", "-0.1", "than 0")),
+    "rate not a number": (
+        (*FIG3, "--set", "learning_rate=nan"),
+        ("learning_rate", "nan", "finite"),
+    ),
+    "rate misspelt": (
+        (*FIG3, "--set", "learning_rate={beta=30, gama=100}"),
+        ("gama", "did you mean 'gamma'"),
+    ),
+    "unknown experiment": (("reproduce", "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "one of several unknown": ((*FIG3, "mfa-fig9"), ("'mfa-fig9'", "mfa-fig1, mfa-fig2")),
+    "no experiment": (("reproduce",), ("id", "--help")),
+    "seeds not a number": ((*FIG3, "--seeds", "many"), ("seeds", "many", "integer")),
+    "no seeds": ((*FIG3, "--seeds", 0), ("num_seeds = 0", "equal to 2")),
+    "one seed has no spread": ((*FIG3, "--seeds", 1), ("num_seeds = 1", "equal to 2")),
+    "no rounds": ((*FIG3, "--rounds", 0), ("num_rounds = 0", "equal to 1")),
+    "negative rounds": ((*FIG3, "--rounds", -5), ("num_rounds = -5", "equal to 1")),
+    "setting without a value": ((*FIG3, "--set", "seed"), ("seed", "key=value")),
+    "setting without a key": ((*FIG3, "--set", "=3"), ("=3", "key=value")),
+    "setting misspelt": ((*FIG3, "--set", "num_modles=3"), ("num_modles", "'num_models'")),
+    "nested setting misspelt": ((*FIG3, "--set", "task.strat=zeros"), ("task.strat", "'start'")),
+    "unknown precision": ((*FIG3, "--set", "precision=half"), ("'half'", "'float32' or 'float64'")),
+    "seed beyond 64 bits": ((*FIG3, "--set", "seed=99999999999999999999"), ("seed = 9999", "less")),
+    "no baseline": ((*FIG5, "--set", "num_models=[2,3]"), ("[2, 3]", "from 1")),
+    "gain at one size": ((*FIG5, "--set", "num_models=[1]"), ("num_models = [1]", "at least 2")),
+    "steps given twice": ((*FIG5, "--set", "local_steps=[5,5]"), ("local_steps", "5, 5")),
+    "no target": ((*FIG5, "--set", "threshold=1.5"), ("threshold = 1.5", "less than 1")),
+    "output below a file": ((*FIG3, "--out", "file/results"), ("file/results", "--out")),
+    "output is a file": ((*FIG3, "--out", "file"), ("file", "--out")),
+    "unknown command": (("reprduce", "mfa-fig3"), ("'reprduce'", "--help")),
+    "unknown option": ((*FIG3, "--sseeds", 3), ("--sseeds", "--help")),
+    "no configuration": (("run",), ("config", "--help")),
+    "missing file": (("run", "missing.toml"), ("missing.toml", "no such file")),
+    "unknown workload": (("bench", "W9"), ("'W9'", "W1, W1b, W1c")),
+    "no repeats": (("bench", "W1", "--repeats", 0), ("equal to 1",)),
+}
+"""By name: the command and what its error line must contain, in lower or upper case."""
+
+WRONG_CONFIGS = {
+    "not TOML": (("mu = 0.1", "mu = = 0.1"), ("line 7", "not a toml file")),
+    "misspelt": (("num_rounds", "num_round"), ("num_round = 4", "did you mean 'num_rounds'")),
+    "misspelt below": (("local_steps", "local_step"), ("local_step = 2", "'local_steps'")),
+    "wrong type": (("num_models = 2", 'num_models = "two"'), ("num_models = 'two'", "integer")),
+    "missing key": (("num_models = 2", ""), ("num_models", "missing")),
+    "missing table": (("[algorithms.A]", "[task.A]"), ("algorithms", "missing")),
+    "unknown assignment": (
+        ('"mfa_rand"', '"mfa_random"'),
+        ("'mfa_random'", "'mfa_rand', 'mfa_rr'"),
+    ),
+    "cohort too small": (
+        ('"mfa_rand" }', '"mfa_rand", cohort_size = 1 }'),
+        ("num_models is 2", "at most 1 models"),
+    ),
+    "one model only": (
+        ('"mfa_rand" }', '"fedcluster", num_clusters = 2 }'),
+        ("num_models is 2", "fedcluster trains 1 model"),
+    ),
+    "records": (("num_models = 2", "num_models = 2\nrecord_every = 3"), ("3", "divide 4 rounds")),
+    "diverging curvature": (("mu = 0.1", "mu = -0.1"), ("task.mu = -0.1", "greater than 0")),
+}
+"""By name: what is replaced in `CONFIG` by what, and what the error line must contain."""
+
+
+def check_refusal(directory, command, fragments):
+    """Exit code 2, one line on stderr that has the fragments, and no file touched."""
+    before = sorted(directory.rglob("*"))
+    code, out, err = call(*command)
+    assert code == 2
+    assert out.strip() == ""
+    assert err.startswith("fedjax-mm: ")
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    for fragment in fragments:
+        assert fragment.lower() in err.lower()
+    for internal in ("Traceback", "[Errno"):
+        assert internal not in err
+    assert sorted(directory.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", WRONG_COMMANDS)
+def test_a_wrong_command_is_refused_in_one_line(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    check_refusal(tmp_path, *WRONG_COMMANDS[name])
+
+
+@pytest.mark.parametrize("name", WRONG_CONFIGS)
+def test_a_wrong_configuration_is_refused_in_one_line(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    (old, new), fragments = WRONG_CONFIGS[name]
+    assert CONFIG.count(old) == 1
+    Path("wrong.toml").write_text(CONFIG.replace(old, new))
+    check_refusal(tmp_path, ("run", "wrong.toml"), ("wrong.toml", *fragments))
+
+
+def test_the_configuration_that_the_table_spoils_is_right(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("right.toml").write_text(CONFIG)
+    assert call("run", "right.toml", "--set", "num_seeds=1").code == 0
+    assert files(tmp_path / "results" / "right") == ["manifest.json", "result.nc"]

@@ -1,0 +1,79 @@
+"""FedAvg's options and its checks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
+from tests.helpers import Towards, replay
+
+
+class Heavy(Towards):
+    """Client k weighs k + 1."""
+
+    def weight(self, client):
+        return (client + 1).astype(jnp.float32)
+
+
+jax.tree_util.register_dataclass(Heavy, data_fields=["targets"], meta_fields=["dim"])
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (2 * 4.0 + 4 * 8.0) / 6),
+        ({"weighted": False}, (4.0 + 8.0) / 2),
+        ({"server_scale": "1/N"}, (2 * 4.0 + 4 * 8.0) / 10),
+        ({"server_scale": "1/N", "weighted": False}, (4.0 + 8.0) / 4),
+    ],
+)
+def test_averages(options, expected):
+    """A step of rate 1 puts client k at its target, so the model moves to the average."""
+    task = Heavy(jnp.array([0.0, 4.0, 100.0, 8.0]))
+    state, _ = simulate(
+        jax.random.key(0),
+        task,
+        fedavg(1.0, local_steps=1, **options),
+        replay([[[3, 1]]], 4),
+        1,
+        params={"w": jnp.zeros(3)},
+    )
+    np.testing.assert_allclose(state.params["w"][0], expected, rtol=1e-6)
+
+
+def test_server_scales_agree_with_full_participation():
+    task, assignment = Towards(jnp.arange(5.0)), full_participation(5)
+    ends = [
+        simulate(
+            jax.random.key(0), task, fedavg(0.1, local_steps=2, server_scale=scale), assignment, 4
+        )[0].params["w"]
+        for scale in ("mean", "1/N")
+    ]
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
+        ({"learning_rate": -0.1}, "learning_rate is -0.1"),
+        ({"learning_rate": float("inf")}, "learning_rate is inf"),
+        ({"learning_rate": jnp.array([0.1, 0.0])}, "learning_rate is"),
+        ({"local_steps": 0}, "local_steps is 0"),
+        ({"local_steps": 2.5}, "local_steps is 2.5; it must be a positive whole number"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"server_scale": "sum"}, "server_scale is 'sum'; it must be 'mean' or '1/N'"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_compilation(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fedavg(**({"learning_rate": 0.1, "local_steps": 5} | arguments))
+
+
+def test_traced_learning_rates_are_accepted():
+    def end(learning_rate):
+        algorithm = fedavg(learning_rate, local_steps=1)
+        return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
+
+    assert jax.vmap(end)(jnp.array([0.1, 0.2])).params["w"].shape == (2, 2, 3)

@@ -1,0 +1,41 @@
+"""Measures of curves, against the oracle."""
+
+import numpy as np
+import pytest
+
+from fedjax_mm import first_round_below, gain, log_gap, standard_error
+from tests import reference
+
+
+def test_first_round_below_agrees_with_the_oracle():
+    rng = np.random.default_rng(0)
+    errors = rng.normal(size=(50, 8))
+    found = first_round_below(errors, np.arange(8), -1.0)
+    expected = [reference.first_round_below(row, -1.0) for row in errors]
+    np.testing.assert_array_equal(found, expected)
+    assert np.isnan(found).any()
+    assert not np.isnan(found).all()
+
+
+def test_thresholds_may_differ_and_rounds_may_be_sparse():
+    found = first_round_below([[3.0, 1.0], [3.0, 1.0]], [0, 50], [3.0, 0.5])
+    np.testing.assert_array_equal(found, [0, np.nan])
+
+
+@pytest.mark.parametrize(("t1", "tm", "expected"), [(50, 117, 3.846), (50, 126, 3.571)])
+def test_gain_of_table_4(t1, tm, expected):
+    assert gain(9, t1, tm) == pytest.approx(expected, abs=5e-4)
+    assert gain(9, t1, tm) == pytest.approx(reference.gain(9, t1, tm), rel=1e-15)
+
+
+def test_a_target_out_of_reach_is_no_gain():
+    assert np.isnan(gain(9, 50, np.nan))
+
+
+def test_log_gap_and_standard_error():
+    np.testing.assert_allclose(log_gap([100.0, 1e-4, 0.0]), [2, -4, -np.inf])
+    samples = np.random.default_rng(0).normal(size=(30, 2))
+    np.testing.assert_allclose(
+        standard_error(samples), samples.std(axis=0, ddof=1) / np.sqrt(30), rtol=1e-12
+    )
+    assert np.isnan(standard_error(samples[:1])).all()

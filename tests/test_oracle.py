@@ -1,0 +1,194 @@
+"""The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_mm import (
+    fedavg,
+    fedcluster,
+    inverse_time,
+    least_squares,
+    mfa_rand,
+    mfa_rr,
+    per_frame,
+    quadratic,
+    sequential,
+    simulate,
+)
+from tests import reference
+from tests.helpers import roll_out
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+N, P, MU, ROUNDS = 24, 4, 2e-4, 200
+PROBLEM = reference.dense_quadratic(N, P, MU)
+
+ASSIGNMENTS = {
+    **{f"mfa_rand M={m}": mfa_rand(N, m) for m in (1, 2, 5, 12)},
+    **{f"mfa_rr M={m}": mfa_rr(N, m) for m in (1, 2, 5, 12)},
+    **{f"fedcluster M={m}": fedcluster(N, m) for m in (2, 5, 12)},
+    "mfa_rand M=5 K=13": mfa_rand(N, 5, cohort_size=13),
+    "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
+    "sequential M=3": sequential(N, 3, rounds_per_model=50),
+}
+
+
+def schedules(num_models):
+    return {
+        "constant": lambda t: 0.1,
+        "decaying": inverse_time(30.0, 100.0),
+        "per frame": per_frame(inverse_time(30.0, 99.0), num_models),
+    }
+
+
+def error(params, expected):
+    """The largest difference relative to the largest parameter."""
+    return np.abs(np.asarray(params) - expected).max() / np.abs(expected).max()
+
+
+@pytest.mark.parametrize("schedule", ["constant", "decaying", "per frame"])
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_quadratic(name, schedule):
+    assignment = ASSIGNMENTS[name]
+    schedule = schedules(assignment.num_models)[schedule]
+    rng_key = jax.random.key(7)
+    start = np.random.default_rng(0).normal(size=(assignment.num_models, N * P + 1))
+    task = quadratic(N, P, mu=MU)
+
+    def program(rng_key, task, start):
+        algorithm = fedavg(schedule, local_steps=5)
+        return simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
+
+    state, trace = jax.jit(program)(rng_key, task, start)
+    expected = reference.simulate(
+        lambda m, k, w, t, e: reference.client_gradient(PROBLEM, k, w),
+        start,
+        roll_out(assignment, rng_key, ROUNDS),
+        [float(schedule(t)) for t in range(1, ROUNDS + 1)],
+        5,
+    )
+    assert error(state.params, expected[-1]) < 1e-12
+    # The metrics of every round, against differences of dense losses.
+    optimum = reference.global_loss(PROBLEM, reference.minimizer(PROBLEM))
+    for t in (0, 1, 2, 50, ROUNDS):
+        for m in range(assignment.num_models):
+            loss = reference.global_loss(PROBLEM, expected[t, m])
+            assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
+            assert trace.metrics["excess_loss"][t, m] == pytest.approx(loss - optimum, rel=1e-9)
+            distance = np.linalg.norm(expected[t, m] - reference.minimizer(PROBLEM))
+            assert trace.metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("local_optimizer", "local_steps_fn", "tolerance"),
+    [
+        (optax.sgd, reference.full_gradient_steps, 1e-12),
+        (lambda rate: optax.sgd(rate), reference.full_gradient_steps, 1e-12),  # by autodiff
+        (optax.adam, reference.local_adam, 1e-7),  # divides round-off by sqrt(v) + 1e-8
+    ],
+    ids=["closed form", "autodiff", "adam"],
+)
+@pytest.mark.parametrize("server_scale", ["mean", "1/N"])
+def test_local_optimizers_and_server_scale(
+    local_optimizer, local_steps_fn, tolerance, server_scale
+):
+    assignment, rng_key = mfa_rr(N, 5), jax.random.key(3)
+    start = np.random.default_rng(1).normal(size=(5, N * P + 1))
+    algorithm = fedavg(
+        inverse_time(3.0, 20.0),
+        local_steps=4,
+        local_optimizer=local_optimizer,
+        server_scale=server_scale,
+    )
+    state, _ = simulate(rng_key, quadratic(N, P, mu=0.05), algorithm, assignment, 40, params=start)
+    problem = reference.dense_quadratic(N, P, 0.05)
+    expected = reference.simulate(
+        lambda m, k, w, t, e: reference.client_gradient(problem, k, w),
+        start,
+        roll_out(assignment, rng_key, 40),
+        [3.0 / (t + 20.0) for t in range(1, 41)],
+        4,
+        weights=np.ones(N),
+        server_scale="population" if server_scale == "1/N" else "mean",
+        local_steps_fn=local_steps_fn,
+    )
+    assert error(state.params, expected[-1]) < tolerance
+
+
+def regression(num_clients=7, dim=4, seed=0):
+    """Clients of 1 to 9 examples."""
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(1, 10, num_clients)
+    features = [rng.normal(size=(n, dim)) for n in counts]
+    targets = [rng.normal(1.0, 2.0, size=n) for n in counts]
+    return features, targets
+
+
+def test_least_squares_constants():
+    features, targets = regression()
+    task = least_squares(features, targets, ridge=0.3)
+    problem = reference.LeastSquares(features, targets, 0.3)
+    w = reference.least_squares_minimizer(problem)
+    np.testing.assert_allclose(task.minimizer, w, rtol=1e-12)
+    assert task.optimum == pytest.approx(reference.least_squares_loss(problem, w), rel=1e-12)
+    other = w + np.arange(4)
+    metrics = task.metrics(jnp.asarray(other))
+    assert metrics["loss"] == pytest.approx(reference.least_squares_loss(problem, other), rel=1e-12)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
+def test_minibatches_and_unequal_weights(make, batch_size, weighted):
+    """The oracle is fed the rows that the task drew: keyed by (seed, round, model, client, step)."""
+    features, targets = regression()
+    task = least_squares(features, targets, ridge=0.3)
+    problem = reference.LeastSquares(features, targets, 0.3)
+    assignment, rng_key = make(7, 3, cohort_size=5), jax.random.key(5)
+    algorithm = fedavg(0.05, local_steps=6, batch_size=batch_size, weighted=weighted)
+    start = np.random.default_rng(2).normal(size=(3, 4))
+
+    def rows(m, k, t, e):
+        key = rng_key
+        for number in (t, m + 1, k, e):
+            key = jax.random.fold_in(key, number)
+        return np.asarray(jax.random.randint(key, (batch_size,), 0, len(targets[k]), jnp.int32))
+
+    def gradient(m, k, w, t, e):
+        chosen = None if batch_size is None else rows(m, k, t, e)
+        return reference.least_squares_gradient(problem, k, w, chosen)
+
+    state, _ = simulate(rng_key, task, algorithm, assignment, 20, params=start)
+    expected = reference.simulate(
+        gradient,
+        start,
+        roll_out(assignment, rng_key, 20),
+        [0.05] * 20,
+        6,
+        weights=np.array([len(t) for t in targets], float) if weighted else None,
+    )
+    assert error(state.params, expected[-1]) < 1e-12
+
+
+def test_server_momentum_follows_each_model():
+    """FedAvgM by hand: v <- 0.9 v + mean update, w <- w + 0.5 v, per model, untouched when idle."""
+    assignment, rng_key = sequential(N, 2, rounds_per_model=3), jax.random.key(0)
+    task = quadratic(N, P, mu=0.05)
+    algorithm = fedavg(0.1, local_steps=2, server_optimizer=optax.sgd(0.5, momentum=0.9))
+    state, _ = simulate(rng_key, task, algorithm, assignment, 9)
+    problem = reference.dense_quadratic(N, P, 0.05)
+    w, v = np.zeros((2, N * P + 1)), np.zeros((2, N * P + 1))
+    for t in range(1, 10):
+        m = (t - 1) // 3 % 2
+        locals_ = [
+            reference.full_gradient_steps(
+                lambda w, e, k=k: reference.client_gradient(problem, k, w), w[m], 0.1, 2
+            )
+            for k in range(N)
+        ]
+        v[m] = 0.9 * v[m] + np.mean(locals_, axis=0) - w[m]
+        w[m] = w[m] + 0.5 * v[m]
+    assert error(state.params, w) < 1e-12

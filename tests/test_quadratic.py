@@ -1,0 +1,112 @@
+"""The block structure against dense linear algebra."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import quadratic
+from tests import reference
+
+SIZES = [(24, 4, 2e-4), (5, 4, 2e-4), (2, 1, 0.5), (1, 3, 0.1), (7, 2, 1e-8), (3, 5, 100.0)]
+every_size = pytest.mark.parametrize(("num_clients", "block_size", "mu"), SIZES)
+pytestmark = pytest.mark.usefixtures("x64")
+
+
+@every_size
+def test_losses_gradients_and_metrics(num_clients, block_size, mu):
+    task = quadratic(num_clients, block_size, mu=mu)
+    problem = reference.dense_quadratic(num_clients, block_size, mu)
+    w = np.random.default_rng(0).normal(size=task.dim)
+    for k in range(num_clients):
+        loss, gradient = jax.value_and_grad(task.loss)(jnp.asarray(w), jnp.int32(k))
+        assert loss == pytest.approx(reference.client_loss(problem, k, w), rel=1e-12)
+        np.testing.assert_allclose(
+            gradient, reference.client_gradient(problem, k, w), rtol=1e-12, atol=1e-13
+        )
+    metrics = task.metrics(jnp.asarray(w))
+    loss = reference.global_loss(problem, w)
+    optimum = reference.global_loss(problem, reference.minimizer(problem))
+    assert metrics["loss"] == pytest.approx(loss, rel=1e-12)
+    assert metrics["excess_loss"] == pytest.approx(loss - optimum, rel=1e-11)
+
+
+@every_size
+def test_minimizer_and_optimum(num_clients, block_size, mu):
+    task = quadratic(num_clients, block_size, mu=mu)
+    problem = reference.dense_quadratic(num_clients, block_size, mu)
+    # A dense solve is as good as its condition number, up to 4 / (N mu); the closed form is better.
+    tolerance = 1e-14 * max(10, 4 / (num_clients * mu))
+    np.testing.assert_allclose(
+        task.minimizer, reference.minimizer(problem), rtol=tolerance, atol=1e-15
+    )
+    optimum = reference.global_loss(problem, reference.minimizer(problem))
+    assert task.optimum == pytest.approx(optimum, rel=tolerance)
+
+
+@every_size
+def test_minimizer_solves_the_tridiagonal_system(num_clients, block_size, mu):
+    task = quadratic(num_clients, block_size, mu=mu)
+    w = np.pad(np.asarray(task.minimizer), 1)
+    residual = (2 + num_clients * mu) * w[1:-1] - w[:-2] - w[2:] - np.eye(1, task.dim)[0]
+    assert np.abs(residual).max() < 4e-15 * max(1, num_clients * mu)
+
+
+def test_minimizer_in_single_precision():
+    double = np.asarray(quadratic(24, 4, mu=2e-4).minimizer)
+    with jax.enable_x64(False):
+        single = np.asarray(quadratic(24, 4, mu=2e-4).minimizer)
+    assert single.dtype == np.float32
+    np.testing.assert_allclose(single, double, rtol=3e-6)
+
+
+@every_size
+def test_constants(num_clients, block_size, mu):
+    task = quadratic(num_clients, block_size, mu=mu)
+    problem = reference.dense_quadratic(num_clients, block_size, mu)
+    strong_convexity, smoothness, heterogeneity = reference.constants(problem)
+    assert task.smoothness == pytest.approx(smoothness, rel=1e-12)
+    assert task.strong_convexity == pytest.approx(strong_convexity, rel=1e-10, abs=1e-14)
+    assert task.heterogeneity == pytest.approx(heterogeneity, rel=1e-7, abs=1e-13)
+
+
+@pytest.mark.parametrize("learning_rate", [0.1, 30.0], ids=["stable", "diverging"])
+@every_size
+def test_closed_form_of_local_steps(num_clients, block_size, mu, learning_rate):
+    """Also for eta mu > 1, where a decay written with log(1 - eta mu) would be NaN."""
+    task = quadratic(num_clients, block_size, mu=mu)
+    problem = reference.dense_quadratic(num_clients, block_size, mu)
+    w = np.random.default_rng(0).normal(size=task.dim)
+    for k in (0, num_clients // 2, num_clients - 1):
+        update = task.local_sgd(jnp.asarray(w), jnp.int32(k), learning_rate, 5)
+        dense = update.scale * w + jnp.zeros(task.dim).at[update.indices].add(update.values)
+        local = reference.full_gradient_steps(
+            lambda w, e, k=k: reference.client_gradient(problem, k, w), w, learning_rate, 5
+        )
+        np.testing.assert_allclose(dense, local - w, rtol=1e-11, atol=1e-13 * np.abs(local).max())
+
+
+def test_memory_of_a_million_clients_is_linear():
+    """A dense A_k would need 10^19 numbers; the task holds one array of N p + 1."""
+    task = jax.eval_shape(lambda mu: quadratic(10**6, 4, mu=mu), jnp.float32(1e-4))
+    assert sum(leaf.size for leaf in jax.tree.leaves(task)) == 4 * 10**6 + 3
+
+
+def test_minibatches_are_refused():
+    with pytest.raises(ValueError, match="batch_size is 10; the quadratic has no examples"):
+        quadratic(4, 2, mu=0.1).batch(jax.random.key(0), jnp.int32(0), jnp.int32(0), 10)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 4, 0.1), "num_clients is 0"),
+        ((4, 0, 0.1), "block_size is 0"),
+        ((4, 4, 0.0), "mu is 0.0"),
+        ((4, 4, -1.0), "mu is -1.0"),
+        ((4, 4, float("nan")), "mu is nan"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        quadratic(arguments[0], arguments[1], mu=arguments[2])
