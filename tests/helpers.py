@@ -93,7 +93,7 @@ class Visits(NamedTuple):
 
 
 def counting() -> Algorithm:
-    """Clients remember how often and when they trained; the model becomes the sum of their numbers."""
+    """Clients remember how often and when they trained; the model sums up their numbers."""
 
     def client(rng_key, t, task, client, params, server_state, client_state):
         state = Visits(client_state.count + 1, jnp.int32(t))

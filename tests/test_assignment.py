@@ -45,7 +45,7 @@ def test_mfa_rr_frames(sizes, seed):
         reference.check_frame(in_frame, num_models)
         for groups in in_frame:
             reference.check_partition(groups, cohort_size, num_clients)
-        # Group j trains model ((j + t - 2) mod M) + 1; the round opening the frame shows the groups.
+        # Group j trains model ((j + t - 2) mod M) + 1: the opening round shows the groups.
         partition = [in_frame[0][j] for j in range(num_models)]
         for u, groups in enumerate(in_frame):
             expected = reference.mfa_rr_groups(partition, first + 1 + u)
@@ -109,8 +109,8 @@ def test_full_participation_and_sequential():
 def test_marginals_are_uniform(assignment):
     """In the first round of a frame and in a later one, over 40,000 seeds.
 
-    Every client trains every model equally often, and every model has every group size equally often:
-    sizes reach models in random order. Within 4 standard errors, corrected for the number of cells.
+    Every client trains every model equally often, and every model has every group size equally
+    often: sizes reach models in random order. Within 4 standard errors, corrected for the cells.
     """
     num_seeds, (N, M) = 40_000, assignment[:2]
     keys = jax.random.split(jax.random.key(11), num_seeds)

@@ -70,7 +70,7 @@ def test_every_pair_is_as_likely(size):
 
 @pytest.mark.parametrize("size", [RANK_LIMIT + 1, 1000])
 def test_neighbours_do_not_stay_together(size):
-    """Differences of consecutive places are uniform: a weak cipher keeps neighbours apart by a constant."""
+    """Differences of consecutive places are uniform; a weak cipher would prefer some."""
     drawn = samples(size, 2, 200_000, seed=2).astype(np.int64)
     differences = (drawn[:, 1] - drawn[:, 0]) % size
     counts = np.bincount(differences, minlength=size)[1:]
@@ -103,5 +103,5 @@ def test_a_large_cohort_costs_only_itself():
     drawn = permutation(jax.random.key(0), 10**9, 10)
     assert drawn.dtype == jnp.int32
     assert len(set(drawn.tolist())) == 10
-    assert 0 <= drawn.min()
-    assert drawn.max() < 10**9
+    assert min(drawn.tolist()) >= 0
+    assert max(drawn.tolist()) < 10**9

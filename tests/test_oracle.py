@@ -143,7 +143,7 @@ def test_least_squares_constants():
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
 def test_minibatches_and_unequal_weights(make, batch_size, weighted):
-    """The oracle is fed the rows that the task drew: keyed by (seed, round, model, client, step)."""
+    """The oracle is fed the rows that the task drew, by (seed, round, model, client, step)."""
     features, targets = regression()
     task = least_squares(features, targets, ridge=0.3)
     problem = reference.LeastSquares(features, targets, 0.3)
