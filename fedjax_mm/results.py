@@ -40,9 +40,8 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     Example:
       >>> import jax
       >>> from fedjax_mm import fedavg, mfa_rand, quadratic, simulate
-      >>> _, trace = simulate(
-      ...     jax.random.key(0), quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=3), mfa_rand(4,
-      2), 5)
+      >>> task, algorithm = quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=3)
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, mfa_rand(4, 2), 5)
       >>> result = to_dataset(trace)
       >>> dict(result.sizes), result.gradients.sel(round=5, model=1).item()
       ({'round': 6, 'model': 2}, 30)
