@@ -1,6 +1,5 @@
 """Benchmark workloads: what `fedjax-mm bench` times, and `benchmarks/` beside other systems."""
 
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand
 
 
 class Workload(NamedTuple):
-    """A quadratic (p = 4, E = 5, eta = 0.1), all of whose models are trained by all clients."""
+    """A quadratic (p = 4, E = 5, eta = 0.1); all clients train, each one of all the models."""
 
     name: str
     num_clients: int
@@ -43,17 +42,22 @@ WORKLOADS = {
 }
 
 
-class Timing(NamedTuple):
-    """One workload's cost, compilation and run apart."""
+class Program(NamedTuple):
+    """A compiled workload.
 
+    Attributes:
+      run: does all the work and waits for it.
+      compile_seconds: of tracing and compiling.
+      mebibytes: memory of the arguments, the results and the temporaries.
+    """
+
+    run: Callable[[], Any]
     compile_seconds: float
-    run_seconds: float  # median
-    updates_per_second: float
-    peak_mib: float  # of this process so far
+    mebibytes: float
 
 
-def program(workload: Workload, label: str, client_map: ClientMap = "vmap") -> tuple[Any, float]:
-    """The compiled program with its arguments bound, and the seconds that compiling took."""
+def build(workload: Workload, label: str, client_map: ClientMap = "vmap") -> Program:
+    """Compiles a workload under the assignment named `label`."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     keys = seed_keys(0, workload.num_seeds)
@@ -67,20 +71,23 @@ def program(workload: Workload, label: str, client_map: ClientMap = "vmap") -> t
     clock = time.perf_counter()
     compiled = jax.jit(jax.vmap(run, (0, None, None))).lower(keys, task, 0.1).compile()
     seconds = time.perf_counter() - clock
-    return lambda: jax.block_until_ready(compiled(keys, task, 0.1)), seconds
+    memory = compiled.memory_analysis()
+    parts = (
+        memory.argument_size_in_bytes,
+        memory.output_size_in_bytes,
+        memory.temp_size_in_bytes,
+    )
+    return Program(
+        lambda: jax.block_until_ready(compiled(keys, task, 0.1)), seconds, sum(parts) / 2**20
+    )
 
 
-def measure(
-    workload: Workload, label: str, client_map: ClientMap = "vmap", repeats: int = 5
-) -> Timing:
-    """Compiles, warms up once, and times `repeats` runs."""
-    run, compile_seconds = program(workload, label, client_map)
-    run()
+def median_seconds(program: Program, repeats: int) -> float:
+    """The median over `repeats` runs, after one to warm up."""
+    program.run()
     times = []
     for _ in range(repeats):
         clock = time.perf_counter()
-        run()
+        program.run()
         times.append(time.perf_counter() - clock)
-    median = statistics.median(times)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return Timing(compile_seconds, median, workload.client_updates / median, peak_mib)
+    return statistics.median(times)

@@ -199,7 +199,7 @@ def test_upload_of_a_sparse_update_counts_the_model():
 
 @pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
 def test_padding_contributes_nothing(client_map):
-    """Client 0, as which padding is computed, has NaN for data: absent clients are selected away."""
+    """Padding is computed as client 0, whose data is NaN: absent clients are selected away."""
     targets = jnp.arange(1.0, 5.0).at[0].set(jnp.nan)
     padded = replay([[[1, -1, 2], [3, -1, -1]], [[-1, -1, 3], [-1, 2, 1]]], 4)
     task, algorithm = Towards(targets), fedavg(0.5, local_steps=2)

@@ -1,0 +1,1 @@
+"""Benchmarks beside other systems; see README.md."""

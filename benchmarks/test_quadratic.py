@@ -1,0 +1,60 @@
+"""W1, W1b, W1c: client updates per second, compile and run apart, beside other systems.
+
+Run `pip install '.[bench]' && pytest benchmarks`; every row is one program on one device.
+"""
+
+import numpy as np
+import pytest
+
+from benchmarks import peers
+from fedjax_mm import bench
+
+PEERS = {
+    # Rounds so that a run takes about a second; 2 of 24 clients train one of 12 models in each.
+    "FedJAX": (peers.fedjax_rounds, 2_000),
+    "DrJAX": (peers.drjax_rounds, 100_000),
+    "NumPy float64": (peers.numpy_rounds, 20_000),
+}
+
+
+# DrJAX touches a deprecated name of jax; warnings are errors elsewhere.
+pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
+
+
+@pytest.mark.parametrize("build", [peers.fedjax_rounds, peers.drjax_rounds])
+def test_peers_do_the_same_work(build):
+    np.testing.assert_allclose(build(50)(), peers.numpy_rounds(50)(), atol=1e-6)
+
+
+@pytest.mark.parametrize("system", PEERS)
+def test_peer(benchmark, system):
+    build, num_rounds = PEERS[system]
+    run = build(num_rounds)
+    benchmark.extra_info.update(
+        row=("W1", system, "one model of 12"), client_updates=2 * num_rounds
+    )
+    benchmark.pedantic(run, rounds=5, warmup_rounds=1)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", 1, 10], ids=["vmap", "scan", "chunk 10"])
+@pytest.mark.parametrize("label", bench.ASSIGNMENTS)
+@pytest.mark.parametrize("workload", ["W1", "W1b"])
+def test_small(benchmark, workload, label, client_map):
+    _ours(benchmark, bench.WORKLOADS[workload], label, client_map)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", 10_000], ids=["vmap", "chunk 10,000"])
+@pytest.mark.parametrize("label", bench.ASSIGNMENTS)
+def test_a_million_clients(benchmark, label, client_map):
+    _ours(benchmark, bench.WORKLOADS["W1c"], label, client_map)
+
+
+def _ours(benchmark, workload, label, client_map):
+    program = bench.build(workload, label, client_map)
+    benchmark.extra_info.update(
+        row=(workload.name, f"fedjax_mm {label}", f"client_map={client_map}"),
+        client_updates=workload.client_updates,
+        compile_seconds=program.compile_seconds,
+        mebibytes=program.mebibytes,
+    )
+    benchmark.pedantic(program.run, rounds=5, warmup_rounds=1)
