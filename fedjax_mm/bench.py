@@ -1,5 +1,6 @@
 """Benchmark workloads: what `fedjax-mm bench` times, and `benchmarks/` beside other systems."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -71,15 +72,18 @@ def build(workload: Workload, label: str, client_map: ClientMap = "vmap") -> Pro
     clock = time.perf_counter()
     compiled = jax.jit(jax.vmap(run, (0, None, None))).lower(keys, task, 0.1).compile()
     seconds = time.perf_counter() - clock
-    memory = compiled.memory_analysis()
-    parts = (
-        memory.argument_size_in_bytes,
-        memory.output_size_in_bytes,
-        memory.temp_size_in_bytes,
-    )
     return Program(
-        lambda: jax.block_until_ready(compiled(keys, task, 0.1)), seconds, sum(parts) / 2**20
+        lambda: jax.block_until_ready(compiled(keys, task, 0.1)), seconds, _mebibytes(compiled)
     )
+
+
+def _mebibytes(compiled: Any) -> float:
+    """Arguments, results and temporaries; NaN where the backend does not say."""
+    memory = compiled.memory_analysis()
+    if memory is None:
+        return math.nan
+    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    return sum(getattr(memory, size) for size in sizes) / 2**20
 
 
 def median_seconds(program: Program, repeats: int) -> float:

@@ -18,7 +18,7 @@ def check_positive(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}; it must be positive")
 
 
-def check_count(name: str, value: int | None) -> None:
+def check_count(name: str, value: Any) -> None:
     """Raises `ValueError` unless `value` is a positive whole number; None passes."""
     if value is not None and not (isinstance(value, int | np.integer) and value > 0):
         raise ValueError(f"{name} is {value}; it must be a positive whole number")

@@ -5,7 +5,9 @@ seeds and over any number of the task or the algorithm, differentiate it.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -30,14 +32,20 @@ ClientMap: TypeAlias = Literal["vmap", "scan"] | int
 """How a group's clients are computed: all at once, one by one, or in chunks of that many."""
 
 
+class Models(NamedTuple):
+    """What the rounds change of the M models; every leaf has a leading models axis."""
+
+    params: Params
+    server: ServerState
+    clients: ClientState  # second axis: all clients
+
+
 class State(NamedTuple):
-    """All that the next round needs. Leaves of `params` and `server` have a leading models axis."""
+    """All that the next round needs."""
 
     rng_key: PRNGKeyArray
     round: Int[Array, ""]  # rounds done
-    params: Params
-    server: ServerState
-    clients: ClientState  # leading axes models, clients
+    models: Models
     assignment: AssignmentState
 
 
@@ -142,7 +150,7 @@ def init(
 
     server, clients = jax.vmap(init_model, (task_axis, 0))(task, params)
     assignment_state = assignment.init(jax.random.fold_in(init_key, 0))
-    return State(rng_key, jnp.int32(0), params, server, clients, assignment_state)
+    return State(rng_key, jnp.int32(0), Models(params, server, clients), assignment_state)
 
 
 def advance(
@@ -161,47 +169,30 @@ def advance(
     chunk_size = _chunk_size(client_map)
 
     def one_round(state: State, _: None) -> tuple[State, tuple[Array, Array]]:
-        t = state.round + 1
-        round_key = jax.random.fold_in(state.rng_key, t)
+        t, models = state.round + 1, state.models
+        key = jax.random.fold_in(state.rng_key, t)
         groups, assignment_state = assignment.assign(
-            jax.random.fold_in(round_key, 0), t, state.assignment
+            jax.random.fold_in(key, 0), t, state.assignment
         )
-
-        def model_round(
-            model_key: PRNGKeyArray,
-            task: Task,
-            group: Int[Array, " group"],
-            params: Params,
-            server: ServerState,
-            clients: ClientState,
-        ) -> tuple[Params, ServerState, ClientState, tuple[Array, Array]]:
-            total, clients = train(
-                model_key, t, task, algorithm, group, params, server, clients, chunk_size
-            )
-            num_participants = jnp.sum(group >= 0, dtype=jnp.int32)
-            params, server = aggregate(t, algorithm, num_participants, total, params, server)
-            return params, server, clients, (num_participants, total.num_gradients)
-
-        params, server, clients, counts = jax.vmap(model_round, (0, task_axis, 0, 0, 0, 0))(
-            _model_keys(round_key, assignment.num_models),
-            task,
-            groups,
-            state.params,
-            state.server,
-            state.clients,
-        )
-        return State(state.rng_key, t, params, server, clients, assignment_state), counts
+        over_models = jax.vmap(partial(train, algorithm, t, chunk_size), (0, task_axis, 0, 0))
+        total, clients = over_models(_model_keys(key, assignment.num_models), task, groups, models)
+        models = models._replace(clients=clients)
+        participants = jnp.sum(groups >= 0, axis=1, dtype=jnp.int32)
+        models = jax.vmap(partial(aggregate, algorithm, t))(participants, total, models)
+        counts = participants, total.num_gradients
+        return State(state.rng_key, t, models, assignment_state), counts
 
     def record(state: State) -> tuple[Array, dict[str, Array]]:
         measure = jax.vmap(lambda task, params: task.metrics(params), (task_axis, 0))
-        return state.round, measure(task, state.params)
+        return state.round, measure(task, state.models.params)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Any]:
         state, counts = lax.scan(one_round, state, length=record_every)
         return state, (record(state), jax.tree.map(lambda count: count.sum(0), counts))
 
-    first = (record(state), (jnp.zeros(assignment.num_models, jnp.int32),) * 2)
-    upload_size, download_size = _message_sizes(state, task, task_axis, algorithm)
+    nothing = jnp.zeros(assignment.num_models, jnp.int32)
+    first = record(state), (nothing, nothing)
+    upload_size, download_size = _message_sizes(algorithm, task, task_axis, state)
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     (rounds, metrics), (client_updates, gradients) = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
@@ -210,15 +201,13 @@ def advance(
 
 
 def train(
-    model_key: PRNGKeyArray,
-    round: Round,
-    task: Task,
     algorithm: Algorithm,
-    group: Int[Array, " group"],
-    params: Params,
-    server: ServerState,
-    clients: ClientState,
+    round: Round,
     chunk_size: int | None,
+    model_key: PRNGKeyArray,
+    task: Task,
+    group: Int[Array, " group"],
+    model: Models,
 ) -> tuple[Contribution, ClientState]:
     """The sum of one group's contributions to one model, and the clients' new states.
 
@@ -233,7 +222,7 @@ def train(
         client: Int[Array, ""], client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         key = jax.random.fold_in(model_key, client)
-        return algorithm.client(key, round, task, client, params, server, client_state)
+        return algorithm.client(key, round, task, client, model.params, model.server, client_state)
 
     def add_clients(
         carry: tuple[Contribution, ClientState], chunk: Int[Array, " chunk"]
@@ -248,23 +237,25 @@ def train(
         clients = jax.tree.map(lambda x, new: x.at[home].set(new, mode="drop"), clients, states)
         return (add_chunk(total, contributions, present), clients), None
 
-    one_state = jax.tree.map(lambda x: x[0], clients)
+    one_state = jax.tree.map(lambda x: x[0], model.clients)
     contribution, _ = jax.eval_shape(contribute, jnp.int32(0), one_state)
-    (total, clients), _ = lax.scan(add_clients, (zero_sum(contribution, params), clients), chunks)
-    return finish_sum(total, params), clients
+    start = zero_sum(contribution, model.params), model.clients
+    (total, clients), _ = lax.scan(add_clients, start, chunks)
+    return finish_sum(total, model.params), clients
 
 
 def aggregate(
-    round: Round,
     algorithm: Algorithm,
+    round: Round,
     num_participants: Int[Array, ""],
     total: Contribution,
-    params: Params,
-    server: ServerState,
-) -> tuple[Params, ServerState]:
+    model: Models,
+) -> Models:
     """The server's step of one model; a model that nobody trained stays as it is."""
-    new = algorithm.server(round, params, server, total)
-    return jax.tree.map(lambda x, y: jnp.where(num_participants > 0, x, y), new, (params, server))
+    old = model.params, model.server
+    new = algorithm.server(round, *old, total)
+    params, server = jax.tree.map(lambda x, y: jnp.where(num_participants > 0, x, y), new, old)
+    return Models(params, server, model.clients)
 
 
 def _model_keys(rng_key: PRNGKeyArray, num_models: int) -> PRNGKeyArray:
@@ -283,19 +274,12 @@ def _stack(tasks: Task | Sequence[Task], assignment: Assignment) -> tuple[Task, 
                 "models; give one task for all models or one per model"
             )
         sizes = {task.num_clients for task in tasks}
-        if (
-            len(
-                {
-                    (jax.tree.structure(task), *map(jnp.shape, jax.tree.leaves(task)))
-                    for task in tasks
-                }
-            )
-            > 1
-        ):
+        try:
+            task, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks), 0
+        except ValueError as error:
             raise ValueError(
-                "the tasks differ in structure or array shapes; stack tasks of equal structure only"
-            )
-        task, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks), 0
+                "the tasks differ in structure or array shapes; give tasks of equal structure"
+            ) from error
     if sizes != {assignment.num_clients}:
         raise ValueError(
             f"the tasks have {sorted(sizes)} clients but the assignment draws from "
@@ -323,23 +307,20 @@ def _per_model(params: Params, shapes: Params) -> Params:
 
 
 def _message_sizes(
-    state: State, task: Task, task_axis: int | None, algorithm: Algorithm
+    algorithm: Algorithm, task: Task, task_axis: int | None, state: State
 ) -> tuple[int, int]:
     """Numbers that one client sends up and receives per local training, from shapes alone."""
 
-    def message(state: State, task: Task) -> tuple[Any, Params]:
-        params, server, clients = jax.tree.map(
-            lambda x: x[0], (state.params, state.server, state.clients)
-        )
-        task = task if task_axis is None else jax.tree.map(lambda x: x[0], task)
-        client = jax.tree.map(lambda x: x[0], clients)
+    def message(task: Task, model: Models) -> tuple[Any, Params]:
+        client, client_state = jnp.int32(0), jax.tree.map(lambda x: x[0], model.clients)
         contribution, _ = algorithm.client(
-            state.rng_key, state.round, task, jnp.int32(0), params, server, client
+            state.rng_key, 1, task, client, model.params, model.server, client_state
         )
-        return finish_sum(zero_sum(contribution, params), params).update, params
+        return finish_sum(zero_sum(contribution, model.params), model.params).update, model.params
 
+    messages = jax.eval_shape(jax.vmap(message, (task_axis, 0)), task, state.models)
     up, down = (
-        sum(x.size for x in jax.tree.leaves(tree)) for tree in jax.eval_shape(message, state, task)
+        sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message)) for message in messages
     )
     return up, down
 

@@ -39,7 +39,7 @@ def test_averages(options, expected):
         1,
         params={"w": jnp.zeros(3)},
     )
-    np.testing.assert_allclose(state.params["w"][0], expected, rtol=1e-6)
+    np.testing.assert_allclose(state.models.params["w"][0], expected, rtol=1e-6)
 
 
 def test_server_scales_agree_with_full_participation():
@@ -47,7 +47,7 @@ def test_server_scales_agree_with_full_participation():
     ends = [
         simulate(
             jax.random.key(0), task, fedavg(0.1, local_steps=2, server_scale=scale), assignment, 4
-        )[0].params["w"]
+        )[0].models.params["w"]
         for scale in ("mean", "1/N")
     ]
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
@@ -76,4 +76,4 @@ def test_traced_learning_rates_are_accepted():
         algorithm = fedavg(learning_rate, local_steps=1)
         return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
 
-    assert jax.vmap(end)(jnp.array([0.1, 0.2])).params["w"].shape == (2, 2, 3)
+    assert jax.vmap(end)(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)

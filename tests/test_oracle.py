@@ -70,7 +70,7 @@ def test_quadratic(name, schedule):
         [float(schedule(t)) for t in range(1, ROUNDS + 1)],
         5,
     )
-    assert error(state.params, expected[-1]) < 1e-12
+    assert error(state.models.params, expected[-1]) < 1e-12
     # The metrics of every round, against differences of dense losses.
     optimum = reference.global_loss(PROBLEM, reference.minimizer(PROBLEM))
     for t in (0, 1, 2, 50, ROUNDS):
@@ -115,7 +115,7 @@ def test_local_optimizers_and_server_scale(
         server_scale="population" if server_scale == "1/N" else "mean",
         local_steps_fn=local_steps_fn,
     )
-    assert error(state.params, expected[-1]) < tolerance
+    assert error(state.models.params, expected[-1]) < tolerance
 
 
 def regression(num_clients=7, dim=4, seed=0):
@@ -170,7 +170,7 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         6,
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
-    assert error(state.params, expected[-1]) < 1e-12
+    assert error(state.models.params, expected[-1]) < 1e-12
 
 
 def test_server_momentum_follows_each_model():
@@ -191,4 +191,4 @@ def test_server_momentum_follows_each_model():
         ]
         v[m] = 0.9 * v[m] + np.mean(locals_, axis=0) - w[m]
         w[m] = w[m] + 0.5 * v[m]
-    assert error(state.params, w) < 1e-12
+    assert error(state.models.params, w) < 1e-12

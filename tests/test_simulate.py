@@ -215,7 +215,7 @@ def test_padding_contributes_nothing(client_map):
     # A step halves the distance twice: w <- w + 3/4 (mean of the targets - w).
     first, second = 0.75 * 2.5, 0.75 * 4.0
     first, second = first + 0.75 * (4.0 - first), second + 0.75 * (2.5 - second)
-    np.testing.assert_allclose(state.params["w"][:, 0], [first, second], rtol=1e-6)
+    np.testing.assert_allclose(state.models.params["w"][:, 0], [first, second], rtol=1e-6)
 
 
 @pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
@@ -231,9 +231,9 @@ def test_client_states_come_home_by_rows(client_map):
         client_map=client_map,
         params={"w": jnp.zeros(3)},
     )
-    np.testing.assert_array_equal(state.clients.count, [[1, 0, 0, 2], [1, 1, 2, 1]])
-    np.testing.assert_array_equal(state.clients.last_round, [[1, 0, 0, 2], [2, 2, 3, 3]])
-    np.testing.assert_array_equal(state.params["w"][:, 0], [0 + 3 + 3, 2 + 0 + 1 + 3 + 2])
+    np.testing.assert_array_equal(state.models.clients.count, [[1, 0, 0, 2], [1, 1, 2, 1]])
+    np.testing.assert_array_equal(state.models.clients.last_round, [[1, 0, 0, 2], [2, 2, 3, 3]])
+    np.testing.assert_array_equal(state.models.params["w"][:, 0], [0 + 3 + 3, 2 + 0 + 1 + 3 + 2])
     np.testing.assert_array_equal(trace.client_updates, [[0, 0], [2, 1], [1, 2], [0, 2]])
 
 
@@ -244,12 +244,14 @@ def test_a_model_that_nobody_trains_stays_as_it_is():
     assignment = sequential(N, 2, rounds_per_model=3)
     before, _ = simulate(jax.random.key(0), task, algorithm, assignment, 3)
     after, trace = advance(before, task, algorithm, assignment, 3)
-    for old, new in zip(jax.tree.leaves(before.server), jax.tree.leaves(after.server), strict=True):
+    for old, new in zip(
+        jax.tree.leaves(before.models.server), jax.tree.leaves(after.models.server), strict=True
+    ):
         np.testing.assert_array_equal(old[0], new[0])
         assert np.isfinite(new).all()
-    np.testing.assert_array_equal(before.params[0], after.params[0])
-    assert not np.array_equal(before.params[1], after.params[1])
-    counts = [state.count for state in after.server.optimizer if hasattr(state, "count")]
+    np.testing.assert_array_equal(before.models.params[0], after.models.params[0])
+    assert not np.array_equal(before.models.params[1], after.models.params[1])
+    counts = [state.count for state in after.models.server.optimizer if hasattr(state, "count")]
     assert counts[0].tolist() == [3, 3]
     assert np.isfinite(trace.metrics["loss"]).all()
 
@@ -273,7 +275,7 @@ def test_schedules_are_evaluated_at_the_round_and_not_restarted():
             params={"w": jnp.zeros(3)},
         )
         expected = 1 - np.prod(1 - np.array(rates))
-        np.testing.assert_allclose(state.params["w"][0], expected, rtol=1e-6)
+        np.testing.assert_allclose(state.models.params["w"][0], expected, rtol=1e-6)
 
 
 def test_memory_is_bounded_by_the_chunk():
@@ -368,7 +370,9 @@ def test_each_model_has_its_own_task():
         alone, _ = simulate(
             jax.random.key(0), task, algorithm, replay(groups[:, m : m + 1], 6), 7, params=start
         )
-        np.testing.assert_allclose(state.params["w"][m], alone.params["w"][0], rtol=1e-6)
+        np.testing.assert_allclose(
+            state.models.params["w"][m], alone.models.params["w"][0], rtol=1e-6
+        )
 
 
 def test_initial_parameters_are_drawn_given_or_shared():
