@@ -241,9 +241,13 @@ def _check_sizes(
             f"cohort_size is {cohort}; it must lie between 1 and num_clients = {num_clients}"
         )
     if num_models > cohort:
-        who = "clients" if cohort_size is None else "clients in a cohort"
+        whose, more = (
+            ("there are", "more clients")
+            if cohort_size is None
+            else ("a cohort has", "a larger cohort")
+        )
         raise ValueError(
-            f"num_{parts} is {num_models} but there are only {cohort} {who}; "
-            f"use at most {cohort} {parts} or more clients"
+            f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
+            f"use at most {cohort} {parts}, or {more}"
         )
     return cohort

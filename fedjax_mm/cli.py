@@ -2,27 +2,26 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import jax
 import typer
-import xarray as xr
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from fedjax_mm import bench as benchmarks
 from fedjax_mm import plots
-from fedjax_mm.experiment import Experiment, load, validate
+from fedjax_mm.experiment import Config, Experiment, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
 from fedjax_mm.results import prepare_directory, save_dataset, save_json
 from fedjax_mm.runs import Progress as Report
 from fedjax_mm.runs import run as run_experiment
 
-CLAIM_FAILED = 3
-BAD_INPUT = 2
+FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="fedjax-mm",
@@ -39,8 +38,8 @@ app = typer.Typer(
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
     - `fedjax-mm run experiment.toml` runs an experiment of your own
 
-    Exit codes: 0 done, 2 wrong input (nothing is written), 3 done but a paper's claim does not
-      hold.
+    Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's claim
+    does not hold.
     """,
 )
 console = Console()
@@ -56,22 +55,53 @@ Overrides = Annotated[
 ]
 
 
+class InputError(Exception):
+    """Wrong input, found before anything was computed or written."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: wrong input is one line on stderr and exit code 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = app(args=arguments, standalone_mode=False)
-    except (ValueError, OSError) as error:
-        _fail(str(error))
-    except typer.Abort:
-        sys.exit(130)
+    except InputError as error:
+        _fail(str(error), BAD_INPUT)
     except typer.TyperException as error:
-        _fail(f"{error} See 'fedjax-mm --help'.")
+        _fail(f"{error.format_message().rstrip('.')}. See 'fedjax-mm --help'.", BAD_INPUT)
+    except (FloatingPointError, OSError) as error:
+        _fail(str(error), FAILED)
+    except typer.Abort:
+        _fail("interrupted", INTERRUPTED)
     sys.exit(code or 0)
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"fedjax-mm: {' '.join(message.split())}", file=sys.stderr)
-    sys.exit(BAD_INPUT)
+    sys.exit(code)
+
+
+@contextmanager
+def _checking_input() -> Iterator[None]:
+    """What is wrong in here is the user's input; what is wrong elsewhere is ours."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise InputError(str(error)) from error
+
+
+@contextmanager
+def _output(directories: Sequence[Path]) -> Iterator[None]:
+    """Makes directories that can be written to; empty ones are removed again at the end."""
+    with _checking_input():
+        for directory in directories:
+            prepare_directory(directory)
+    try:
+        yield
+    finally:
+        for directory in directories:
+            with suppress(OSError):
+                directory.rmdir()
+                directory.parent.rmdir()
 
 
 @app.command("list")
@@ -88,8 +118,12 @@ def list_() -> None:
 def reproduce(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="See `fedjax-mm list`.")],
     out: Out = Path("results"),
-    seeds: Annotated[int | None, typer.Option(help="Seeds, instead of the paper's.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds, instead of the paper's.")] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Seeds, instead of the paper's.")
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Rounds, instead of the paper's.")
+    ] = None,
     overrides: Overrides = None,
 ) -> None:
     """Reproduce figures of the papers.
@@ -102,14 +136,20 @@ def reproduce(
     settings = list(overrides or [])
     settings += [f"num_seeds={seeds}"] if seeds is not None else []
     settings += [f"num_rounds={rounds}"] if rounds is not None else []
-    items = [_find(name) for name in ids]
-    configs = [validate(type(item.config), item.config.model_dump(), settings) for item in items]
-    for item in items:
-        prepare_directory(out / item.id)
-    holds = [
-        _reproduce(item, config, out / item.id) for item, config in zip(items, configs, strict=True)
-    ]
+    with _checking_input():
+        items = [_find(name) for name in dict.fromkeys(ids)]
+        configs = [_configure(item, settings) for item in items]
+    folders = [out / item.id for item in items]
+    with _output(folders):
+        holds = [_reproduce(*each) for each in zip(items, configs, folders, strict=True)]
     raise typer.Exit(0 if all(holds) else CLAIM_FAILED)
+
+
+def _configure(item: Reproduction, settings: Sequence[str]) -> Config:
+    try:
+        return validate(type(item.config), item.config.model_dump(), settings)
+    except ValueError as error:
+        raise ValueError(f"{item.id}: {error}") from error
 
 
 def _find(name: str) -> Reproduction:
@@ -135,29 +175,29 @@ def _reproduce(item: Reproduction, config: Any, directory: Path) -> bool:
         "manifest": manifest,
     }
     save_json(summary, directory / "summary.json")
-    _show(item, judgement, manifest["wall_seconds"], directory)
+    changed = "" if config == item.config else ", with other settings"
+    _show(f"{item.id}: {item.title}{changed}", judgement)
+    _show_end(manifest["wall_seconds"], directory, "figure.png, result.nc, summary.json")
     return all(claim.holds for claim in judgement.claims)
 
 
-def _show(
-    item: Reproduction, judgement: Judgement, wall: dict[str, float], directory: Path
-) -> None:
+def _show(title: str, judgement: Judgement) -> None:
     header, *rows = judgement.table
-    table = Table(
-        *header, title=f"{item.id}: {item.title}", title_justify="left", title_style="bold"
-    )
+    table = Table(*header, title=title, title_justify="left", title_style="bold")
     for row in rows:
         table.add_row(*row)
     console.print(table)
     for claim in judgement.claims:
         mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
-        console.print(f"  {mark}  {claim.claim}: {claim.evidence}", highlight=False)
-    console.print(
-        f"  compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s; "
-        f"wrote {directory}/figure.png, result.nc, summary.json\n",
-        style="dim",
-        highlight=False,
+        text = escape(f"{claim.claim}: {claim.evidence}")
+        console.print(f"  {mark}  {text}", highlight=False, soft_wrap=True)
+
+
+def _show_end(wall: dict[str, float], directory: Path, files: str) -> None:
+    text = (
+        f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s; in {directory}: {files}"
     )
+    console.print(f"  {escape(text)}\n", style="dim", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -190,32 +230,22 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    experiment = load(config, Experiment, overrides or [])
+    with _checking_input():
+        experiment = load(config, Experiment, overrides or [])
     directory = out / config.stem
-    prepare_directory(directory)
-    with _progress() as report:
-        dataset = run_experiment(experiment, report)
-    save_dataset(dataset, directory / "result.nc")
-    save_json(dataset.attrs["manifest"], directory / "manifest.json")
-    _show_run(dataset, directory)
-
-
-def _show_run(dataset: xr.Dataset, directory: Path) -> None:
+    with _output([directory]):
+        with _progress() as report:
+            dataset = run_experiment(experiment, report)
+        save_dataset(dataset, directory / "result.nc")
+        save_json(dataset.attrs["manifest"], directory / "manifest.json")
     last = dataset.isel(round=-1).mean(("seed", "model"))
-    names = [str(name) for name in last.data_vars]
-    table = Table("algorithm", *names, title=f"After {dataset['round'][-1].item()} rounds, means")
-    for label in last.algorithm.values:
-        table.add_row(
-            str(label), *(f"{last[name].sel(algorithm=label).item():.6g}" for name in names)
-        )
+    labels = [str(label) for label in last.algorithm.values]
+    title = f"After {experiment.num_rounds} rounds, means over seeds and models"
+    table = Table("", *map(escape, labels), title=title)
+    for name, values in last.data_vars.items():
+        table.add_row(str(name), *(f"{value:.6g}" for value in values.values))
     console.print(table)
-    wall = dataset.attrs["manifest"]["wall_seconds"]
-    console.print(
-        f"  compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s; "
-        f"wrote {directory}/result.nc, manifest.json",
-        style="dim",
-        highlight=False,
-    )
+    _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, "result.nc, manifest.json")
 
 
 @app.command()
@@ -223,7 +253,7 @@ def bench(
     workloads: Annotated[
         list[str] | None, typer.Argument(metavar="[W1|W1b|W1c]...", help="All if none is named.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Timed runs after one warm-up.")] = 5,
+    repeats: Annotated[int, typer.Option(help="Timed runs after one warm-up.")] = 5,
 ) -> None:
     """Time the simulator on this machine: compile and run apart, medians.
 
@@ -231,10 +261,12 @@ def bench(
     20 seeds. W1c: a million clients, 10 models, 20 rounds. All are quadratics with E = 5 local
     steps. Updates are local trainings of one client; MiB is the memory of the compiled program.
     """
+    if repeats < 1:
+        raise InputError(f"--repeats is {repeats}; it must be at least 1")
     names = workloads or list(benchmarks.WORKLOADS)
     for name in names:
         if name not in benchmarks.WORKLOADS:
-            raise ValueError(
+            raise InputError(
                 f"unknown workload {name!r}; choose from {', '.join(benchmarks.WORKLOADS)}"
             )
     header = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
@@ -269,7 +301,8 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    screen = Console(stderr=True)
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
         bar = bars.add_task("starting", total=None)
         yield lambda label, done, total: bars.update(
             bar, description=label, completed=done, total=total

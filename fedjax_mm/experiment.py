@@ -16,8 +16,10 @@ from fedjax_mm.base import Algorithm, Assignment, Params, Schedule, Task
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.tasks.quadratic import quadratic
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+Precision = Literal["float32", "float64"]
 
 
 class Config(BaseModel):
@@ -34,7 +36,7 @@ class QuadraticConfig(Config):
     block_size: Count = 4
     mu: Positive = 2e-4
     start: Literal["zeros", "normal"] = "zeros"
-    start_seed: Annotated[int, Field(ge=0)] = 0
+    start_seed: Seed = 0
 
     def build(self) -> Task:
         """The task."""
@@ -52,7 +54,7 @@ class InverseTime(Config):
     """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
 
     beta: Positive
-    gamma: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    gamma: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
     per: Literal["round", "frame"] = "round"
 
 
@@ -154,10 +156,10 @@ class Experiment(Config):
     num_models: Count
     num_rounds: Count
     num_seeds: Count = 20
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     record_every: Count = 1
     client_map: Literal["vmap", "scan"] | Count = "vmap"
-    precision: Literal["float32", "float64"] = "float32"
+    precision: Precision = "float32"
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
@@ -185,10 +187,11 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
     Raises:
       ValueError: in one line with the file, and the line or the key's path, what was wrong and what
         is allowed.
-      OSError: if the file cannot be read.
     """
     try:
         values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from error
     try:
@@ -214,8 +217,7 @@ def validate(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        problems = "; ".join(_one_line(problem, kind) for problem in error.errors())
-        raise ValueError(problems) from None
+        raise ValueError("; ".join(_in_words(error, kind, values))) from None
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
@@ -234,19 +236,53 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     return {**values, key: value}
 
 
-def _one_line(problem: Any, kind: type[Config]) -> str:
-    """A pydantic error as ``path = value: what is wrong``."""
-    path = ".".join(str(part) for part in problem["loc"])
-    message = str(problem["msg"]).removeprefix("Value error, ")
+def _in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
+    """What is wrong, once per key, as ``path = value: message``.
+
+    Where a value may have several types pydantic reports on each: of a table only what is wrong
+    inside it is kept, of a plain value only the first.
+    """
+    problems: dict[str, Any] = {}
+    for problem in error.errors():
+        problems.setdefault(_path(problem, values), problem)
+    return [
+        _one_line(path, problem, kind)
+        for path, problem in problems.items()
+        if not path or not any(other.startswith(f"{path}.") for other in problems)
+    ]
+
+
+def _path(problem: Any, values: Any) -> str:
+    """The keys that lead to a problem, without the names of types that pydantic puts between."""
+    path = []
+    for part in problem["loc"]:
+        inside = part in values if isinstance(values, dict) else isinstance(values, list | tuple)
+        if inside and (isinstance(values, dict) or isinstance(part, int)):
+            path.append(str(part))
+            values = values[part]
     if problem["type"] == "missing":
-        return f"{path}: missing"
-    if not path:
-        return message
-    if problem["type"] == "extra_forbidden":
-        close = difflib.get_close_matches(str(problem["loc"][-1]), _keys(kind), n=1)
-        hint = f", did you mean {close[0]!r}?" if close else ""
-        return f"{path} = {problem['input']!r}: unknown key{hint}"
-    return f"{path} = {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        path.append(str(problem["loc"][-1]))
+    if problem["type"].startswith("union_tag"):
+        path.append("name")
+    return ".".join(path)
+
+
+def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
+    """One problem as ``path = value: what is wrong``."""
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
+    value = problem["input"]
+    match problem["type"]:
+        case "missing" | "union_tag_not_found":
+            return f"{path}: missing"
+        case "extra_forbidden":
+            keys = _keys(kind)
+            close = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(keys)}"
+            return f"{path} = {value!r}: unknown key, {hint}"
+        case "union_tag_invalid":
+            context = problem["ctx"]
+            return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
+    return f"{path} = {value!r}: {message[0].lower()}{message[1:]}" if path else message
 
 
 def _keys(kind: type[Config]) -> list[str]:

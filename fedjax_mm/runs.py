@@ -31,6 +31,10 @@ def run(experiment: Experiment, progress: Progress | None = None) -> xr.Dataset:
       A Dataset over ``(algorithm, seed, round, model)``; its attribute ``manifest`` holds versions,
       device, seed, configuration and the wall seconds of compiling and running.
 
+    Raises:
+      FloatingPointError: if a model's parameters or loss stop being finite, naming the algorithm,
+        the seed, the model and the round.
+
     Example:
       >>> experiment = Experiment.model_validate({
       ...     "task": {"name": "quadratic"}, "num_models": 2, "num_rounds": 10, "num_seeds": 3,
@@ -40,11 +44,17 @@ def run(experiment: Experiment, progress: Progress | None = None) -> xr.Dataset:
       >>> dict(run(experiment).sizes)
       {'algorithm': 1, 'seed': 3, 'round': 11, 'model': 2}
     """
-    report = progress or (lambda label, done, total: None)
     wall = {"compile": 0.0, "run": 0.0}
-    results = []
+    results: list[xr.Dataset] = []
+    total = experiment.num_rounds * len(experiment.algorithms)
     with jax.enable_x64(experiment.precision == "float64"):
         for label, config in experiment.algorithms.items():
+            before = len(results) * experiment.num_rounds
+
+            def report(what: str, done: int, before: int = before) -> None:
+                if progress:
+                    progress(what, before + done, total)
+
             trace = _run_algorithm(experiment, config, label, report, wall)
             results.append(to_dataset(trace, ("seed",)))
         about = manifest(experiment.model_dump(), seed=experiment.seed, data="synthetic")
@@ -58,7 +68,7 @@ def _run_algorithm(
     experiment: Experiment,
     config: FedAvgConfig,
     label: str,
-    report: Progress,
+    report: Callable[[str, int], None],
     wall: dict[str, float],
 ) -> Trace:
     """One algorithm with all seeds, in segments, so that progress can be shown between them."""
@@ -83,7 +93,7 @@ def _run_algorithm(
 
         return jax.jit(jax.vmap(segment, (0, None)), donate_argnums=0).lower(state, task).compile()
 
-    report(f"{label}: compiling", 0, experiment.num_rounds)
+    report(f"{label}: compiling", 0)
     clock = time.perf_counter()
     keys = seed_keys(experiment.seed, experiment.num_seeds)
     state = jax.jit(jax.vmap(start, (0, None, None)))(keys, task, experiment.task.initial_params())
@@ -94,11 +104,12 @@ def _run_algorithm(
     clock = time.perf_counter()
     done, traces = 0, []
     for num_rounds in segments:
-        report(label, done, experiment.num_rounds)
+        report(label, done)
         state, trace = programs[num_rounds](state, task)
         traces.append(jax.device_get(trace))
+        _check_finite(traces[-1], label)
         done += num_rounds
-    report(label, done, experiment.num_rounds)
+    report(label, done)
     wall["run"] += time.perf_counter() - clock
     return _join(traces)
 
@@ -112,6 +123,18 @@ def _segments(num_rounds: int, record_every: int) -> list[int]:
     """The rounds of each segment: equal but for a shorter last one."""
     length = -(-num_rounds // (record_every * _NUM_SEGMENTS)) * record_every
     return [min(length, num_rounds - done) for done in range(0, num_rounds, length)]
+
+
+def _check_finite(trace: Trace, label: str) -> None:
+    """Raises `FloatingPointError` that names the first round in which a model diverged."""
+    for name, values in trace.metrics.items():
+        seeds, records, models = np.nonzero(~np.isfinite(values))
+        if len(records):
+            first = np.argmin(records)
+            raise FloatingPointError(
+                f"{label} diverged: {name} of model {models[first] + 1}, seed {seeds[first]}, is "
+                f"not finite in round {trace.round[0, records[first]]}; lower the learning rate"
+            )
 
 
 def _join(traces: list[Trace]) -> Trace:

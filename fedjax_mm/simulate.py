@@ -150,7 +150,7 @@ def init(
 
     server, clients = jax.vmap(init_model, (task_axis, 0))(task, params)
     assignment_state = assignment.init(jax.random.fold_in(init_key, 0))
-    return State(rng_key, jnp.int32(0), Models(params, server, clients), assignment_state)
+    return State(rng_key, jnp.asarray(0), Models(params, server, clients), assignment_state)
 
 
 def advance(

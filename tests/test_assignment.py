@@ -137,9 +137,9 @@ def test_marginals_are_uniform(assignment):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: mfa_rand(4, 5), "num_models is 5 but there are only 4 clients"),
-        (lambda: mfa_rr(4, 5), "num_models is 5 but there are only 4 clients"),
-        (lambda: mfa_rr(9, 4, cohort_size=3), "only 3 clients in a cohort"),
+        (lambda: mfa_rand(4, 5), r"num_models is 5, more than the clients there are \(4\)"),
+        (lambda: mfa_rr(4, 5), r"num_models is 5, more than the clients there are \(4\)"),
+        (lambda: mfa_rr(9, 4, cohort_size=3), r"more than the clients a cohort has \(3\)"),
         (lambda: mfa_rand(4, 0), "num_models is 0"),
         (lambda: mfa_rand(0, 1), "num_clients is 0"),
         (lambda: mfa_rand(4, 2, cohort_size=5), "cohort_size is 5"),

@@ -38,7 +38,7 @@ class ClientData:
         count = self.counts[client]
         if size is None:
             rows = jnp.arange(self.max_count, dtype=jnp.int32)
-            weights = jnp.where(rows < count, 1 / count, 0.0)
+            weights = jnp.where(rows < count, 1 / count.astype(float), 0.0)
             rows = jnp.minimum(rows, count - 1)
         else:
             step_key = jax.random.fold_in(rng_key, step)

@@ -1,0 +1,307 @@
+"""Experiments as data: what is accepted, how it is overridden, and what an error says."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
+from fedjax_mm.experiment import FedAvgConfig, InverseTime, QuadraticConfig, load, validate
+from tests.helpers import roll_out
+
+CONFIG = """\
+num_models = 2
+num_rounds = 12
+
+[task]
+num_clients = 8
+block_size = 2
+mu = 0.1
+
+[algorithms.A]
+assignment = { name = "mfa_rr", cohort_size = 6 }
+learning_rate = { beta = 30, gamma = 100 }
+local_steps = 3
+"""
+
+
+def values(**changes):
+    """A small experiment as plain values; changes are keys of its only algorithm, or of its top."""
+    algorithm = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.1, "local_steps": 3}
+    top = {"task": {"num_clients": 8}, "num_models": 2, "num_rounds": 12}
+    for key, value in changes.items():
+        (algorithm if key in algorithm else top)[key] = value
+    return top | {"algorithms": {"A": algorithm}}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+# Reading
+
+
+def test_load_reads_every_value(file):
+    experiment = load(file, Experiment)
+    assert (experiment.num_models, experiment.num_rounds) == (2, 12)
+    assert experiment.task == QuadraticConfig(num_clients=8, block_size=2, mu=0.1)
+    (algorithm,) = experiment.algorithms.values()
+    assert algorithm.learning_rate == InverseTime(beta=30, gamma=100, per="round")
+    assert algorithm.local_steps == 3
+    assert algorithm.assignment.cohort_size == 6
+
+
+def test_validate_inverts_model_dump(file):
+    experiment = load(file, Experiment, ["task.start=normal", "client_map=3"])
+    assert validate(Experiment, experiment.model_dump()) == experiment
+
+
+@pytest.mark.parametrize(
+    ("override", "get", "expected"),
+    [
+        ("num_rounds=24", lambda e: e.num_rounds, 24),
+        ("num_rounds = 24", lambda e: e.num_rounds, 24),
+        ("task.mu=2e-4", lambda e: e.task.mu, 2e-4),
+        ("task.start=normal", lambda e: e.task.start, "normal"),
+        ('task.start="normal"', lambda e: e.task.start, "normal"),
+        ("client_map=scan", lambda e: e.client_map, "scan"),
+        ("client_map=4", lambda e: e.client_map, 4),
+        ("algorithms.A.learning_rate=0.2", lambda e: e.algorithms["A"].learning_rate, 0.2),
+        ("algorithms.A.learning_rate.beta=3", lambda e: e.algorithms["A"].learning_rate.beta, 3),
+        (
+            "algorithms.A.learning_rate.per=frame",
+            lambda e: e.algorithms["A"].learning_rate,
+            InverseTime(beta=30, gamma=100, per="frame"),
+        ),
+        (
+            "algorithms.A.assignment.name=mfa_rand",
+            lambda e: e.algorithms["A"].assignment.model_dump(),
+            {"name": "mfa_rand", "cohort_size": 6},
+        ),
+        (
+            'algorithms.A.assignment={name = "sequential", rounds_per_model = 2}',
+            lambda e: e.algorithms["A"].assignment.model_dump(),
+            {"name": "sequential", "rounds_per_model": 2},
+        ),
+    ],
+)
+def test_an_override_wins_over_the_file(file, override, get, expected):
+    assert get(load(file, Experiment)) != expected
+    assert get(load(file, Experiment, [override])) == expected
+
+
+def test_overrides_leave_the_rest_and_the_last_wins(file):
+    experiment = load(file, Experiment, ["task.mu=0.5", "num_models=3", "num_models=4"])
+    assert experiment == load(file, Experiment).model_copy(
+        update={
+            "num_models": 4,
+            "task": QuadraticConfig(num_clients=8, block_size=2, mu=0.5),
+        }
+    )
+
+
+def test_overrides_do_not_change_the_given_values():
+    given = values()
+    validate(Experiment, given, ["task.mu=0.5", "algorithms.A.local_steps=9"])
+    assert given == values()
+
+
+def test_an_override_may_make_a_table():
+    plain = values(learning_rate=0.1)
+    rate = ["algorithms.A.learning_rate.beta=30", "algorithms.A.learning_rate.gamma=99"]
+    algorithm = validate(Experiment, plain, rate).algorithms["A"]
+    assert algorithm.learning_rate == InverseTime(beta=30, gamma=99)
+
+    del plain["task"]
+    assert validate(Experiment, plain, ["task.num_clients=5"]).task.num_clients == 5
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        (
+            {"num_models": 9},
+            ["num_models is 9", "more than the clients there are (8)", "at most 8 models"],
+        ),
+        ({"num_models": 0}, ["num_models = 0", "greater than or equal to 1"]),
+        ({"num_rounds": 2.5}, ["num_rounds = 2.5", "integer"]),
+        ({"num_seeds": -1}, ["num_seeds = -1", "greater than or equal to 1"]),
+        ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
+        ({"record_every": 5}, ["record_every is 5", "divide 12 rounds"]),
+        ({"client_map": "warp"}, ["client_map", "'warp'", "'vmap' or 'scan'"]),
+        ({"client_map": 0}, ["client_map", "= 0"]),
+        ({"precision": "half"}, ["precision = 'half'", "'float32' or 'float64'"]),
+        ({"task": {"mu": 0}}, ["task.mu = 0", "greater than 0"]),
+        ({"task": {"mu": float("inf")}}, ["task.mu = inf", "finite"]),
+        ({"task": {"start": "one"}}, ["task.start = 'one'", "'zeros' or 'normal'"]),
+        ({"task": {"blok_size": 4}}, ["task.blok_size = 4", "did you mean 'block_size'"]),
+        ({"learning_rate": -1}, ["algorithms.A.learning_rate", "= -1", "greater than 0"]),
+        ({"learning_rate": float("nan")}, ["algorithms.A.learning_rate", "= nan", "finite"]),
+        (
+            {"learning_rate": {"beta": 30, "gamma": -1}},
+            ["algorithms.A.learning_rate", "gamma = -1", "greater than or equal to 0"],
+        ),
+        ({"learning_rate": {"beta": 30}}, ["algorithms.A.learning_rate", "gamma: missing"]),
+        ({"local_steps": 0}, ["algorithms.A.local_steps = 0", "greater than or equal to 1"]),
+        ({"assignment": {"name": "mfa"}}, ["algorithms.A.assignment", "'mfa'", "'mfa_rand', "]),
+        (
+            {"assignment": {"name": "mfa_rand", "cohort": 4}},
+            ["algorithms.A.assignment", "cohort = 4", "did you mean 'cohort_size'"],
+        ),
+        (
+            {"assignment": {"name": "mfa_rr", "cohort_size": 9}},
+            ["cohort_size is 9", "between 1 and num_clients = 8"],
+        ),
+        (
+            {"assignment": {"name": "fedcluster", "num_clusters": 2}},
+            ["num_models is 2", "fedcluster trains 1 model"],
+        ),
+        (
+            {"assignment": {"name": "fedcluster", "num_clusters": 9}, "num_models": 1},
+            ["num_clusters is 9", "at most 8 clusters"],
+        ),
+    ],
+)
+def test_an_error_names_the_key_the_value_and_the_remedy(change, fragments):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        validate(Experiment, values(**change))
+    assert not isinstance(error.value, ValidationError)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_all_problems_are_reported_at_once(file):
+    overrides = ["algorithms.A.local_steps=0", "num_models=0", "task.mu=-1"]
+    with pytest.raises(ValueError, match="local_steps = 0") as error:
+        load(file, Experiment, overrides)
+    message = str(error.value)
+    assert message.startswith(f"{file}: ")
+    assert all(override.replace("=", " = ") in message for override in overrides)
+
+
+@pytest.mark.parametrize("override", ["num_models", "=3", ""])
+def test_an_override_needs_a_key_and_a_value(override):
+    with pytest.raises(ValueError, match=f"--set {override}.*key=value"):
+        validate(Experiment, values(), [override])
+
+
+@pytest.mark.parametrize("text", [b"a = 1\nb = = 2\n", b"a = 1\na = 2\n", b"\xff\xfe"])
+def test_load_names_a_file_that_is_not_toml(tmp_path, text):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(text)
+    where = "" if text.startswith(b"\xff") else ".*line 2"
+    with pytest.raises(ValueError, match=f"broken.toml: not a TOML file{where}"):
+        load(path, Experiment)
+
+
+def test_load_says_when_there_is_no_file(tmp_path):
+    with pytest.raises((OSError, ValueError), match=r"missing\.toml"):
+        load(tmp_path / "missing.toml", Experiment)
+
+
+def test_a_configuration_cannot_be_changed():
+    experiment = validate(Experiment, values())
+    for config, key in ((experiment, "num_models"), (experiment.task, "mu")):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(config, key, 1)
+
+
+@pytest.mark.parametrize("path", ["extra", "task.extra", "algorithms.A.extra"])
+def test_an_unknown_key_is_an_error_everywhere(path):
+    with pytest.raises(ValueError, match=rf"{path} = 3: unknown key"):
+        validate(Experiment, values(), [f"{path}=3"])
+
+
+# Building
+
+ASSIGNMENTS = {
+    "mfa_rand": ({"name": "mfa_rand"}, mfa_rand(8, 2)),
+    "mfa_rand cohort": (
+        {"name": "mfa_rand", "cohort_size": 6},
+        mfa_rand(8, 2, cohort_size=6),
+    ),
+    "mfa_rr": ({"name": "mfa_rr"}, mfa_rr(8, 2)),
+    "mfa_rr redrawn": (
+        {"name": "mfa_rr", "cohort_size": 6, "redraw": "round"},
+        mfa_rr(8, 2, cohort_size=6, redraw="round"),
+    ),
+    "fedcluster": ({"name": "fedcluster", "num_clusters": 4}, fedcluster(8, 4)),
+    "sequential": (
+        {"name": "sequential", "rounds_per_model": 3},
+        sequential(8, 2, rounds_per_model=3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_an_assignment_is_built_with_all_its_settings(name):
+    config, expected = ASSIGNMENTS[name]
+    experiment = validate(Experiment, values(assignment=config, num_models=expected.num_models))
+    built = experiment.algorithms["A"].assignment.build(8, expected.num_models)
+    assert (built.num_clients, built.num_models) == (8, expected.num_models)
+    key = jax.random.key(3)
+    np.testing.assert_array_equal(roll_out(built, key, 7), roll_out(expected, key, 7))
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (0.1, lambda t: 0.1),
+        ({"beta": 30, "gamma": 100}, lambda t: 30 / (100 + t)),
+        ({"beta": 30, "gamma": 99, "per": "frame"}, lambda t: 30 / (99 + 1 + (t - 1) // 12)),
+    ],
+)
+def test_the_learning_rate_of_every_round(rate, expected):
+    config = validate(
+        FedAvgConfig,
+        {"assignment": {"name": "mfa_rr"}, "learning_rate": rate, "local_steps": 1},
+    )
+    schedule = config.schedule(12)
+    at = schedule if callable(schedule) else lambda t: schedule
+    rounds = range(1, 50)
+    assert [at(t) for t in rounds] == pytest.approx([expected(t) for t in rounds])
+    if callable(schedule):  # inside the compiled loop t is a 32-bit integer array
+        assert float(jax.jit(at)(jnp.int32(25))) == pytest.approx(expected(25), rel=1e-6)
+
+
+@pytest.mark.parametrize(("scale", "expected"), [("mean", 1.0), ("1/N", 0.25)])
+def test_the_server_scale_reaches_the_algorithm(scale, expected):
+    """With 2 of 8 clients a step divided by all clients' weights is a quarter of the mean."""
+    config = FedAvgConfig(
+        assignment={"name": "mfa_rand"}, learning_rate=0.1, local_steps=1, server_scale=scale
+    )
+    task, algorithm = QuadraticConfig(num_clients=8).build(), config.build(2)
+    params = jnp.ones(task.dim)
+    server, _ = algorithm.init(task, params)
+    key = jax.random.key(0)
+    client, _ = algorithm.client(key, 1, task, jnp.int32(0), params, server, ())
+    total = client._replace(update=jnp.full(task.dim, 3.0), weight=jnp.float32(2))
+    moved, _ = algorithm.server(1, params, server, total)
+    np.testing.assert_allclose(moved - params, expected * 3 / 2, rtol=1e-6)
+
+
+def test_the_normal_start_is_one_draw_at_both_precisions():
+    config = QuadraticConfig(start="normal", start_seed=5)
+    draws = []
+    for precision in (False, True):
+        with jax.enable_x64(precision):
+            draws.append(np.asarray(config.initial_params()))
+    np.testing.assert_array_equal(*draws)
+    assert draws[0].shape == (config.build().dim,)
+    # 97 draws of N(0, 1): mean and mean square at 4 standard errors.
+    assert abs(draws[0].mean()) < 4 / np.sqrt(97)
+    assert abs((draws[0] ** 2).mean() - 1) < 4 * np.sqrt(2 / 97)
+    other = QuadraticConfig(start="normal", start_seed=6).initial_params()
+    assert not np.any(draws[0] == other)
+
+
+def test_the_other_start_is_at_zeros():
+    config = QuadraticConfig(num_clients=3, block_size=2)
+    np.testing.assert_array_equal(config.initial_params(), np.zeros(7))

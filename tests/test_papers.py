@@ -1,0 +1,424 @@
+"""Reproductions: settings, judgements on data where the answer is known, and figures."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.image import imread
+
+from fedjax_mm.experiment import InverseTime, validate
+from fedjax_mm.papers import REPRODUCTIONS, mfa
+from fedjax_mm.papers.mfa import (
+    Comparison,
+    GainSweep,
+    judge_comparison,
+    judge_gain,
+    plot_comparison,
+    plot_gain,
+)
+from fedjax_mm.plots import save_figure
+
+LABELS = ("MFA-Rand", "MFA-RR")
+COMPARISONS = [name for name, item in REPRODUCTIONS.items() if isinstance(item.config, Comparison)]
+
+
+def swapped(dataset):
+    """The same curves with the algorithms' labels exchanged."""
+    return dataset.assign_coords(algorithm=list(LABELS[::-1])).sel(algorithm=list(LABELS))
+
+
+def verdicts(judgement):
+    return [claim.holds for claim in judgement.claims]
+
+
+# Settings
+
+
+def test_ids_are_unique_and_in_order():
+    assert list(REPRODUCTIONS) == [item.id for item in mfa.REPRODUCTIONS]
+    assert list(REPRODUCTIONS) == [f"mfa-fig{number}" for number in range(1, 6)]
+    assert len({item.title for item in mfa.REPRODUCTIONS}) == len(mfa.REPRODUCTIONS)
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_the_default_settings_survive_a_round_trip(name):
+    config = REPRODUCTIONS[name].config
+    assert validate(type(config), config.model_dump()) == config
+
+
+@pytest.mark.parametrize("name", REPRODUCTIONS)
+def test_a_reproduction_says_what_the_paper_gives_and_leaves_open(name):
+    paper = REPRODUCTIONS[name].paper
+    assert f"Figure {name[-1]}" in paper["figure"]
+    assert paper["open"]
+
+
+def test_the_papers_settings():
+    """Section 6: N = 24, E = 5, 20 runs of 1000 rounds; constant and decaying rates."""
+    rates = {"mfa-fig1": 0.1, "mfa-fig2": InverseTime(beta=30, gamma=100), "mfa-fig3": 0.1}
+    rates["mfa-fig4"] = InverseTime(beta=30, gamma=99, per="frame")
+    num_models = {"mfa-fig1": 2, "mfa-fig2": 2, "mfa-fig3": 12, "mfa-fig4": 12}
+    assert list(rates) == COMPARISONS
+    for name in COMPARISONS:
+        config = REPRODUCTIONS[name].config
+        assert (config.num_models, config.learning_rate) == (num_models[name], rates[name])
+        assert (config.num_rounds, config.num_seeds, config.local_steps) == (1000, 20, 5)
+        experiment = config.experiment()
+        assert (experiment.task.num_clients, experiment.num_models) == (24, num_models[name])
+        assignments = {
+            label: algorithm.assignment.name for label, algorithm in experiment.algorithms.items()
+        }
+        assert assignments == {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
+        rand, rr = experiment.algorithms.values()
+        assert rand.model_copy(update={"assignment": rr.assignment}) == rr
+        assert rr.learning_rate == rates[name]
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_the_start_is_where_the_papers_plots_begin(name):
+    """They begin near 0 to 0.5; zeros would begin at -1.71."""
+    start = {}
+    for kind in ("normal", "zeros"):
+        config = validate(
+            Comparison, REPRODUCTIONS[name].config.model_dump(), [f"task.start={kind}"]
+        )
+        task = config.experiment().task
+        start[kind] = np.log10(task.build().metrics(task.initial_params())["excess_loss"])
+    assert 0 < start["normal"] < 1
+    assert start["zeros"] == pytest.approx(np.log10(0.019439088226487246), abs=1e-5)
+    assert REPRODUCTIONS[name].config.task.start == "normal"
+
+
+def test_the_gain_is_swept_over_models_and_steps():
+    config = GainSweep()
+    experiment = config.experiment(3, 10)
+    assert experiment.num_models == 3
+    assert [a.local_steps for a in experiment.algorithms.values()] == [10, 10]
+    assert (config.num_models, config.local_steps) == ((1, 2, 3, 4, 6, 8, 12), (1, 5, 10))
+
+
+# Figures 1 to 4
+
+NOISE = np.array([-1.5, -0.5, 0.5, 1.5])  # over four seeds
+NOISE_STD = np.sqrt(5 / 3)  # with ddof = 1
+
+
+def comparison(num_models, *, advantage, rand_scale, rr_scale):
+    """Constant curves in the last fifth of 10 rounds: RR is better by `advantage`.
+
+    Seed s adds its noise to the odd models and half of it, negated, to the even ones, so that the
+    mean over models spreads a quarter as much as a model does three quarters of the scale. Before
+    the last fifth all is reversed and tenfold.
+    """
+    of_model = np.resize([1.0, -0.5], num_models)
+    noise = NOISE[:, None, None] * of_model
+    last = np.stack([rand_scale * noise - 2.0, rr_scale * noise - 2.0 - advantage])
+    before = -10 * last[::-1]
+    gap = np.concatenate([np.repeat(before, 9, axis=2), np.repeat(last, 2, axis=2)], axis=2)
+    coords = {"algorithm": list(LABELS), "seed": range(4), "round": range(11)}
+    coords["model"] = range(1, num_models + 1)
+    dims = ("algorithm", "seed", "round", "model")
+    config = Comparison(num_models=num_models, learning_rate=0.1, num_rounds=10, num_seeds=4)
+    return xr.Dataset({"gap": (dims, gap)}, coords), config
+
+
+def test_means_and_spreads_are_measured_on_the_last_fifth():
+    judgement = judge_comparison(*comparison(12, advantage=0.5, rand_scale=0.4, rr_scale=0.04))
+    measured = judgement.measured
+    for label, mean, scale in (("MFA-Rand", -2.0, 0.4), ("MFA-RR", -2.5, 0.04)):
+        assert measured[label] == pytest.approx(
+            {
+                "mean_gap": mean,
+                "mean_gap_standard_error": 0.25 * scale * NOISE_STD / 2,
+                "spread": 0.75 * scale * NOISE_STD,
+                "final_gap": mean,
+            }
+        )
+    assert measured["spread_ratio"] == pytest.approx(10)
+    header, *rows = judgement.table
+    assert [row[0] for row in rows] == list(LABELS)
+    assert rows[1][header.index("mean gap")] == "-2.5000"
+
+
+SE = 0.25 * NOISE_STD / 2  # of one algorithm's mean at scale 1
+SPREAD = 0.75 * NOISE_STD  # likewise
+
+
+@pytest.mark.parametrize(
+    ("num_models", "advantage", "rand_scale", "rr_scale", "expected"),
+    [
+        # Few models: means closer than Rand's spread; RR spreads less.
+        (2, 0.1, 1.0, 0.1, [True, True]),
+        (2, 0.9 * SPREAD, 1.0, 0.9, [True, True]),
+        (2, -0.9 * SPREAD, 1.0, 0.9, [True, True]),
+        (2, 1.1 * SPREAD, 1.0, 0.9, [False, True]),
+        (2, -1.1 * SPREAD, 1.0, 0.9, [False, True]),
+        (2, 0.1, 1.0, 1.1, [True, False]),
+        (4, 1.1 * SPREAD, 1.0, 1.1, [False, False]),
+        # Many: RR better by 2 standard errors of the difference; spreads less than a third.
+        (12, 1.0, 1.0, 0.1, [True, True]),
+        (12, 2.1 * np.hypot(1, 0.3) * SE, 1.0, 0.3, [True, True]),
+        (12, 1.9 * np.hypot(1, 0.3) * SE, 1.0, 0.3, [False, True]),
+        (12, -1.0, 1.0, 0.3, [False, True]),
+        (12, 1.0, 1.0, 0.36, [True, False]),
+        (6, -1.0, 1.0, 0.36, [False, False]),
+    ],
+)
+def test_claims_about_curves(num_models, advantage, rand_scale, rr_scale, expected):
+    data = comparison(num_models, advantage=advantage, rand_scale=rand_scale, rr_scale=rr_scale)
+    assert verdicts(judge_comparison(*data)) == expected
+
+
+@pytest.mark.parametrize(("num_models", "expected"), [(2, [False, False]), (12, [False, False])])
+def test_claims_about_curves_fail_when_the_algorithms_are_swapped(num_models, expected):
+    """An advantage between the two spreads: similar to the wide one, not to the narrow one."""
+    data, config = comparison(num_models, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
+    assert verdicts(judge_comparison(data, config)) == [True, True]
+    assert verdicts(judge_comparison(swapped(data), config)) == expected
+
+
+@pytest.mark.parametrize("num_models", [2, 12])
+def test_no_claim_about_curves_holds_of_runs_that_diverged(num_models):
+    data, config = comparison(num_models, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
+    assert verdicts(judge_comparison(data * np.nan, config)) == [False, False]
+
+
+@pytest.mark.parametrize("num_models", [2, 12])
+def test_runs_that_do_not_spread_at_all_do_not_spread_less(num_models):
+    data, config = comparison(num_models, advantage=0.5, rand_scale=0.0, rr_scale=0.0)
+    assert not judge_comparison(data, config).claims[1].holds
+
+
+# Figure 5
+
+TURNS = {  # by algorithm and M: the round at which each of two seeds reaches the target
+    "MFA-Rand": {1: (10, 10), 2: (8, 12), 4: (15, 15)},
+    "MFA-RR": {1: (10, 10), 2: (8, 12), 4: (20, 20)},
+}
+
+
+def gains(turns, **changes):
+    """Distances of 4 until the turn, then 2; NaN-free and at E = 5 only."""
+    rounds = np.arange(31)
+    distance = [
+        [[np.where(rounds < turn, 4.0, 2.0) for turn in of_models[m]] for m in (1, 2, 4)]
+        for of_models in turns.values()
+    ]
+    data = xr.DataArray(
+        np.array(distance, np.float32)[:, None],
+        {
+            "algorithm": list(turns),
+            "local_steps": [5],
+            "num_models": [1, 2, 4],
+            "seed": [0, 1],
+            "round": rounds,
+        },
+    )
+    config = GainSweep(
+        num_models=(1, 2, 4), local_steps=(5,), num_rounds=30, num_seeds=2, **changes
+    )
+    # Not in the order of dimensions that is computed with.
+    axes = ("algorithm", "seed", "round", "local_steps", "num_models")
+    return data.transpose(*axes).to_dataset(name="distance"), config
+
+
+def test_rounds_and_gains_are_measured():
+    """The mean of 4 and 2 is the target, 0.75 of 4: the mean error turns with the first seed."""
+    judgement = judge_gain(*gains(TURNS))
+    assert judgement.measured["target_distance"] == 3.0
+    expected = {
+        "MFA-Rand": {"rounds": [10, 8, 15], "gain": [1, 2.5, 8 / 3]},
+        "MFA-RR": {"rounds": [10, 8, 20], "gain": [1, 2.5, 2]},
+    }
+    for label, values in expected.items():
+        measured = judgement.measured[label]["E=5"]
+        assert list(measured["num_models"]) == [1, 2, 4]
+        for name in ("rounds", "gain"):
+            np.testing.assert_allclose(measured[name], values[name])
+        per_seed = np.array([20 / 8, 20 / 12])
+        assert measured["gain_per_seed_mean"][1] == pytest.approx(per_seed.mean())
+        error = per_seed.std(ddof=1) / np.sqrt(2)
+        np.testing.assert_allclose(measured["gain_per_seed_standard_error"], [0, error, 0])
+        np.testing.assert_allclose(
+            measured["resolution"], np.divide(values["gain"], values["rounds"])
+        )
+    header, rand, rr = judgement.table
+    assert header[2:] == ("M = 1", "M = 2", "M = 4")
+    assert (rand[0], rand[4], rr[0], rr[4]) == ("MFA-Rand", "2.67\nT=15", "MFA-RR", "2.00\nT=20")
+
+
+def test_claims_about_gains_follow_the_algorithm():
+    data, config = gains(TURNS)
+    assert verdicts(judge_gain(data, config)) == [True, False]
+    assert verdicts(judge_gain(swapped(data), config)) == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("turns", "holds"),
+    [
+        ((10, 19, 20), True),
+        ((10, 20, 20), False),  # a gain of 1 with two models
+        ((10, 10, 20), False),  # 2 and 2: the gain must increase
+        ((10, 10, 31), False),  # not reached
+        ((31, 10, 20), False),  # the baseline not reached
+    ],
+)
+def test_a_gain_must_increase_with_every_number_of_models(turns, holds):
+    both = {label: {m: (t, t) for m, t in zip((1, 2, 4), turns, strict=True)} for label in LABELS}
+    assert verdicts(judge_gain(*gains(both))) == [holds, holds]
+
+
+def test_a_target_that_is_not_reached_is_said_and_not_clipped():
+    judgement = judge_gain(*gains(TURNS | {"MFA-RR": {1: (10, 10), 2: (8, 12), 4: (31, 31)}}))
+    measured = judgement.measured["MFA-RR"]["E=5"]
+    for name in ("rounds", "gain", "gain_per_seed_mean", "gain_per_seed_standard_error"):
+        assert np.isnan(measured[name][2]), name
+        assert not np.isnan(measured[name][:2]).any(), name
+    assert judgement.table[2][4] == "not reached"
+    assert "not reached" not in judgement.table[1]
+
+
+def test_the_threshold_is_a_fraction_of_the_start():
+    """At 0.6 of 4 both seeds must have turned."""
+    judgement = judge_gain(*gains(TURNS, threshold=0.6))
+    assert judgement.measured["target_distance"] == pytest.approx(2.4)
+    assert judgement.measured["MFA-Rand"]["E=5"]["rounds"][1] == 12
+
+
+def test_the_sweep_runs_every_point(monkeypatch):
+    """With a stand-in for the simulation, whose distances tell M and E apart."""
+
+    def run(experiment, progress):
+        (steps,) = {a.local_steps for a in experiment.algorithms.values()}
+        shape = (2, experiment.num_seeds, experiment.num_rounds + 1, experiment.num_models)
+        data = np.full(shape, 100.0 * steps) + np.arange(experiment.num_models)
+        for done in (0, 1, 2):
+            progress("both", done, 2)
+        coords = {"algorithm": list(experiment.algorithms), "seed": [0, 1], "round": range(4)}
+        dims = ("algorithm", "seed", "round", "model")
+        about = {"seed": 0, "config": {}, "wall_seconds": {"compile": 2.0, "run": 1.0}}
+        return xr.Dataset({"distance": (dims, data)}, coords, {"manifest": about})
+
+    monkeypatch.setattr(mfa, "run", run)
+    config = GainSweep(num_models=(1, 3), local_steps=(5, 1), num_rounds=3, num_seeds=2)
+    reports = []
+    dataset = mfa.run_gain(config, lambda *report: reports.append(report))
+    for steps in (1, 5):
+        for num_models in (1, 3):
+            point = dataset.distance.sel(local_steps=steps, num_models=num_models)
+            assert np.all(point == 100 * steps + (num_models - 1) / 2)  # the models' mean
+    assert dataset.attrs["manifest"]["wall_seconds"] == {"compile": 8.0, "run": 4.0}
+    assert dataset.attrs["manifest"]["config"] == config.model_dump()
+    assert [done for _, done, _ in reports] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 8]
+    assert {total for _, _, total in reports} == {8}
+    assert [label for label, done, _ in reports if done % 2] == [
+        f"E = {steps}, M = {num_models}, both" for steps in (5, 1) for num_models in (1, 3)
+    ]
+
+
+# Figures
+
+
+def legend_texts(axes):
+    return [text.get_text() for text in axes.get_legend().get_texts()]
+
+
+def caption(figure):
+    return " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
+@pytest.mark.parametrize("rr_scale", [0.1, 2.0])
+def test_the_figure_of_a_comparison(rr_scale):
+    data, config = comparison(12, advantage=0.5, rand_scale=1.0, rr_scale=rr_scale)
+    judgement = judge_comparison(data, config)
+    figure = plot_comparison(data, config, judgement)
+    left, right = figure.axes
+    for axes in (left, right):
+        assert axes.get_xlabel() == "round $t$"
+        assert legend_texts(axes) == list(LABELS)
+    assert "log" in left.get_ylabel()
+    assert "M = 12" in figure.get_suptitle()
+    assert r"\eta = 0.1" in figure.get_suptitle()
+    # Model 1: its mean on the left, its four seeds on the right, in the legend's colours.
+    curves = data.gap.sel(model=1)
+    handles = {
+        text: line.get_color()
+        for text, line in zip(LABELS, left.get_legend().get_lines(), strict=True)
+    }
+    assert len(set(handles.values())) == 2
+    for label in LABELS:
+        seeds = curves.sel(algorithm=label).transpose("seed", "round").values
+        for axes, expected in ((left, [seeds.mean(0)]), (right, seeds)):
+            lines = [line for line in axes.lines if line.get_color() == handles[label]]
+            np.testing.assert_allclose([line.get_ydata() for line in lines], expected)
+    for claim in judgement.claims:
+        verdict = "Holds" if claim.holds else "DOES NOT HOLD"
+        assert f"{verdict}: {claim.claim}; {claim.evidence}" in caption(figure)
+
+
+@pytest.mark.parametrize("last_turn", [20, 31])
+def test_the_figure_of_the_gain(last_turn):
+    """Also where a target was not reached: there is no point then."""
+    turns = TURNS | {"MFA-RR": {1: (10, 10), 2: (8, 12), 4: (last_turn, last_turn)}}
+    data, config = gains(turns)
+    judgement = judge_gain(data, config)
+    figure = plot_gain(data, config, judgement)
+    for axes, label in zip(figure.axes, LABELS, strict=True):
+        assert label in axes.get_title()
+        assert "models" in axes.get_xlabel()
+        assert legend_texts(axes) == ["g = M", "E = 5"]
+        ((line, _, _),) = axes.containers
+        assert line.get_xdata().tolist() == [1, 2, 4]
+        np.testing.assert_allclose(line.get_ydata(), judgement.measured[label]["E=5"]["gain"])
+    assert "gain" in figure.axes[0].get_ylabel()
+    for claim in judgement.claims:
+        verdict = "holds" if claim.holds else "DOES NOT HOLD"
+        assert f"{claim.claim}: {verdict}" in caption(figure)
+
+
+@pytest.mark.parametrize(
+    ("rate", "fragment"),
+    [
+        ({"beta": 30, "gamma": 100}, r"30 / (100 + t)"),
+        ({"beta": 30, "gamma": 99, "per": "frame"}, r"30 / (99 + l)"),
+    ],
+)
+def test_the_title_gives_the_rate(rate, fragment):
+    data, config = comparison(12, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
+    config = validate(Comparison, config.model_dump() | {"learning_rate": rate})
+    title = plot_comparison(data, config, judge_comparison(data, config)).get_suptitle()
+    assert fragment in title
+    assert ("(t-1)/M" in title) == ("per" in rate)
+
+
+@pytest.fixture(params=["comparison", "gain"])
+def figure(request):
+    """One of each kind."""
+    if request.param == "comparison":
+        data, config = comparison(12, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
+        return plot_comparison(data, config, judge_comparison(data, config))
+    data, config = gains(TURNS)
+    return plot_gain(data, config, judge_gain(data, config))
+
+
+def test_nothing_in_a_figure_is_cut_or_covered(figure):
+    """Rendered without a display: texts lie on the page, the panels between title and caption."""
+    FigureCanvasAgg(figure).draw()
+    page = figure.bbox
+    title, below = sorted(figure.texts, key=lambda text: -text.get_position()[1])
+    for text in (title, below):
+        box = text.get_window_extent()
+        assert page.x0 <= box.x0 < box.x1 <= page.x1
+        assert page.y0 <= box.y0 < box.y1 <= page.y1
+    for axes in figure.axes:
+        panel = axes.get_tightbbox()
+        assert below.get_window_extent().y1 < panel.y0 < panel.y1 < title.get_window_extent().y0
+        assert page.x0 <= panel.x0 < panel.x1 <= page.x1
+
+
+def test_a_figure_is_saved_as_png(tmp_path, figure):
+    save_figure(figure, tmp_path / "figure.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+    height, width, channels = imread(tmp_path / "figure.png").shape
+    assert (width, height) == pytest.approx(200 * figure.get_size_inches(), abs=1)
+    assert channels == 4

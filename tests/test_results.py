@@ -1,0 +1,243 @@
+"""Results: labelled counts, files that read back, and nothing half-written."""
+
+import json
+import subprocess
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import (
+    Trace,
+    fedavg,
+    mfa_rand,
+    mfa_rr,
+    quadratic,
+    results,
+    sequential,
+    simulate,
+    to_dataset,
+)
+from fedjax_mm.results import (
+    manifest,
+    prepare_directory,
+    save_dataset,
+    save_json,
+    write_aside,
+)
+
+COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
+DIM = 6 * 2 + 1  # of the quadratic below
+
+
+def simulated(assignment, num_rounds, record_every):
+    task, algorithm = quadratic(6, 2, mu=0.1), fedavg(0.1, local_steps=3)
+    return simulate(
+        jax.random.key(0), task, algorithm, assignment, num_rounds, record_every=record_every
+    )[1]
+
+
+def files(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+# Datasets
+
+
+@pytest.mark.parametrize(
+    ("assignment", "num_rounds", "record_every", "updates"),
+    [
+        # Four of six clients a round, two for each model.
+        (mfa_rand(6, 2, cohort_size=4), 6, 2, [[0, 0], [4, 4], [8, 8], [12, 12]]),
+        (mfa_rand(6, 1, cohort_size=4), 3, 1, [[0], [4], [8], [12]]),
+        # Six clients train the first model for three rounds, then the second.
+        (sequential(6, 2, rounds_per_model=3), 6, 2, [[0, 0], [12, 0], [18, 6], [18, 18]]),
+    ],
+)
+def test_counts_are_exact_and_cumulative(assignment, num_rounds, record_every, updates):
+    dataset = to_dataset(simulated(assignment, num_rounds, record_every))
+    expected = dict(zip(COUNTS, (np.array(updates) * n for n in (1, 3, DIM, DIM)), strict=True))
+    for name, values in expected.items():
+        assert dataset[name].dtype == np.int64
+        np.testing.assert_array_equal(dataset[name], values)
+    assert dataset["round"].values.tolist() == list(range(0, num_rounds + 1, record_every))
+
+
+def test_unequal_groups_add_up_to_the_cohort():
+    """Five clients for two models: 3 and 2 in each round, in either order."""
+    updates = to_dataset(simulated(mfa_rand(6, 2, cohort_size=5), 8, 1)).client_updates
+    np.testing.assert_array_equal(updates.sum("model"), 5 * np.arange(9))
+    per_round = np.diff(updates, axis=0)
+    assert set(np.unique(per_round)) == {2, 3}
+
+
+def trace(updates, *, upload_size=1, download_size=1):
+    """A trace by hand, of 32-bit counts ``[..., records, models]`` since the record before."""
+    updates = np.asarray(updates, np.int32)
+    *lead, records, _ = updates.shape
+    rounds = np.broadcast_to(10 * np.arange(records, dtype=np.int32), (*lead, records))
+    metrics = {"loss": updates / 2, "accuracy": -updates / 4}
+    return Trace(rounds, metrics, updates, updates, upload_size, download_size)
+
+
+def test_counts_do_not_overflow_32_bits():
+    many = 2_000_000_000
+    dataset = to_dataset(trace([[0], [many], [many]], upload_size=1000, download_size=7))
+    expected = {"client_updates": 1, "gradients": 1, "parameters_up": 1000, "parameters_down": 7}
+    for name, factor in expected.items():
+        assert dataset[name].values[:, 0].tolist() == [0, factor * many, factor * 2 * many]
+
+
+def test_dimensions_and_coordinates_are_named():
+    updates = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
+    dataset = to_dataset(trace(updates), ("rate", "seed"))
+    assert set(dataset.data_vars) == {"loss", "accuracy", *COUNTS}
+    for variable in dataset.data_vars.values():
+        assert variable.dims == ("rate", "seed", "round", "model")
+        assert variable.attrs["long_name"]
+    assert dataset["round"].values.tolist() == [0, 10, 20, 30]
+    assert dataset.model.values.tolist() == [1, 2, 3, 4, 5]
+    np.testing.assert_array_equal(dataset.loss, updates / 2)
+    np.testing.assert_array_equal(dataset.accuracy, -updates / 4)
+    np.testing.assert_array_equal(dataset.gradients, updates.cumsum(axis=2))
+    assert dataset.gradients.sel(round=20, model=4, rate=1, seed=2) == updates[1, 2, :3, 3].sum()
+
+
+# Files
+
+
+def labelled():
+    """A Dataset with what could get lost: int64, both precisions, NaN, labels, a manifest."""
+    dataset = to_dataset(trace([[[0, 0], [2_000_000_000, 1], [2_000_000_000, 3]]]), ("algorithm",))
+    dataset = dataset.assign(short=dataset.loss.astype("float32") / 3)
+    dataset["loss"][0, 1, 0] = np.nan
+    dataset["loss"][0, 2, 0] = np.inf
+    about = manifest({"task": {"mu": 0.1}, "sizes": (1, 2)}, seed=3, data="synthetic")
+    return dataset.assign_coords(algorithm=["MFA-Rand, η = 0.1"]).assign_attrs(
+        manifest=about, note="by hand"
+    )
+
+
+def test_netcdf_reads_back_equal(tmp_path):
+    dataset = labelled()
+    save_dataset(dataset, tmp_path / "result.nc")
+    assert files(tmp_path) == ["result.nc"]
+    with xr.open_dataset(tmp_path / "result.nc") as read:
+        attrs = dict(read.attrs)
+        xr.testing.assert_identical(read.drop_attrs(deep=False), dataset.drop_attrs(deep=False))
+        assert {name: x.dtype for name, x in read.data_vars.items()} == {
+            name: x.dtype for name, x in dataset.data_vars.items()
+        }
+    about = json.loads(attrs["manifest"])
+    assert about["config"] == {"task": {"mu": 0.1}, "sizes": [1, 2]}
+    assert (about["seed"], about["data"], about["prng"]) == (3, "synthetic", "threefry2x32")
+    assert about["versions"]["jax"] == jax.__version__
+    assert attrs["note"] == "by hand"
+    assert isinstance(dataset.attrs["manifest"], dict)  # the Dataset in memory is left alone
+
+
+def test_real_runs_read_back_equal(tmp_path):
+    dataset = to_dataset(simulated(mfa_rr(6, 2), 4, 2))
+    save_dataset(dataset, tmp_path / "result.nc")
+    with xr.open_dataset(tmp_path / "result.nc") as read:
+        xr.testing.assert_identical(read, dataset)
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, old):
+    path = tmp_path / "result.txt"
+    if old:
+        path.write_text(old)
+
+    def fails_half_way(aside):
+        aside.write_text("ne")
+        raise RuntimeError("disk full")
+
+    with pytest.raises(RuntimeError, match="disk full"):
+        write_aside(path, fails_half_way)
+    assert files(tmp_path) == (["result.txt"] if old else [])
+    assert not old or path.read_text() == old
+
+    def succeeds(aside):
+        assert aside.parent == path.parent  # renaming is atomic within a directory
+        aside.write_text("ne")
+        assert not path.exists() or path.read_text() == old
+        aside.write_text("new")
+
+    write_aside(path, succeeds)
+    assert files(tmp_path) == ["result.txt"]
+    assert path.read_text() == "new"
+
+
+def test_json_has_no_nan_and_no_numpy(tmp_path):
+    content = {
+        "nan": float("nan"),
+        "nested": {"infinite": [-np.inf, np.float32(0.5), (np.nan, 1)]},
+        "array": np.array([[1.0, np.nan], [np.inf, 2.0]]),
+        "numbers": {3: np.int64(2**40), "truth": np.bool_(True)},
+        "words": ["a", None, True],
+    }
+    save_json(content, tmp_path / "summary.json")
+    text = (tmp_path / "summary.json").read_text()
+    assert json.loads(text) == {
+        "nan": None,
+        "nested": {"infinite": [None, 0.5, [None, 1]]},
+        "array": [[1.0, None], [None, 2.0]],
+        "numbers": {"3": 2**40, "truth": True},
+        "words": ["a", None, True],
+    }
+    assert text.endswith("}\n")
+    assert files(tmp_path) == ["summary.json"]
+
+
+def test_json_that_cannot_be_written_leaves_the_old_file(tmp_path):
+    path = tmp_path / "summary.json"
+    save_json({"a": 1}, path)
+    with pytest.raises(TypeError):
+        save_json({"a": object()}, path)
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_a_directory_is_prepared_without_a_trace(tmp_path):
+    directory = tmp_path / "deep" / "results"
+    for _ in range(2):
+        prepare_directory(directory)
+        assert files(directory) == []
+
+
+@pytest.mark.parametrize("path", ["file", "file/results", "file/deep/results"])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=rf"cannot write to .*{path}: .*--out"):
+        prepare_directory(tmp_path / path)
+    assert files(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+# The revision
+
+
+def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
+    """None when installed as a package; marked when the tree differs from the revision."""
+
+    def git(*arguments):
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(tmp_path), *who, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def revision():
+        return manifest({}, seed=0, data="real")["git_revision"]
+
+    source = tmp_path / "fedjax_mm" / "results.py"
+    source.parent.mkdir()
+    source.touch()
+    monkeypatch.setattr(results, "__file__", str(source))
+    assert revision() is None
+
+    git("init")
+    git("add", ".")
+    git("commit", "--message", "first")
+    assert revision() == git("rev-parse", "HEAD")
+    source.write_text("changed")
+    assert revision() == git("rev-parse", "HEAD") + "-dirty"
