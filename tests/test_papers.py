@@ -63,7 +63,7 @@ def test_the_papers_settings():
         config = REPRODUCTIONS[name].config
         assert (config.num_models, config.learning_rate) == (num_models[name], rates[name])
         assert (config.num_rounds, config.num_seeds, config.local_steps) == (1000, 20, 5)
-        experiment = config.experiment()
+        experiment = config.at(config.num_models, config.local_steps)
         assert (experiment.task.num_clients, experiment.num_models) == (24, num_models[name])
         assignments = {
             label: algorithm.assignment.name for label, algorithm in experiment.algorithms.items()
@@ -82,7 +82,7 @@ def test_the_start_is_where_the_papers_plots_begin(name):
         config = validate(
             Comparison, REPRODUCTIONS[name].config.model_dump(), [f"task.start={kind}"]
         )
-        task = config.experiment().task
+        task = config.at(config.num_models, config.local_steps).task
         start[kind] = np.log10(task.build().metrics(task.initial_params())["excess_loss"])
     assert 0 < start["normal"] < 1
     assert start["zeros"] == pytest.approx(np.log10(0.019439088226487246), abs=1e-5)
@@ -91,7 +91,7 @@ def test_the_start_is_where_the_papers_plots_begin(name):
 
 def test_the_gain_is_swept_over_models_and_steps():
     config = GainSweep()
-    experiment = config.experiment(3, 10)
+    experiment = config.at(3, 10)
     assert experiment.num_models == 3
     assert [a.local_steps for a in experiment.algorithms.values()] == [10, 10]
     assert (config.num_models, config.local_steps) == ((1, 2, 3, 4, 6, 8, 12), (1, 5, 10))

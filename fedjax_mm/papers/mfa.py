@@ -1,7 +1,7 @@
 """Bhuyan, Moharir, Joshi: "Multi-Model Federated Learning with Provable Guarantees", section 6."""
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 import xarray as xr
@@ -28,44 +28,51 @@ _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
 _LAST = 0.2  # curves are judged on the last fifth of the rounds
 
 
-class Comparison(Config):
-    """Settings of Figures 1 to 4: MFA-Rand against MFA-RR on the quadratic."""
+class _BothOnQuadratic(Config):
+    """What the figures have in common: MFA-Rand and MFA-RR on the quadratic."""
 
-    num_models: Count
     learning_rate: Positive | InverseTime
     task: QuadraticConfig = QuadraticConfig(start="normal")
-    local_steps: Count = 5
     num_rounds: Count = 1000
     num_seeds: Annotated[Count, Field(ge=2)] = 20
     seed: Seed = 0
     precision: Precision = "float32"
 
+    def at(self, num_models: int, local_steps: int) -> Experiment:
+        """Both algorithms with M models and E local steps."""
+        values = self.model_dump()
+        local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
+        algorithms = {
+            label: {"assignment": {"name": name}} | local for label, name in _ASSIGNMENTS.items()
+        }
+        shared = {name: values[name] for name in Experiment.model_fields.keys() & values.keys()}
+        point = {"num_models": num_models, "algorithms": algorithms}
+        return validate(Experiment, shared | point)
+
+
+class Comparison(_BothOnQuadratic):
+    """Settings of Figures 1 to 4."""
+
+    num_models: Count
+    local_steps: Count = 5
+
     @model_validator(mode="after")
-    def _builds(self) -> Self:
-        self.experiment()
+    def _fits(self) -> Self:
+        self.at(self.num_models, self.local_steps)
         return self
 
-    def experiment(self) -> Experiment:
-        """The same settings for both algorithms."""
-        values = self.model_dump(exclude={"learning_rate", "local_steps"})
-        return validate(Experiment, values | {"algorithms": _both(self)})
 
-
-class GainSweep(Config):
+class GainSweep(_BothOnQuadratic):
     """Settings of Figure 5: rounds to a target as M and E vary."""
 
+    learning_rate: Positive | InverseTime = 0.1
     num_models: Annotated[tuple[Count, ...], Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
     local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 5, 10)
-    learning_rate: Positive | InverseTime = 0.1
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.75
-    task: QuadraticConfig = QuadraticConfig(start="normal")
     num_rounds: Count = 400
-    num_seeds: Annotated[Count, Field(ge=2)] = 20
-    seed: Seed = 0
-    precision: Precision = "float32"
 
     @model_validator(mode="after")
-    def _builds(self) -> Self:
+    def _fits(self) -> Self:
         if list(self.num_models) != sorted({1, *self.num_models}):
             raise ValueError(
                 f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
@@ -74,27 +81,8 @@ class GainSweep(Config):
             raise ValueError(
                 f"local_steps is {list(self.local_steps)}; give each number of steps once"
             )
-        for num_models in self.num_models:
-            self.experiment(num_models, self.local_steps[0])
+        self.at(max(self.num_models), self.local_steps[0])
         return self
-
-    def experiment(self, num_models: int, local_steps: int) -> Experiment:
-        """The experiment at one M and one E."""
-        values = self.model_dump(exclude={"learning_rate", "threshold"})
-        point = {"num_models": num_models, "local_steps": local_steps}
-        algorithms = _both(self.model_copy(update=point))
-        del values["local_steps"]
-        return validate(Experiment, values | {"num_models": num_models, "algorithms": algorithms})
-
-
-def _both(config: Any) -> dict[str, Any]:
-    """MFA-Rand and MFA-RR with the same local training."""
-    rate = config.learning_rate
-    local = {
-        "learning_rate": rate.model_dump() if isinstance(rate, InverseTime) else rate,
-        "local_steps": config.local_steps,
-    }
-    return {label: {"assignment": {"name": name}} | local for label, name in _ASSIGNMENTS.items()}
 
 
 # Figures 1 to 4: the gap's mean and spread.
@@ -102,7 +90,7 @@ def _both(config: Any) -> dict[str, Any]:
 
 def run_comparison(config: Comparison, progress: Progress | None = None) -> xr.Dataset:
     """Both algorithms; the Dataset gains ``gap = log10(F(w_t) - F*)``."""
-    dataset = run(config.experiment(), progress)
+    dataset = run(config.at(config.num_models, config.local_steps), progress)
     dataset.attrs["manifest"] |= {"config": config.model_dump()}
     return dataset.assign(
         gap=dataset.excess_loss.copy(data=log_gap(dataset.excess_loss)).assign_attrs(
@@ -204,7 +192,7 @@ def run_gain(config: GainSweep, progress: Progress | None = None) -> xr.Dataset:
                 point = f"E = {points[number][0]}, M = {points[number][1]}, {label}"
                 progress(point, number * total + done, len(points) * total)
 
-        result = run(config.experiment(models, steps), report)
+        result = run(config.at(models, steps), report)
         manifest = result.attrs["manifest"]
         wall = {name: wall[name] + manifest["wall_seconds"][name] for name in wall}
         results.append(result.distance.mean("model", keep_attrs=True))
