@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.devices import layout
 from fedjax_mm.experiment import Experiment, FedAvgConfig
 from fedjax_mm.results import manifest, to_dataset
 from fedjax_mm.simulate import State, Trace, advance, init
@@ -76,7 +77,10 @@ def _run_algorithm(
     algorithm = config.build(experiment.num_models)
     assignment = config.assignment.build(experiment.task.num_clients, experiment.num_models)
 
-    def start(rng_key: Any, task: Any, params: Any) -> State:
+    where = layout(experiment.num_seeds)
+
+    def start(rng_key: Any, shared: Any) -> State:
+        task, params = shared
         return init(rng_key, task, algorithm, assignment, params)
 
     def program(num_rounds: int) -> Any:
@@ -89,14 +93,15 @@ def _run_algorithm(
                 num_rounds,
                 client_map=experiment.client_map,
                 record_every=experiment.record_every,
+                client_axis=where.client_axis,
             )
 
-        return jax.jit(jax.vmap(segment, (0, None)), donate_argnums=0).lower(state, task).compile()
+        return jax.jit(where.over(segment), donate_argnums=0).lower(state, task).compile()
 
     report(f"{label}: compiling", 0)
     clock = time.perf_counter()
-    keys = seed_keys(experiment.seed, experiment.num_seeds)
-    state = jax.jit(jax.vmap(start, (0, None, None)))(keys, task, experiment.task.initial_params())
+    keys = seed_keys(experiment.seed, where.padded(experiment.num_seeds))
+    state = jax.jit(where.over(start))(keys, (task, experiment.task.initial_params()))
     segments = _segments(experiment.num_rounds, experiment.record_every)
     programs = {num_rounds: program(num_rounds) for num_rounds in set(segments)}
     wall["compile"] += time.perf_counter() - clock
@@ -106,7 +111,7 @@ def _run_algorithm(
     for num_rounds in segments:
         report(label, done)
         state, trace = programs[num_rounds](state, task)
-        traces.append(jax.device_get(trace))
+        traces.append(jax.tree.map(lambda x: x[: experiment.num_seeds], jax.device_get(trace)))
         _check_finite(traces[-1], label)
         done += num_rounds
     report(label, done)

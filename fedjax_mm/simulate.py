@@ -81,6 +81,7 @@ def simulate(
     client_map: ClientMap = "vmap",
     record_every: int = 1,
     params: Params | None = None,
+    client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """Trains M models for `num_rounds` rounds and records them, from round 0 on.
 
@@ -96,6 +97,8 @@ def simulate(
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters, of one model (shared by all) or with a leading models axis; drawn
         by the tasks if None.
+      client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
+        everything else is replicated over it.
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records.
@@ -123,6 +126,7 @@ def simulate(
         num_rounds,
         client_map=client_map,
         record_every=record_every,
+        client_axis=client_axis,
     )
 
 
@@ -162,6 +166,7 @@ def advance(
     *,
     client_map: ClientMap = "vmap",
     record_every: int = 1,
+    client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """`num_rounds` more rounds from a state. Arguments and result as in `simulate`."""
     task, task_axis = _stack(tasks, assignment)
@@ -174,7 +179,10 @@ def advance(
         groups, assignment_state = assignment.assign(
             jax.random.fold_in(key, 0), t, state.assignment
         )
-        over_models = jax.vmap(partial(train, algorithm, t, chunk_size), (0, task_axis, 0, 0))
+        part = partial(train, algorithm, t, chunk_size)
+        if client_axis is not None:
+            part = partial(train_share, algorithm, t, chunk_size, client_axis)
+        over_models = jax.vmap(part, (0, task_axis, 0, 0))
         total, clients = over_models(_model_keys(key, assignment.num_models), task, groups, models)
         models = models._replace(clients=clients)
         participants = jnp.sum(groups >= 0, axis=1, dtype=jnp.int32)
@@ -242,6 +250,38 @@ def train(
     start = zero_sum(contribution, model.params), model.clients
     (total, clients), _ = lax.scan(add_clients, start, chunks)
     return finish_sum(total, model.params), clients
+
+
+def train_share(
+    algorithm: Algorithm,
+    round: Round,
+    chunk_size: int | None,
+    client_axis: str,
+    model_key: PRNGKeyArray,
+    task: Task,
+    group: Int[Array, " group"],
+    model: Models,
+) -> tuple[Contribution, ClientState]:
+    """`train` with the group split over the devices of a mesh axis, and the shares put together.
+
+    Sums are added up over devices; a client's new state comes from the one device that trained it.
+    """
+    num_devices = lax.axis_size(client_axis)
+    share_size = -(-len(group) // num_devices)
+    group = jnp.pad(group, (0, share_size * num_devices - len(group)), constant_values=-1)
+    share = group.reshape(num_devices, share_size)[lax.axis_index(client_axis)]
+    total, clients = train(algorithm, round, chunk_size, model_key, task, share, model)
+
+    home = jnp.where(share >= 0, share, task.num_clients)
+    mine = jnp.zeros(task.num_clients, jnp.int32).at[home].set(1, mode="drop")
+    trained = lax.psum(mine, client_axis)
+
+    def merge(old: Array, new: Array) -> Array:
+        shape = (-1,) + (1,) * (new.ndim - 1)
+        parts = lax.psum(jnp.where(mine.reshape(shape) > 0, new, 0), client_axis)
+        return jnp.where(trained.reshape(shape) > 0, parts, old)
+
+    return lax.psum(total, client_axis), jax.tree.map(merge, model.clients, clients)
 
 
 def aggregate(

@@ -3,6 +3,9 @@
 import jax
 import pytest
 
+# Before anything is computed: the device count is fixed once JAX has started.
+jax.config.update("jax_num_cpu_devices", 8)
+
 
 @pytest.fixture
 def x64():

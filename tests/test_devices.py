@@ -1,0 +1,127 @@
+"""1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, quadratic, run, simulate
+from fedjax_mm.devices import layout, use_cpu_devices
+from fedjax_mm.runs import seed_keys
+from tests.helpers import Towards, counting
+
+N = 13  # divided neither by the models nor by the devices
+ASSIGNMENTS = {"mfa_rand": mfa_rand(N, 3), "mfa_rr": mfa_rr(N, 3, cohort_size=11)}
+layouts = pytest.mark.parametrize(
+    ("count", "axis"), [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
+)
+
+
+def close(actual, expected, tolerance):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            scale = np.abs(b).max()
+            np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
+        elif not jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+@layouts
+def test_devices_agree(count, axis, name, precision):
+    where = layout(3, jax.devices()[:count], axis)
+    assignment = ASSIGNMENTS[name]
+
+    def program(client_axis):
+        def one(rng_key, task):
+            return simulate(
+                rng_key,
+                task,
+                fedavg(0.1, local_steps=3),
+                assignment,
+                20,
+                client_map=2,
+                client_axis=client_axis,
+            )
+
+        return one
+
+    with jax.enable_x64(precision == "float64"):
+        task = quadratic(N, 2, mu=0.01)
+        keys = seed_keys(0, where.padded(3))
+        expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
+        actual = jax.jit(where.over(program(where.client_axis)))(keys, task)
+        close(actual, expected, 1e-6 if precision == "float32" else 1e-12)
+
+
+@layouts
+def test_client_states_come_home_from_every_device(count, axis):
+    where = layout(2, jax.devices()[:count], axis)
+
+    def program(client_axis):
+        def one(rng_key, task):
+            return simulate(rng_key, task, counting(), mfa_rand(N, 3), 9, client_axis=client_axis)[
+                0
+            ].models
+
+        return one
+
+    task, keys = Towards(jnp.arange(float(N))), seed_keys(1, 2)
+    expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
+    close(jax.jit(where.over(program(where.client_axis)))(keys, task), expected, 0)
+
+
+def test_dense_updates_and_gradients_are_summed_once():
+    """A gradient inside the mesh must not be added up over devices by itself."""
+    where = layout(1, jax.devices()[:8], "clients")
+    task = Towards(jnp.arange(float(N)))
+
+    def one(rng_key, task):
+        start = {"w": jnp.zeros(3)}
+        return simulate(
+            rng_key,
+            task,
+            fedavg(1.0, local_steps=1),
+            mfa_rand(N, 1),
+            1,
+            params=start,
+            client_axis="clients",
+        )[0].models.params["w"]
+
+    moved = jax.jit(where.over(one))(seed_keys(0, 1), task)
+    np.testing.assert_allclose(moved, np.full((1, 1, 3), (N - 1) / 2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_seeds", [1, 3, 8, 11])
+def test_run_uses_all_devices_and_drops_what_pads(num_seeds, monkeypatch):
+    """Fewer, as many and more seeds than the 8 devices of the tests."""
+    config = {
+        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
+        "num_models": 3,
+        "num_rounds": 6,
+        "num_seeds": num_seeds,
+        "algorithms": {
+            "RR": {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 2}
+        },
+    }
+    everywhere = run(Experiment.model_validate(config))
+    assert everywhere.sizes["seed"] == num_seeds
+    first = jax.devices()[:1]
+    monkeypatch.setattr("fedjax_mm.runs.layout", lambda replicas: layout(replicas, first))
+    alone = run(Experiment.model_validate(config))
+    for name in alone.data_vars:
+        np.testing.assert_allclose(everywhere[name], alone[name], rtol=2e-6)
+
+
+def test_the_axis_follows_the_number_of_replicas():
+    assert layout(8).axis == "replicas"
+    assert layout(7).axis == "clients"
+    assert layout(7).padded(7) == 7
+    assert layout(9).padded(9) == 16
+    assert layout(1, axis="replicas").padded(1) == 8
+
+
+def test_the_number_of_devices_is_checked():
+    with pytest.raises(ValueError, match="number of devices is 0"):
+        use_cpu_devices(0)
