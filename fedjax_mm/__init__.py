@@ -4,6 +4,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Contribution, SparseUpdate, Task
 from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.devices import layout, use_cpu_devices
 from fedjax_mm.experiment import Experiment
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.results import to_dataset
@@ -35,6 +36,7 @@ __all__ = [
     "gain",
     "init",
     "inverse_time",
+    "layout",
     "least_squares",
     "log_gap",
     "mfa_rand",
@@ -46,4 +48,5 @@ __all__ = [
     "simulate",
     "standard_error",
     "to_dataset",
+    "use_cpu_devices",
 ]

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from fedjax_mm import bench as benchmarks
 from fedjax_mm import plots
+from fedjax_mm.devices import use_compilation_cache, use_cpu_devices
 from fedjax_mm.experiment import Config, Experiment, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
 from fedjax_mm.results import prepare_directory, save_dataset, save_json
@@ -43,6 +44,7 @@ app = typer.Typer(
     """,
 )
 console = Console()
+notes = Console(stderr=True)
 
 Out = Annotated[
     Path, typer.Option(help="Directory for results; each has a folder of its own in it.")
@@ -102,6 +104,32 @@ def _output(directories: Sequence[Path]) -> Iterator[None]:
             with suppress(OSError):
                 directory.rmdir()
                 directory.parent.rmdir()
+
+
+@app.callback()
+def settings(
+    devices: Annotated[
+        int | None, typer.Option(help="CPU devices; one per core if not given.", show_default=False)
+    ] = None,
+    cache: Annotated[
+        bool, typer.Option(help="Keep compiled programs on disk for the next start.")
+    ] = True,
+    verbose: Annotated[
+        bool, typer.Option(help="Say which devices and which cache are used.")
+    ] = False,
+) -> None:
+    """Sets JAX up, before it starts its devices."""
+    try:
+        use_cpu_devices(devices)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    except RuntimeError:  # a process that has computed before keeps its devices
+        if devices is not None:
+            raise
+    place = use_compilation_cache() if cache else None
+    if verbose:
+        kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
+        notes.print(f"devices: {kinds}\ncompilation cache: {place or 'off'}", highlight=False)
 
 
 @app.command("list")
@@ -301,8 +329,7 @@ def _progress() -> Iterator[Report]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
     )
-    screen = Console(stderr=True)
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bars:
         bar = bars.add_task("starting", total=None)
         yield lambda label, done, total: bars.update(
             bar, description=label, completed=done, total=total

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -26,6 +27,19 @@ def use_cpu_devices(count: int | None = None) -> None:
     if count < 1:
         raise ValueError(f"the number of devices is {count}; it must be at least 1")
     jax.config.update("jax_num_cpu_devices", count)
+
+
+def use_compilation_cache() -> Path:
+    """Keeps compiled programs in the user's cache directory, and returns the place.
+
+    A later process with the same program, devices and versions reads them instead of compiling.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    place = Path(home) / "fedjax_mm" / "xla"
+    jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return place
 
 
 class Layout(NamedTuple):

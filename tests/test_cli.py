@@ -35,7 +35,7 @@ def call(*arguments):
         contextlib.redirect_stderr(err),
         pytest.raises(SystemExit) as ended,
     ):
-        cli.main([str(argument) for argument in arguments])
+        cli.main(["--no-cache", *map(str, arguments)] if arguments else [])
     return Outcome(ended.value.code, out.getvalue(), err.getvalue())
 
 

@@ -1,9 +1,14 @@
 """1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, quadratic, run, simulate
 from fedjax_mm.devices import layout, use_cpu_devices
@@ -125,3 +130,36 @@ def test_the_axis_follows_the_number_of_replicas():
 def test_the_number_of_devices_is_checked():
     with pytest.raises(ValueError, match="number of devices is 0"):
         use_cpu_devices(0)
+
+
+def command_line(*arguments, cache):
+    return subprocess.run(
+        [sys.executable, "-m", "fedjax_mm.cli", *map(str, arguments)],
+        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
+    """A second process compiles nothing: it adds nothing to the cache, and reads it."""
+    small = ("reproduce", "mfa-fig3", "--rounds", 20, "--seeds", 4, "--out", tmp_path / "out")
+    entries, results = [], []
+    for _ in range(2):
+        done = command_line("--verbose", "--devices", 2, *small, cache=tmp_path)
+        assert done.returncode in (0, 3), done.stderr
+        assert "devices: cpu:0, cpu:1" in done.stderr
+        assert str(tmp_path / "fedjax_mm" / "xla") in done.stderr
+        entries.append(sorted(p.name for p in tmp_path.rglob("*-cache")))
+        with xr.open_dataset(tmp_path / "out" / "mfa-fig3" / "result.nc") as result:
+            results.append(result.load().drop_attrs(deep=False))
+    assert entries[0]
+    assert entries[0] == entries[1]
+    xr.testing.assert_identical(*results)
+
+
+def test_the_cache_can_be_turned_off(tmp_path):
+    done = command_line("--no-cache", "--verbose", "bench", "W9", cache=tmp_path)
+    assert "compilation cache: off" in done.stderr
+    assert not (tmp_path / "fedjax_mm").exists()

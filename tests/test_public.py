@@ -24,12 +24,13 @@ ALLOWED = {
     "metrics": set(),
     "simulate": {"base", "contribution"},
     "results": {"simulate"},
+    "devices": set(),
     "experiment": {"algorithms", "assignment", "base", "schedules", "tasks"},
-    "runs": {"experiment", "results", "simulate"},
+    "runs": {"devices", "experiment", "results", "simulate"},
     "bench": {"algorithms", "assignment", "base", "runs", "simulate", "tasks"},
     "plots": {"results"},
     "papers": {"experiment", "metrics", "plots", "runs"},
-    "cli": {"bench", "experiment", "papers", "plots", "results", "runs"},
+    "cli": {"bench", "devices", "experiment", "papers", "plots", "results", "runs"},
 }
 """What each module or package may import from the project; packages may import from themselves."""
 
