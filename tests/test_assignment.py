@@ -69,6 +69,22 @@ def test_fedcluster_reshuffles_its_order():
     assert len({tuple(order) for order in np.reshape(orders, (10, 6))}) > 5
 
 
+def test_fedcluster_draws_its_clusters():
+    firsts = [roll_out(fedcluster(24, 2), jax.random.key(seed), 2) for seed in range(10)]
+    assert len({frozenset(frozenset(visit[0]) for visit in rounds) for rounds in firsts}) == 10
+
+
+def test_mfa_rand_draws_a_new_partition_every_round():
+    """20 partitions of 24 clients, all different; two clients meet again as often as by chance."""
+    rounds = roll_out(mfa_rand(24, 4), jax.random.key(0), 2000)
+    assert len({tuple(map(tuple, np.sort(groups, axis=1))) for groups in rounds}) == 2000
+    together = (rounds == 0).any(axis=2) & (rounds == 1).any(axis=2)  # in one group, by model
+    met = together.any(axis=1)
+    again = (met[1:] & met[:-1]).mean()
+    p = (5 / 23) ** 2
+    assert abs(again - p) < 4 * np.sqrt(p * (1 - p) / 1999 * 2)  # neighbouring pairs overlap
+
+
 def test_mfa_rr_draws_a_new_partition_every_frame():
     rounds = roll_out(mfa_rr(24, 4), jax.random.key(0), 20)
     partitions = {tuple(map(tuple, np.sort(rounds[i], axis=1))) for i in range(0, 20, 4)}

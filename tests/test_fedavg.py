@@ -1,11 +1,14 @@
 """FedAvg's options and its checks."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
+from fedjax_mm import Quadratic, fedavg, full_participation, mfa_rand, quadratic, simulate
 from tests.helpers import Towards, replay
 
 
@@ -40,6 +43,39 @@ def test_averages(options, expected):
         params={"w": jnp.zeros(3)},
     )
     np.testing.assert_allclose(state.models.params["w"][0], expected, rtol=1e-6)
+
+
+class HeavyQuadratic(Quadratic):
+    """Client k weighs k + 1."""
+
+    def weight(self, client):
+        return (client + 1).astype(jnp.float32)
+
+
+jax.tree_util.register_dataclass(
+    HeavyQuadratic,
+    data_fields=["mu", "minimizer", "optimum"],
+    meta_fields=["num_clients", "block_size"],
+)
+
+
+@pytest.mark.parametrize("server_scale", ["mean", "1/N"])
+def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
+    """The quadratic's closed form against automatic differentiation."""
+    plain = quadratic(5, 2, mu=0.3)
+    task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
+    sparse, dense = (
+        simulate(
+            jax.random.key(0),
+            task,
+            fedavg(0.2, local_steps=3, server_scale=server_scale, local_optimizer=optimizer),
+            mfa_rand(5, 2),
+            4,
+            params=jnp.arange(11.0),
+        )[0].models.params
+        for optimizer in (optax.sgd, lambda rate: optax.sgd(rate))
+    )
+    np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
 
 
 def test_server_scales_agree_with_full_participation():

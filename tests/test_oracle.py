@@ -1,5 +1,7 @@
 """The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +46,16 @@ def schedules(num_models):
     }
 
 
+def printed_rates(num_models):
+    """The same rates as the paper prints them, for t = 1, ..., T."""
+    rounds = range(1, ROUNDS + 1)
+    return {
+        "constant": [0.1 for t in rounds],
+        "decaying": [30 / (100 + t) for t in rounds],
+        "per frame": [30 / (100 + math.floor((t - 1) / num_models)) for t in rounds],
+    }
+
+
 def error(params, expected):
     """The largest difference relative to the largest parameter."""
     return np.abs(np.asarray(params) - expected).max() / np.abs(expected).max()
@@ -53,6 +65,7 @@ def error(params, expected):
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_quadratic(name, schedule):
     assignment = ASSIGNMENTS[name]
+    rates = printed_rates(assignment.num_models)[schedule]
     schedule = schedules(assignment.num_models)[schedule]
     rng_key = jax.random.key(7)
     start = np.random.default_rng(0).normal(size=(assignment.num_models, N * P + 1))
@@ -67,7 +80,7 @@ def test_quadratic(name, schedule):
         lambda m, k, w, t, e: reference.client_gradient(PROBLEM, k, w),
         start,
         roll_out(assignment, rng_key, ROUNDS),
-        [float(schedule(t)) for t in range(1, ROUNDS + 1)],
+        rates,
         5,
     )
     assert error(state.models.params, expected[-1]) < 1e-12

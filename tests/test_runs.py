@@ -7,7 +7,7 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedjax_mm import Experiment, run, runs, simulate, to_dataset
+from fedjax_mm import Experiment, Trace, run, runs, simulate, to_dataset
 from fedjax_mm.runs import seed_keys
 
 ALGORITHMS = {
@@ -185,3 +185,17 @@ def test_divergence_stops_the_run_and_is_named(record_every):
         FloatingPointError, match=r"Hot diverged: .* model \d, seed \d, is not finite"
     ):
         run(config)
+
+
+def test_the_first_divergence_is_the_one_that_is_named():
+    """Of several seeds, models and rounds; rounds are those recorded."""
+    loss = np.zeros((3, 4, 2))  # seeds, records, models
+    loss[0, 3, 0] = np.inf
+    loss[2, 2, 1] = np.nan
+    loss[1, 3, 1] = np.nan
+    rounds = np.tile([10, 15, 20, 25], (3, 1))
+    trace = Trace(rounds, {"loss": loss}, None, None, 1, 1)
+    with pytest.raises(
+        FloatingPointError, match=r"^A diverged: loss of model 2, seed 2, .* round 20;"
+    ):
+        runs._check_finite(trace, "A")
