@@ -191,11 +191,11 @@ def test_the_first_divergence_is_the_one_that_is_named():
     """Of several seeds, models and rounds; rounds are those recorded."""
     loss = np.zeros((3, 4, 2))  # seeds, records, models
     loss[0, 3, 0] = np.inf
-    loss[2, 2, 1] = np.nan
-    loss[1, 3, 1] = np.nan
+    loss[1, 2, 1] = np.nan
+    loss[2, 3, 0] = np.nan
     rounds = np.tile([10, 15, 20, 25], (3, 1))
     trace = Trace(rounds, {"loss": loss}, None, None, 1, 1)
     with pytest.raises(
-        FloatingPointError, match=r"^A diverged: loss of model 2, seed 2, .* round 20;"
+        FloatingPointError, match=r"^A diverged: loss of model 2, seed 1, .* round 20;"
     ):
         runs._check_finite(trace, "A")
