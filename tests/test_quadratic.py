@@ -1,5 +1,7 @@
 """The block structure against dense linear algebra."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,3 +112,18 @@ def test_minibatches_are_refused():
 def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         quadratic(arguments[0], arguments[1], mu=arguments[2])
+
+
+def test_single_precision_does_not_cancel():
+    """Near the optimum the excess is a quadratic form, and the decay is not a difference from 1."""
+    double = quadratic(24, 4, mu=2e-4)
+    with jax.enable_x64(False):
+        task = quadratic(24, 4, mu=2e-4)
+        noise = np.random.default_rng(0).normal(size=task.dim).astype(np.float32)
+        w = task.minimizer + 1e-4 * noise
+        excess = task.metrics(w)["excess_loss"]
+        decay = task.local_sgd(w, jnp.int32(3), 0.1, 5).scale
+        assert (excess.dtype, decay.dtype) == (np.float32, np.float32)
+    exact = double.metrics(jnp.asarray(np.asarray(w, np.float64)))["excess_loss"]
+    assert float(excess) == pytest.approx(float(exact), rel=1e-2)
+    assert float(decay) == pytest.approx(math.expm1(5 * math.log1p(-0.1 * 2e-4)), rel=1e-6)
