@@ -30,7 +30,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
-    """Two panels side by side: (a) the mean over seeds, (b) every seed's curve.
+    """Two panels: (a) the mean over seeds, (b) every seed's curve, its last fifth enlarged.
 
     Args:
       curves: over ``(algorithm, seed, round)``.
@@ -43,10 +43,15 @@ def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str
         left, right = figure.subplots(1, 2, sharex=True, sharey=True)
         labels = [str(label) for label in curves.algorithm.values]
         rounds = curves["round"].values
+        inset = right.inset_axes((0.42, 0.36, 0.55, 0.36))
+        last = slice(-max(2, len(rounds) // 5), None)
         for label, color in zip(labels, _cycle(_COLORS, labels), strict=True):
             runs = curves.sel(algorithm=label).transpose("seed", "round").values
             left.plot(rounds, runs.mean(0), color=color, lw=1.6)
             right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
+            inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
+        inset.tick_params(labelsize=7)
+        inset.set_xlim(rounds[last][0], rounds[-1])
         _finish(left, f"(a) mean of {curves.sizes['seed']} runs", "round $t$", ylabel)
         _finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
         lines = [Line2D([], [], color=c, lw=1.6) for c in _cycle(_COLORS, labels)]
