@@ -93,17 +93,18 @@ def _checking_input() -> Iterator[None]:
 
 @contextmanager
 def _output(directories: Sequence[Path]) -> Iterator[None]:
-    """Makes directories that can be written to; empty ones are removed again at the end."""
-    with _checking_input():
-        for directory in directories:
-            prepare_directory(directory)
+    """Makes directories that can be written to; those that stay empty are removed at the end."""
+    parents = {parent for directory in directories for parent in (directory, *directory.parents)}
+    new = sorted((path for path in parents if not path.exists()), reverse=True)
     try:
+        with _checking_input():
+            for directory in directories:
+                prepare_directory(directory)
         yield
     finally:
-        for directory in directories:
-            with suppress(OSError):
-                directory.rmdir()
-                directory.parent.rmdir()
+        for path in new:
+            with suppress(OSError):  # it holds results, or was never made
+                path.rmdir()
 
 
 @app.callback()

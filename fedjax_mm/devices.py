@@ -65,7 +65,10 @@ class Layout(NamedTuple):
         return -(-num_replicas // devices) * devices
 
     def over(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """``program(one_replica, shared)`` over a leading axis of replicas, on all devices."""
+        """``program(one_replica, shared)`` over a leading axis of replicas, on all devices.
+
+        With the client axis take gradients outside: inside, devices do not see each other's.
+        """
         split = PartitionSpec("replicas") if self.axis == "replicas" else PartitionSpec()
         # Without the check, carries that start as zeros need not be cast to varying ones.
         return jax.shard_map(
@@ -80,20 +83,20 @@ class Layout(NamedTuple):
 def layout(
     num_replicas: int,
     devices: Sequence[Any] | None = None,
-    axis: Literal["replicas", "clients"] | None = None,
+    axis: Literal["replicas", "clients"] = "replicas",
 ) -> Layout:
-    """The replica axis if there are at least as many replicas as devices, else the client axis.
+    """The replica axis, on at most as many devices as replicas; the client axis on request.
 
     Args:
       num_replicas: seeds times swept numbers.
       devices: all of them if None.
-      axis: which axis to split, if not the default.
+      axis: "clients" pays off where one replica's clients are many or its model is large.
 
     Example:
       >>> layout(20).axis
       'replicas'
     """
     devices = jax.devices() if devices is None else devices
-    if axis is None:
-        axis = "replicas" if num_replicas >= len(devices) else "clients"
+    if axis == "replicas":
+        devices = devices[:num_replicas]
     return Layout(Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,)), axis)

@@ -98,7 +98,7 @@ def simulate(
       params: initial parameters, of one model (shared by all) or with a leading models axis; drawn
         by the tasks if None.
       client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
-        everything else is replicated over it.
+        everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
     Returns:
       The final state, and the trace with ``1 + num_rounds / record_every`` records.
@@ -293,6 +293,8 @@ def aggregate(
 ) -> Models:
     """The server's step of one model; a model that nobody trained stays as it is."""
     old = model.params, model.server
+    # An idle model's total is replaced, so that no 0/0 is selected away: its gradient would be NaN.
+    total = jax.tree.map(lambda x: jnp.where(num_participants > 0, x, jnp.ones_like(x)), total)
     new = algorithm.server(round, *old, total)
     params, server = jax.tree.map(lambda x, y: jnp.where(num_participants > 0, x, y), new, old)
     return Models(params, server, model.clients)

@@ -14,7 +14,7 @@ from tests.helpers import roll_out
 @st.composite
 def sizes(draw):
     """(N, M, K) with 1 <= M <= K <= N."""
-    num_clients = draw(st.integers(1, 30))
+    num_clients = draw(st.integers(1, 30) | st.sampled_from([129, 169, 200]))  # drawn otherwise
     cohort_size = draw(st.integers(1, num_clients))
     return num_clients, draw(st.integers(1, min(cohort_size, 8))), cohort_size
 
@@ -87,8 +87,13 @@ def test_mfa_rand_draws_a_new_partition_every_round():
 
 def test_mfa_rr_draws_a_new_partition_every_frame():
     rounds = roll_out(mfa_rr(24, 4), jax.random.key(0), 20)
-    partitions = {tuple(map(tuple, np.sort(rounds[i], axis=1))) for i in range(0, 20, 4)}
+    partitions = {frozenset(map(frozenset, rounds[i].tolist())) for i in range(0, 20, 4)}
     assert len(partitions) == 5
+
+
+def test_mfa_rr_draws_a_new_cohort_every_frame():
+    rounds = roll_out(mfa_rr(24, 2, cohort_size=8), jax.random.key(0), 20)
+    assert len({frozenset(groups.ravel()) for groups in rounds[::2]}) == 10
 
 
 def test_mfa_rr_can_redraw_its_cohort_every_round():

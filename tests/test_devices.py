@@ -119,12 +119,11 @@ def test_run_uses_all_devices_and_drops_what_pads(num_seeds, monkeypatch):
         np.testing.assert_allclose(everywhere[name], alone[name], rtol=2e-6)
 
 
-def test_the_axis_follows_the_number_of_replicas():
-    assert layout(8).axis == "replicas"
-    assert layout(7).axis == "clients"
-    assert layout(7).padded(7) == 7
-    assert layout(9).padded(9) == 16
-    assert layout(1, axis="replicas").padded(1) == 8
+def test_no_more_devices_than_replicas():
+    assert [layout(n).mesh.size for n in (1, 7, 8, 9)] == [1, 7, 8, 8]
+    assert [layout(n).padded(n) for n in (1, 7, 8, 9)] == [1, 7, 8, 16]
+    assert layout(1, axis="clients").mesh.size == 8
+    assert layout(3, axis="clients").padded(3) == 3
 
 
 def test_the_number_of_devices_is_checked():

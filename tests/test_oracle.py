@@ -31,7 +31,7 @@ PROBLEM = reference.dense_quadratic(N, P, MU)
 ASSIGNMENTS = {
     **{f"mfa_rand M={m}": mfa_rand(N, m) for m in (1, 2, 5, 12)},
     **{f"mfa_rr M={m}": mfa_rr(N, m) for m in (1, 2, 5, 12)},
-    **{f"fedcluster M={m}": fedcluster(N, m) for m in (2, 5, 12)},
+    **{f"fedcluster M={m}": fedcluster(N, m) for m in (1, 2, 5, 12)},
     "mfa_rand M=5 K=13": mfa_rand(N, 5, cohort_size=13),
     "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
     "sequential M=3": sequential(N, 3, rounds_per_model=50),
@@ -65,8 +65,9 @@ def error(params, expected):
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_quadratic(name, schedule):
     assignment = ASSIGNMENTS[name]
-    rates = printed_rates(assignment.num_models)[schedule]
-    schedule = schedules(assignment.num_models)[schedule]
+    frame_length = int(name.split("M=")[1].split()[0])  # FedCluster's is its number of clusters
+    rates = printed_rates(frame_length)[schedule]
+    schedule = schedules(frame_length)[schedule]
     rng_key = jax.random.key(7)
     start = np.random.default_rng(0).normal(size=(assignment.num_models, N * P + 1))
     task = quadratic(N, P, mu=MU)
