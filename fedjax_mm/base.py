@@ -104,8 +104,8 @@ class Algorithm(NamedTuple):
       client: ``(rng_key, round, task, client, params, server_state, client_state) -> (Contribution,
         client_state)``; `client` is the client's number.
       server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum
-        of the participants' contributions with dense updates. Not called for a model that nobody
-        trained.
+        of the participants' contributions with dense updates. A model that nobody trained
+        stays as it is.
     """
 
     init: Callable[[Task, Params], tuple[ServerState, ClientState]]
