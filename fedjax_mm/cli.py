@@ -108,7 +108,7 @@ def _output(directories: Sequence[Path]) -> Iterator[None]:
 
 
 @app.callback()
-def settings(
+def set_up(
     devices: Annotated[
         int | None, typer.Option(help="CPU devices; one per core if not given.", show_default=False)
     ] = None,

@@ -1,4 +1,4 @@
-"""Figures. The only module that imports matplotlib; nothing here needs a display."""
+"""Figures. The only module that draws with matplotlib; nothing here needs a display."""
 
 import textwrap
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Learning rates of the papers, as schedules of the round t = 1, 2, ...
 
-Any optax schedule may stand beside them: it is evaluated at the round, once, and local steps all
-  use
-that rate.
+Any optax schedule may stand beside them: it is evaluated at the round, once, and all local steps
+use that rate.
 """
 
 from typing import Any
