@@ -3,14 +3,17 @@
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Contribution, SparseUpdate, Task
+from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.data.clients import ClientData, client_data
-from fedjax_mm.devices import layout, use_cpu_devices
-from fedjax_mm.experiment import Experiment
+from fedjax_mm.devices import join_processes, layout, use_cpu_devices
+from fedjax_mm.experiment import Experiment, Sweep
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
-from fedjax_mm.results import to_dataset
+from fedjax_mm.plan import Setup
+from fedjax_mm.results import save_dataset, to_dataset
 from fedjax_mm.runs import run
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import State, Trace, advance, init, simulate
+from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.tasks.quadratic import Quadratic, quadratic
 
@@ -18,13 +21,19 @@ __all__ = [
     "Algorithm",
     "AnalyticTask",
     "Assignment",
+    "Checkpoints",
     "ClientData",
     "Contribution",
+    "DivergenceError",
+    "Execution",
     "Experiment",
+    "InterruptedRunError",
     "LeastSquares",
     "Quadratic",
+    "Setup",
     "SparseUpdate",
     "State",
+    "Sweep",
     "Task",
     "Trace",
     "advance",
@@ -36,6 +45,7 @@ __all__ = [
     "gain",
     "init",
     "inverse_time",
+    "join_processes",
     "layout",
     "least_squares",
     "log_gap",
@@ -44,9 +54,11 @@ __all__ = [
     "per_frame",
     "quadratic",
     "run",
+    "save_dataset",
     "sequential",
     "simulate",
     "standard_error",
+    "sweep",
     "to_dataset",
     "use_cpu_devices",
 ]

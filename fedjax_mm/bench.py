@@ -11,7 +11,7 @@ import jax
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment
-from fedjax_mm.runs import seed_keys
+from fedjax_mm.plan import seed_keys
 from fedjax_mm.simulate import ClientMap, simulate
 from fedjax_mm.tasks.quadratic import quadratic
 

@@ -1,13 +1,17 @@
-"""The command line: list, reproduce, run, bench."""
+"""The command line: list, reproduce, run, sweep, bench."""
 
+import datetime
+import math
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
 import jax
 import typer
+import xarray as xr
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -15,14 +19,19 @@ from rich.table import Table
 
 from fedjax_mm import bench as benchmarks
 from fedjax_mm import plots
-from fedjax_mm.devices import use_compilation_cache, use_cpu_devices
-from fedjax_mm.experiment import Config, Experiment, load, validate
+from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
+from fedjax_mm.experiment import Config, Experiment, Sweep, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
+from fedjax_mm.plan import Plan
 from fedjax_mm.results import prepare_directory, save_dataset, save_json
-from fedjax_mm.runs import Progress as Report
+from fedjax_mm.runs import plan as plan_experiment
 from fedjax_mm.runs import run as run_experiment
+from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError
+from fedjax_mm.sweep import Progress as Report
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
+_LOG_SECONDS = 30.0
 
 app = typer.Typer(
     name="fedjax-mm",
@@ -38,9 +47,10 @@ app = typer.Typer(
     - `fedjax-mm reproduce mfa-fig3` makes a figure in `results/mfa-fig3/`
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
     - `fedjax-mm run experiment.toml` runs an experiment of your own
+    - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
 
     Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's claim
-    does not hold.
+    does not hold, 130 or 143 interrupted: what was done is saved, and `--resume` continues it.
     """,
 )
 console = Console()
@@ -53,6 +63,23 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option(
         "--set", metavar="KEY=VALUE", help="Override a setting, e.g. task.mu=0.05; repeatable."
+    ),
+]
+
+
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Continue an unfinished run bit by bit; start if there is none."),
+]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
+Memory = Annotated[
+    float | None,
+    typer.Option(metavar="GIB", help="Memory that may be used; 60 % of what is free if not given."),
+]
+Split = Annotated[
+    Literal["replicas", "clients"] | None,
+    typer.Option(
+        help="What the devices share out: seeds and points, or the clients of each group.",
     ),
 ]
 
@@ -70,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), BAD_INPUT)
     except typer.TyperException as error:
         _fail(f"{error.format_message().rstrip('.')}. See 'fedjax-mm --help'.", BAD_INPUT)
+    except InterruptedRunError as error:
+        _fail(str(error), 128 + error.number)
     except (FloatingPointError, OSError) as error:
         _fail(str(error), FAILED)
     except typer.Abort:
@@ -115,18 +144,33 @@ def set_up(
     cache: Annotated[
         bool, typer.Option(help="Keep compiled programs on disk for the next start.")
     ] = True,
+    distributed: Annotated[
+        bool,
+        typer.Option(
+            "--distributed", help="Be one of several processes that a cluster's scheduler started."
+        ),
+    ] = False,
+    process: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N@HOST:PORT",
+            help="Be process I = 0, 1, ... of N, without a scheduler; process 0 is at HOST:PORT.",
+        ),
+    ] = None,
     verbose: Annotated[
         bool, typer.Option(help="Say which devices and which cache are used.")
     ] = False,
 ) -> None:
     """Sets JAX up, before it starts its devices."""
-    try:
-        use_cpu_devices(devices)
-    except ValueError as error:
-        raise InputError(str(error)) from error
-    except RuntimeError:  # a process that has computed before keeps its devices
-        if devices is not None:
-            raise
+    with _checking_input():
+        try:
+            use_cpu_devices(devices)
+        except RuntimeError:  # a process that has computed before keeps its devices
+            if devices is not None:
+                raise
+        if distributed or process is not None:
+            join_processes(process)
+            console.quiet = notes.quiet = jax.process_index() > 0
     place = use_compilation_cache() if cache else None
     if verbose:
         kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
@@ -154,6 +198,8 @@ def reproduce(
         str | None, typer.Option(metavar="NUMBER", help="Rounds, instead of the paper's.")
     ] = None,
     overrides: Overrides = None,
+    resume: Resume = False,
+    save_every: SaveEvery = 30.0,
 ) -> None:
     """Reproduce figures of the papers.
 
@@ -169,8 +215,11 @@ def reproduce(
         items = [_find(name) for name in dict.fromkeys(ids)]
         configs = [_configure(item, settings) for item in items]
     folders = [out / item.id for item in items]
+    holds = []
     with _output(folders):
-        holds = [_reproduce(*each) for each in zip(items, configs, folders, strict=True)]
+        for item, config, folder in zip(items, configs, folders, strict=True):
+            with _execution(folder, resume, save_every) as execution:
+                holds.append(_reproduce(item, config, folder, execution))
     raise typer.Exit(0 if all(holds) else CLAIM_FAILED)
 
 
@@ -187,14 +236,14 @@ def _find(name: str) -> Reproduction:
     return REPRODUCTIONS[name]
 
 
-def _reproduce(item: Reproduction, config: Any, directory: Path) -> bool:
+def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Execution) -> bool:
     """One reproduction, from running to files; whether all claims hold."""
-    with _progress() as report:
-        dataset = item.run(config, report)
-    judgement = item.judge(dataset, config)
+    dataset = item.run(config, execution)
+    judgement, manifest = item.judge(dataset, config), dataset.attrs["manifest"]
+    if jax.process_index() > 0:
+        return all(claim.holds for claim in judgement.claims)
     save_dataset(dataset, directory / "result.nc")
     plots.save_figure(item.plot(dataset, config, judgement), directory / "figure.png")
-    manifest = dataset.attrs["manifest"]
     summary = {
         "id": item.id,
         "paper": item.paper,
@@ -234,6 +283,10 @@ def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
     out: Out = Path("results"),
     overrides: Overrides = None,
+    resume: Resume = False,
+    save_every: SaveEvery = 30.0,
+    memory: Memory = None,
+    split: Split = None,
 ) -> None:
     """Run an experiment described in a TOML file.
 
@@ -262,12 +315,12 @@ def run(
     with _checking_input():
         experiment = load(config, Experiment, overrides or [])
     directory = out / config.stem
-    with _output([directory]):
-        with _progress() as report:
-            dataset = run_experiment(experiment, report)
-        save_dataset(dataset, directory / "result.nc")
-        save_json(dataset.attrs["manifest"], directory / "manifest.json")
-    last = dataset.isel(round=-1).mean(("seed", "model"))
+    with (
+        _output([directory]),
+        _execution(directory, resume, save_every, memory, split) as execution,
+    ):
+        dataset = _run_and_save(experiment, directory, execution)
+    last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
     labels = [str(label) for label in last.algorithm.values]
     title = f"After {experiment.num_rounds} rounds, means over seeds and models"
     table = Table("", *map(escape, labels), title=title)
@@ -275,6 +328,133 @@ def run(
         table.add_row(str(name), *(f"{value:.6g}" for value in values.values))
     console.print(table)
     _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, "result.nc, manifest.json")
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml")],
+    out: Out = Path("results"),
+    overrides: Overrides = None,
+    resume: Resume = False,
+    save_every: SaveEvery = 30.0,
+    memory: Memory = None,
+    split: Split = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Compile, show the plan, and stop.")
+    ] = False,
+) -> None:
+    """Run an experiment at all points of a grid.
+
+    The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
+    or one of every algorithm's; its values are a list, or a range:
+
+        [axes]
+        num_models = [2, 12]
+        task.mu = [2e-4, 0.05]
+        learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
+
+    Numbers that are not counts, and seeds, cost no compilation. Writes OUT/NAME/result.nc with one
+    dimension per axis, and OUT/NAME/figure.png. Runs that diverge are marked in the variable
+    `diverged`, and the others go on.
+    """
+    with _checking_input():
+        experiment = load(config, Sweep, overrides or [])
+    directory = out / config.stem
+    if dry_run:
+        with _checking_input(), _progress() as report:
+            plan = plan_experiment(experiment, _how(memory, split)._replace(progress=report))
+        _show_plan(plan)
+        return
+    with (
+        _output([directory]),
+        _execution(directory, resume, save_every, memory, split) as execution,
+    ):
+        dataset = _run_and_save(experiment, directory, execution._replace(announce=_show_plan))
+        if jax.process_index() == 0:
+            plots.save_figure(plots.sweep_overview(dataset), directory / "figure.png")
+    diverged = int((dataset.diverged >= 0).any("model").sum())
+    if diverged:
+        runs = math.prod(dataset.diverged.isel(model=0).shape)
+        console.print(f"  [red]diverged:[/] {diverged} of {runs:,} runs; see the variable diverged")
+    files = "figure.png, result.nc, manifest.json"
+    _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, files)
+
+
+def _run_and_save(experiment: Experiment, directory: Path, execution: Execution) -> xr.Dataset:
+    """The result, saved; if a model diverged and that is the end, what came before it."""
+
+    def save(dataset: xr.Dataset) -> None:
+        if jax.process_index() == 0:
+            save_dataset(dataset, directory / "result.nc")
+            save_json(dataset.attrs["manifest"], directory / "manifest.json")
+
+    try:
+        dataset = run_experiment(experiment, execution)
+    except DivergenceError as error:
+        save(error.partial)
+        raise
+    save(dataset)
+    return dataset
+
+
+@contextmanager
+def _execution(
+    directory: Path,
+    resume: bool,
+    save_every: float,
+    memory: Memory = None,
+    split: Split = None,
+) -> Iterator[Execution]:
+    """Checkpoints in a directory, discarded when all is written, and a progress bar."""
+    with _checking_input():
+        execution = _how(memory, split, save_every)
+        checkpoints = Checkpoints(directory, resume=resume).open()
+    with checkpoints:
+        with _progress() as report:
+            yield execution._replace(progress=report, checkpoints=checkpoints)
+        checkpoints.discard()
+
+
+def _how(memory: Memory, split: Split, save_every: float = 30.0) -> Execution:
+    """The options' values, checked."""
+    if memory is not None and not memory > 0:
+        raise ValueError(f"--memory is {memory:g}; it must be positive")
+    if not save_every >= 0:
+        raise ValueError(f"--save-every is {save_every:g}; it must not be negative")
+    return Execution(
+        save_every=save_every, split=split, memory=None if memory is None else memory * 2**30
+    )
+
+
+def _show_plan(plan: Plan) -> None:
+    """Programs, batches, memory and work, before they begin."""
+    table = Table("program", "runs", "batches", "models", "MiB a batch", box=None, title="Plan")
+    for each in plan.compiled:
+        table.add_row(
+            escape(each.program.label),
+            f"{len(each.program):,}",
+            f"{each.num_batches} x {each.batch_size:,}",
+            str(each.program.num_models),
+            f"{each.num_bytes / 2**20:,.0f}",
+        )
+    notes.print(table)
+    devices = plan.where.mesh.size
+    lines = [
+        f"{len(plan.compiled)} programs, each compiled once, in {plan.compile_seconds:.1f} s; "
+        f"{plan.client_updates:,} local trainings on {devices} devices, which share out the "
+        f"{plan.where.axis}",
+        f"memory: {_gib(plan.num_bytes)} estimated = {_gib(plan.process_bytes)} this process + "
+        f"{_gib(plan.batch_bytes)} the largest batch + {_gib(plan.result_bytes)} the result; "
+        f"{_gib(plan.limit)} may be used",
+    ]
+    if plan.is_split:
+        lines.append("all runs of a program at once would not fit: they are split into batches")
+    for line in lines:
+        notes.print(f"  {line}", style="dim", highlight=False, soft_wrap=True)
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 @app.command()
@@ -322,19 +502,58 @@ def bench(
 
 @contextmanager
 def _progress() -> Iterator[Report]:
-    """A bar with what is being done and the time since the start."""
+    """A bar with what is being done, and the time since the start and to the end.
+
+    Where nobody watches, as in a cluster's log, it is a line now and then.
+    """
+    if not notes.is_terminal:
+        yield _log_lines()
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
     )
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bars:
-        bar = bars.add_task("starting", total=None)
-        yield lambda label, done, total: bars.update(
-            bar, description=label, completed=done, total=total
-        )
+    with Progress(*columns, console=notes, transient=True) as bars:
+        bar, left = bars.add_task("starting", total=None, left=""), _time_left()
+
+        def report(label: str, done: int, total: int) -> None:
+            bars.update(bar, description=label, completed=done, total=total, left=left(done, total))
+
+        yield report
+
+
+def _log_lines() -> Report:
+    """Prints progress at most twice a minute."""
+    left, last = _time_left(), time.monotonic()
+
+    def report(label: str, done: int, total: int) -> None:
+        nonlocal last
+        forecast = left(done, total)
+        if time.monotonic() - last >= _LOG_SECONDS:
+            last = time.monotonic()
+            notes.print(f"{done / total:.0%} {label} {forecast}", highlight=False, soft_wrap=True)
+
+    return report
+
+
+def _time_left() -> Callable[[int, int], str]:
+    """The forecast of the time to the end, from the speed since the work began."""
+    start: tuple[float, int] | None = None
+
+    def left(done: int, total: int) -> str:
+        nonlocal start
+        now = time.monotonic()
+        if start is None or done <= start[1]:  # compiling, or nothing done yet
+            start = now, done
+            return ""
+        seconds = (now - start[0]) * (total - done) / (done - start[1])
+        return f"{datetime.timedelta(seconds=round(seconds))} left"
+
+    return left
 
 
 if __name__ == "__main__":

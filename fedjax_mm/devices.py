@@ -1,13 +1,15 @@
 """Many devices: the replicas of a program, or the clients of its groups, split over a mesh."""
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
 def use_cpu_devices(count: int | None = None) -> None:
@@ -29,6 +31,31 @@ def use_cpu_devices(count: int | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
+def join_processes(address: str | None = None) -> None:
+    """Makes this process one of several that compute together; JAX then sees all their devices.
+
+    Call it once in every process, before anything is computed.
+
+    Args:
+      address: ``I/N@HOST:PORT``, this process's number, how many there are, and where process 0 can
+        be reached by all. If None, what the cluster's scheduler says (Slurm, Open MPI, Kubernetes,
+        TPU pods).
+
+    Raises:
+      ValueError: if the address is not of that form, or there is no scheduler.
+
+    Example:
+      >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
+    """
+    if address is None:
+        jax.distributed.initialize()
+        return
+    parts = re.fullmatch(r"(\d+)/(\d+)@(.+:\d+)", address)
+    if parts is None or not int(parts[1]) < int(parts[2]):
+        raise ValueError(f"the process is {address!r}; write it as I/N@HOST:PORT with 0 <= I < N")
+    jax.distributed.initialize(parts[3], int(parts[2]), int(parts[1]))
+
+
 def use_compilation_cache() -> Path:
     """Keeps compiled programs in the user's cache directory, and returns the place.
 
@@ -46,7 +73,7 @@ class Layout(NamedTuple):
     """How a program of many replicas is laid out over devices; make it with `layout`.
 
     Attributes:
-      mesh: the devices, along one axis.
+      mesh: the devices, of one or of many processes, along one axis.
       axis: "replicas", which need no communication, or "clients", whose contributions are summed
         over devices.
     """
@@ -59,44 +86,95 @@ class Layout(NamedTuple):
         """What `simulate` is given as `client_axis`."""
         return "clients" if self.axis == "clients" else None
 
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices share the host's memory and cores."""
+        return bool(self.mesh.devices.flat[0].platform == "cpu")
+
     def padded(self, num_replicas: int) -> int:
         """The replicas to run so that every device has as many; the last ones are to be dropped."""
         devices = self.mesh.size if self.axis == "replicas" else 1
         return -(-num_replicas // devices) * devices
 
-    def over(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """``program(one_replica, shared)`` over a leading axis of replicas, on all devices.
+    def over(self, program: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Any:
+        """A program of many replicas, each device computing its share of them.
 
-        With the client axis take gradients outside: inside, devices do not see each other's.
+        Args:
+          program: a function of arrays that have a replicas axis, and of others that all replicas
+            share: most simply ``jax.vmap(one_replica, in_axes)``. With the client axis take
+            gradients outside: inside, devices do not see each other's.
+          in_axes: for each argument where its replicas axis is, or None, as in `jax.vmap`.
+          out_axes: the same of the result.
         """
-        split = PartitionSpec("replicas") if self.axis == "replicas" else PartitionSpec()
         # Without the check, carries that start as zeros need not be cast to varying ones.
         return jax.shard_map(
-            jax.vmap(program, (0, None)),
+            program,
             mesh=self.mesh,
-            in_specs=(split, PartitionSpec()),
-            out_specs=split,
+            in_specs=self._specs(in_axes),
+            out_specs=self._specs(out_axes),
             check_vma=False,
         )
+
+    def put(self, tree: Any, axis: int | None) -> Any:
+        """Arrays of the host, equal in all processes, on the devices where `over` wants them."""
+        sharding = NamedSharding(self.mesh, self._specs(axis))
+
+        def place(array: Any) -> jax.Array:
+            array = np.asarray(array)
+            return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+        return jax.tree.map(place, tree)
+
+    def fetch(self, tree: Any) -> Any:
+        """Arrays of the host, whole in every process."""
+        if jax.process_count() == 1:
+            return jax.device_get(tree)
+        return multihost_utils.process_allgather(tree, tiled=True)
+
+    def _specs(self, axes: Any) -> Any:
+        """Where axes are split: only replicas are, clients are shared out inside the program."""
+
+        def spec(axis: int | None) -> PartitionSpec:
+            if axis is None or self.axis == "clients":
+                return PartitionSpec()
+            return PartitionSpec(*[None] * axis, "replicas")
+
+        return jax.tree.map(spec, axes, is_leaf=lambda axis: axis is None)
 
 
 def layout(
     num_replicas: int,
     devices: Sequence[Any] | None = None,
-    axis: Literal["replicas", "clients"] = "replicas",
+    axis: Literal["replicas", "clients"] | None = None,
 ) -> Layout:
-    """The replica axis, on at most as many devices as replicas; the client axis on request.
+    """The replica axis, or the client axis where there are fewer replicas than devices.
 
     Args:
       num_replicas: seeds times swept numbers.
-      devices: all of them if None.
-      axis: "clients" pays off where one replica's clients are many or its model is large.
+      devices: all of them if None, those of other processes included.
+      axis: "replicas" or "clients" to have it so in any case. Where there are fewer replicas than
+        devices, "replicas" leaves devices idle, which may yet be faster if a round is short:
+        "clients" adds up contributions over devices in every round.
+
+    Raises:
+      ValueError: if `axis` is unknown.
 
     Example:
-      >>> layout(20).axis
+      >>> layout(20, axis="replicas").axis
       'replicas'
     """
+    if axis not in ("replicas", "clients", None):
+        raise ValueError(f"axis is {axis!r}; it must be 'replicas', 'clients' or None")
     devices = jax.devices() if devices is None else devices
+    if axis is None:
+        axis = "replicas" if num_replicas >= len(devices) else "clients"
     if axis == "replicas":
         devices = devices[:num_replicas]
     return Layout(Mesh(np.array(devices), (axis,), axis_types=(AxisType.Auto,)), axis)
+
+
+def agree(*numbers: float) -> list[float]:
+    """The largest of each number over all processes."""
+    if jax.process_count() == 1:
+        return [float(number) for number in numbers]
+    return np.max(multihost_utils.process_allgather(np.array(numbers)), axis=0).tolist()

@@ -1,18 +1,22 @@
 """An experiment as data: what `run CONFIG.toml` reads and what a paper's figure is made of."""
 
 import difflib
+import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedjax_mm import assignment
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Schedule, Task
+from fedjax_mm.plan import Grid, Setup
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.tasks.quadratic import quadratic
 
@@ -171,6 +175,165 @@ class Experiment(Config):
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
         return self
+
+    @property
+    def points(self) -> dict[str, list[Any]]:
+        """What varies beside the algorithm and the seed, by key: nothing."""
+        return {}
+
+    def grid(self) -> Grid:
+        """All runs, over the axes ``algorithm`` and those of `points`."""
+        keys = {key.rpartition(".")[2]: key for key in self.points}
+
+        def build(algorithm: str, **values: Any) -> Setup:
+            here = self
+            for name, value in values.items():
+                here = _replaced(here, _path_of(keys[name], algorithm), value)
+            config, task = here.algorithms[algorithm], here.task
+            return Setup(
+                task.build(),
+                config.build(here.num_models),
+                config.assignment.build(task.num_clients, here.num_models),
+                task.initial_params(),
+            )
+
+        axes = {name: self.points[key] for name, key in keys.items()}
+        return Grid(
+            build,
+            {"algorithm": list(self.algorithms)} | axes,
+            self.num_rounds,
+            self.num_seeds,
+            self.seed,
+            record_every=self.record_every,
+            client_map=self.client_map,
+        )
+
+
+class Range(Config):
+    """`num` numbers from `start` to `stop`, both included, equally spaced or, with "log", factors.
+
+    Example:
+      >>> Range(start=0.01, stop=1.0, num=3, scale="log").values()
+      [0.01, 0.1, 1.0]
+    """
+
+    start: Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    stop: Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    num: Annotated[int, Field(strict=True, ge=2, lt=2**31)]
+    scale: Literal["linear", "log"] = "linear"
+
+    @model_validator(mode="after")
+    def _logarithms_exist(self) -> Self:
+        if self.scale == "log" and min(self.start, self.stop) <= 0:
+            raise ValueError(
+                f"from {self.start:g} to {self.stop:g} in factors; both must be positive"
+            )
+        return self
+
+    def values(self) -> list[float]:
+        """The numbers, without digits that are round-off."""
+        space = np.geomspace if self.scale == "log" else np.linspace
+        return [float(f"{value:.12g}") for value in space(self.start, self.stop, self.num)]
+
+
+class Sweep(Experiment):
+    """An experiment at all points of a grid.
+
+    An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
+    algorithm's, such as `learning_rate` or `assignment.cohort_size`. Axes of numbers that are not
+    counts cost no compilation.
+
+    Example:
+      >>> sweep = Sweep.model_validate({
+      ...     "task": {"name": "quadratic"}, "num_models": 2, "num_rounds": 10, "num_seeds": 3,
+      ...     "algorithms": {"MFA-RR": {
+      ...         "assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 5}},
+      ...     "axes": {"num_models": [2, 12], "learning_rate": [0.05, 0.1]},
+      ... })
+      >>> sweep.grid().shape  # algorithms, numbers of models, rates, seeds
+      (1, 2, 2, 3)
+    """
+
+    axes: Annotated[
+        dict[str, Annotated[list[Any], Field(min_length=1)] | Range], Field(min_length=1)
+    ]
+
+    @model_validator(mode="after")
+    def _every_point_fits(self) -> Self:
+        if not self.points:
+            raise ValueError("axes: there are none; give at least one")
+        return self
+
+    @cached_property
+    def points(self) -> dict[str, list[Any]]:
+        """What varies beside the algorithm and the seed, by key: the checked values."""
+        names = [key.rpartition(".")[2] for key in self.axes]
+        for key, name in zip(self.axes, names, strict=True):
+            if names.count(name) > 1:
+                raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
+            if key.partition(".")[0] in _NOT_SWEPT:
+                raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
+        raw = {
+            key: values.values() if isinstance(values, Range) else values
+            for key, values in self.axes.items()
+        }
+        first = {key: values[0] for key, values in raw.items()}
+        numeric = {
+            key
+            for key, value in self._at(first).items()
+            if isinstance(value, float) and not any(isinstance(v, dict) for v in raw[key])
+        }
+        checked: dict[str, list[Any]] = {key: [] for key in raw}
+        for key in numeric:
+            checked[key] = [self._at(first | {key: value})[key] for value in raw[key]]
+        others = [key for key in raw if key not in numeric]
+        for choice in itertools.product(*(range(len(raw[key])) for key in others)):
+            point = {key: raw[key][i] for key, i in zip(others, choice, strict=True)}
+            values = self._at(first | point)
+            for key, i in zip(others, choice, strict=True):
+                if i == len(checked[key]):
+                    checked[key].append(values[key])
+        return checked
+
+    def _at(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The checked values of one point."""
+        values = self.model_dump(exclude={"axes"})
+        for key, value in point.items():
+            for label in self.algorithms:
+                values = _replaced(values, _path_of(key, label), value)
+        try:
+            experiment = validate(Experiment, values)
+        except ValueError as error:
+            where = ", ".join(f"{key} = {value}" for key, value in point.items())
+            raise ValueError(f"at {where}: {error}") from None
+        label = next(iter(self.algorithms))
+        return {key: _value_at(experiment, _path_of(key, label)) for key in point}
+
+
+_NOT_SWEPT = ("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes")
+
+
+def _path_of(key: str, algorithm: str) -> list[str]:
+    """Where an axis is in an experiment: its own settings first, then the algorithm's."""
+    path = key.split(".")
+    return path if path[0] in Experiment.model_fields else ["algorithms", algorithm, *path]
+
+
+def _replaced(config: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy with another value at the path, unchecked, so that it may be a traced number."""
+    head, *rest = path
+    inside = config if isinstance(config, dict) else dict(config)
+    if rest:
+        inner = inside.get(head)
+        value = _replaced({} if not isinstance(inner, dict | Config) else inner, rest, value)
+    changed = {head: value}
+    return {**config, **changed} if isinstance(config, dict) else config.model_copy(update=changed)
+
+
+def _value_at(config: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        config = config[name] if isinstance(config, dict) else getattr(config, name)
+    return config
 
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)

@@ -75,6 +75,7 @@ def lines_with_errors(
     title: str,
     caption: str,
     diagonal: str | None = None,
+    scales: tuple[str, str] = ("linear", "linear"),
 ) -> Figure:
     """One panel per entry of `panel`, one line with error bars per entry of `series`.
 
@@ -90,6 +91,7 @@ def lines_with_errors(
       title: above the panels.
       caption: below them.
       diagonal: the label of the line y = x, drawn if given.
+      scales: of x and of y, "linear" or "log".
     """
     with mpl.rc_context(_STYLE):
         panels = values[panel].values
@@ -115,11 +117,52 @@ def lines_with_errors(
             if diagonal:
                 ends = [values[x].values.min(), values[x].values.max()]
                 axes.plot(ends, ends, color="0.55", lw=0.9, ls="--", label=diagonal, zorder=0)
-            axes.set_xticks(values[x].values)
+            axes.set(xscale=scales[0], yscale=scales[1])
+            if scales[0] == "linear" and values.sizes[x] <= 12:
+                axes.set_xticks(values[x].values)
             _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
-            axes.legend(loc="upper left")
+            axes.legend(loc="upper left" if scales[1] == "linear" else "best")
         _arrange(figure, title, caption)
     return figure
+
+
+def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
+    """What a sweep found at its end: an axis of numbers along x, another axis as panels.
+
+    Args:
+      dataset: from a sweep over ``algorithm`` and other axes.
+      metric: by default the excess loss, or else the loss, or else what comes first.
+    """
+    known = [name for name in ("excess_loss", "loss") if name in dataset]
+    values = dataset[metric or [*known, *map(str, dataset.data_vars)][0]]
+    axes = [str(dim) for dim in values.dims[1:-3]]
+    # The first axis of real numbers, or else of counts, or else any.
+    x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
+    panel, *others = [name for name in axes if name != x] or ["panel"]
+    end = values.isel(round=-1).mean("model").sel({name: values[name][0] for name in others})
+    if panel not in end.dims:
+        end = end.expand_dims(panel)
+    titles = [f"{panel} = {name}" for name in end[panel].values] if panel in axes else [""]
+    end = end.assign_coords({panel: titles}).isel({panel: slice(6)})
+    mean, num_seeds = end.mean("seed"), end.sizes["seed"]
+    error = end.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else 0 * mean
+    order = (panel, "algorithm", x)
+    is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
+    fixed = "".join(f", {name} = {values[name].values[0]}" for name in others)
+    return lines_with_errors(
+        mean.transpose(*order),
+        error.transpose(*order),
+        x=x,
+        series="algorithm",
+        panel=panel,
+        series_label="{}",
+        xlabel=x.replace("_", " "),
+        ylabel=str(values.attrs["long_name"]),
+        title=f"After {values['round'].values[-1]} rounds{fixed}",
+        caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
+        "where a run diverged are not drawn.",
+        scales=("log" if is_log else "linear", "log" if bool((mean > 0).all()) else "linear"),
+    )
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -130,7 +130,20 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def save_dataset(dataset: xr.Dataset, path: Path) -> None:
-    """Writes NetCDF, the manifest as JSON; `xarray.open_dataset` reads it back."""
+    """Writes NetCDF, whole or not at all; the manifest becomes JSON.
+
+    Args:
+      dataset: from `run`, `sweep` or `to_dataset`.
+      path: of the file; its directory exists.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     path = pathlib.Path(directory, "result.nc")
+      ...     save_dataset(xr.Dataset({"loss": ("round", [1.0, 0.5])}), path)
+      ...     xr.open_dataset(path).loss.values.tolist()
+      [1.0, 0.5]
+    """
     attrs = {
         name: json.dumps(_plain(value)) if isinstance(value, Mapping) else value
         for name, value in dataset.attrs.items()

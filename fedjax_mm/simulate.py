@@ -179,9 +179,7 @@ def advance(
         groups, assignment_state = assignment.assign(
             jax.random.fold_in(key, 0), t, state.assignment
         )
-        part = partial(train, algorithm, t, chunk_size)
-        if client_axis is not None:
-            part = partial(train_share, algorithm, t, chunk_size, client_axis)
+        part = partial(train, algorithm, t, chunk_size, client_axis)
         over_models = jax.vmap(part, (0, task_axis, 0, 0))
         total, clients = over_models(_model_keys(key, assignment.num_models), task, groups, models)
         models = models._replace(clients=clients)
@@ -212,6 +210,7 @@ def train(
     algorithm: Algorithm,
     round: Round,
     chunk_size: int | None,
+    client_axis: str | None,
     model_key: PRNGKeyArray,
     task: Task,
     group: Int[Array, " group"],
@@ -220,8 +219,11 @@ def train(
     """The sum of one group's contributions to one model, and the clients' new states.
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
-    grow with the group. Their states come home by rows: only participants' rows move.
+    grow with the group. Their states come home by rows: only participants' rows move. With a client
+    axis every device of it trains a share of the group, and rows and sums are put together.
     """
+    if client_axis is not None:
+        group = _share(group, client_axis)
     chunk_size = min(chunk_size or len(group), len(group))
     padding = -len(group) % chunk_size
     chunks = jnp.pad(group, (0, padding), constant_values=-1).reshape(-1, chunk_size)
@@ -242,6 +244,8 @@ def train(
         contributions, states = jax.vmap(contribute)(row, states)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         home = jnp.where(present, chunk, task.num_clients)
+        if client_axis is not None and jax.tree.leaves(states):
+            home, states = lax.all_gather((home, states), client_axis, tiled=True)
         clients = jax.tree.map(lambda x, new: x.at[home].set(new, mode="drop"), clients, states)
         return (add_chunk(total, contributions, present), clients), None
 
@@ -249,39 +253,16 @@ def train(
     contribution, _ = jax.eval_shape(contribute, jnp.int32(0), one_state)
     start = zero_sum(contribution, model.params), model.clients
     (total, clients), _ = lax.scan(add_clients, start, chunks)
-    return finish_sum(total, model.params), clients
+    total = finish_sum(total, model.params)
+    return total if client_axis is None else lax.psum(total, client_axis), clients
 
 
-def train_share(
-    algorithm: Algorithm,
-    round: Round,
-    chunk_size: int | None,
-    client_axis: str,
-    model_key: PRNGKeyArray,
-    task: Task,
-    group: Int[Array, " group"],
-    model: Models,
-) -> tuple[Contribution, ClientState]:
-    """`train` with the group split over the devices of a mesh axis, and the shares put together.
-
-    Sums are added up over devices; a client's new state comes from the one device that trained it.
-    """
+def _share(group: Int[Array, " group"], client_axis: str) -> Int[Array, " share"]:
+    """This device's part of a group; parts are equally long, and padded."""
     num_devices = lax.axis_size(client_axis)
     share_size = -(-len(group) // num_devices)
     group = jnp.pad(group, (0, share_size * num_devices - len(group)), constant_values=-1)
-    share = group.reshape(num_devices, share_size)[lax.axis_index(client_axis)]
-    total, clients = train(algorithm, round, chunk_size, model_key, task, share, model)
-
-    home = jnp.where(share >= 0, share, task.num_clients)
-    mine = jnp.zeros(task.num_clients, jnp.int32).at[home].set(1, mode="drop")
-    trained = lax.psum(mine, client_axis)
-
-    def merge(old: Array, new: Array) -> Array:
-        shape = (-1,) + (1,) * (new.ndim - 1)
-        parts = lax.psum(jnp.where(mine.reshape(shape) > 0, new, 0), client_axis)
-        return jnp.where(trained.reshape(shape) > 0, parts, old)
-
-    return lax.psum(total, client_axis), jax.tree.map(merge, model.clients, clients)
+    return group.reshape(num_devices, share_size)[lax.axis_index(client_axis)]
 
 
 def aggregate(
@@ -368,8 +349,8 @@ def _message_sizes(
 
 
 def _check_rounds(num_rounds: int, record_every: int) -> None:
-    if num_rounds < 1:
-        raise ValueError(f"num_rounds is {num_rounds}; it must be at least 1")
+    if num_rounds < 0:
+        raise ValueError(f"num_rounds is {num_rounds}; it must not be negative")
     if record_every < 1 or num_rounds % record_every:
         raise ValueError(
             f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"

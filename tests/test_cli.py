@@ -160,6 +160,7 @@ def gain(tmp_path_factory):
         sizes = ("--set", "num_models=[1,2]", "--set", "local_steps=[5]", "--seeds", 2)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cli, "Progress", Recorder)
+            patch.setattr(cli.notes, "_force_terminal", True)
             command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
             return Gain(call(*command), out / "mfa-fig5", bar)
 

@@ -12,7 +12,7 @@ import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, quadratic, run, simulate
 from fedjax_mm.devices import layout, use_cpu_devices
-from fedjax_mm.runs import seed_keys
+from fedjax_mm.plan import seed_keys
 from tests.helpers import Towards, counting
 
 N = 13  # divided neither by the models nor by the devices
@@ -56,7 +56,8 @@ def test_devices_agree(count, axis, name, precision):
         task = quadratic(N, 2, mu=0.01)
         keys = seed_keys(0, where.padded(3))
         expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
-        actual = jax.jit(where.over(program(where.client_axis)))(keys, task)
+        replicas = jax.vmap(program(where.client_axis), (0, None))
+        actual = jax.jit(where.over(replicas, (0, None)))(keys, task)
         close(actual, expected, 1e-6 if precision == "float32" else 1e-12)
 
 
@@ -74,7 +75,8 @@ def test_client_states_come_home_from_every_device(count, axis):
 
     task, keys = Towards(jnp.arange(float(N))), seed_keys(1, 2)
     expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
-    close(jax.jit(where.over(program(where.client_axis)))(keys, task), expected, 0)
+    replicas = jax.vmap(program(where.client_axis), (0, None))
+    close(jax.jit(where.over(replicas, (0, None)))(keys, task), expected, 0)
 
 
 def test_dense_updates_and_gradients_are_summed_once():
@@ -94,7 +96,7 @@ def test_dense_updates_and_gradients_are_summed_once():
             client_axis="clients",
         )[0].models.params["w"]
 
-    moved = jax.jit(where.over(one))(seed_keys(0, 1), task)
+    moved = jax.jit(where.over(jax.vmap(one, (0, None)), (0, None)))(seed_keys(0, 1), task)
     np.testing.assert_allclose(moved, np.full((1, 1, 3), (N - 1) / 2), rtol=1e-6)
 
 
@@ -113,15 +115,16 @@ def test_run_uses_all_devices_and_drops_what_pads(num_seeds, monkeypatch):
     everywhere = run(Experiment.model_validate(config))
     assert everywhere.sizes["seed"] == num_seeds
     first = jax.devices()[:1]
-    monkeypatch.setattr("fedjax_mm.runs.layout", lambda replicas: layout(replicas, first))
+    monkeypatch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, first, axis))
     alone = run(Experiment.model_validate(config))
     for name in alone.data_vars:
         np.testing.assert_allclose(everywhere[name], alone[name], rtol=2e-6)
 
 
 def test_no_more_devices_than_replicas():
-    assert [layout(n).mesh.size for n in (1, 7, 8, 9)] == [1, 7, 8, 8]
-    assert [layout(n).padded(n) for n in (1, 7, 8, 9)] == [1, 7, 8, 16]
+    assert [layout(n, axis="replicas").mesh.size for n in (1, 7, 8, 9)] == [1, 7, 8, 8]
+    assert [layout(n, axis="replicas").padded(n) for n in (1, 7, 8, 9)] == [1, 7, 8, 16]
+    assert [layout(n).axis for n in (1, 7, 8, 9)] == ["clients", "clients", "replicas", "replicas"]
     assert layout(1, axis="clients").mesh.size == 8
     assert layout(3, axis="clients").padded(3) == 3
 

@@ -25,12 +25,18 @@ ALLOWED = {
     "simulate": {"base", "contribution"},
     "results": {"simulate"},
     "devices": set(),
-    "experiment": {"algorithms", "assignment", "base", "schedules", "tasks"},
-    "runs": {"devices", "experiment", "results", "simulate"},
-    "bench": {"algorithms", "assignment", "base", "runs", "simulate", "tasks"},
+    "plan": {"base", "checks", "devices", "simulate"},
+    "checkpoint": {"results"},
+    "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
+    "experiment": {"algorithms", "assignment", "base", "plan", "schedules", "tasks"},
+    "runs": {"experiment", "plan", "sweep"},
+    "bench": {"algorithms", "assignment", "base", "plan", "simulate", "tasks"},
     "plots": {"results"},
-    "papers": {"experiment", "metrics", "plots", "runs"},
-    "cli": {"bench", "devices", "experiment", "papers", "plots", "results", "runs"},
+    "papers": {"experiment", "metrics", "plots", "runs", "sweep"},
+    "cli": {
+        *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),
+        *("runs", "sweep"),
+    },
 }
 """What each module or package may import from the project; packages may import from themselves."""
 

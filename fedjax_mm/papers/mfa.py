@@ -18,11 +18,13 @@ from fedjax_mm.experiment import (
     Precision,
     QuadraticConfig,
     Seed,
+    Sweep,
     validate,
 )
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
-from fedjax_mm.runs import Progress, run
+from fedjax_mm.runs import run
+from fedjax_mm.sweep import Execution
 
 _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
 _LAST = 0.2  # curves are judged on the last fifth of the rounds
@@ -81,16 +83,22 @@ class GainSweep(_BothOnQuadratic):
             raise ValueError(
                 f"local_steps is {list(self.local_steps)}; give each number of steps once"
             )
-        self.at(max(self.num_models), self.local_steps[0])
+        self.sweep()
         return self
+
+    def sweep(self) -> Sweep:
+        """Both algorithms at every M and E."""
+        axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
+        base = self.at(max(self.num_models), self.local_steps[0])
+        return validate(Sweep, base.model_dump() | {"axes": axes})
 
 
 # Figures 1 to 4: the gap's mean and spread.
 
 
-def run_comparison(config: Comparison, progress: Progress | None = None) -> xr.Dataset:
+def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
     """Both algorithms; the Dataset gains ``gap = log10(F(w_t) - F*)``."""
-    dataset = run(config.at(config.num_models, config.local_steps), progress)
+    dataset = run(config.at(config.num_models, config.local_steps), execution)
     dataset.attrs["manifest"] |= {"config": config.model_dump()}
     return dataset.assign(
         gap=dataset.excess_loss.copy(data=log_gap(dataset.excess_loss)).assign_attrs(
@@ -181,26 +189,11 @@ def _rate_text(rate: float | InverseTime) -> str:
 # Figure 5: the gain.
 
 
-def run_gain(config: GainSweep, progress: Progress | None = None) -> xr.Dataset:
+def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:
     """Distances to the minimizer for every M and E, averaged over the exchangeable models."""
-    points = [(steps, models) for steps in config.local_steps for models in config.num_models]
-    results, wall = [], {"compile": 0.0, "run": 0.0}
-    for number, (steps, models) in enumerate(points):
-
-        def report(label: str, done: int, total: int, number: int = number) -> None:
-            if progress:
-                point = f"E = {points[number][0]}, M = {points[number][1]}, {label}"
-                progress(point, number * total + done, len(points) * total)
-
-        result = run(config.at(models, steps), report)
-        manifest = result.attrs["manifest"]
-        wall = {name: wall[name] + manifest["wall_seconds"][name] for name in wall}
-        results.append(result.distance.mean("model", keep_attrs=True))
-    grid = xr.concat(results, "point").assign_coords(
-        local_steps=("point", [p[0] for p in points]), num_models=("point", [p[1] for p in points])
-    )
-    dataset = grid.set_index(point=["local_steps", "num_models"]).unstack("point").to_dataset()
-    dataset.attrs["manifest"] = manifest | {"config": config.model_dump(), "wall_seconds": wall}
+    result = run(config.sweep(), execution, on_divergence="stop")
+    dataset = result.distance.mean("model", keep_attrs=True).to_dataset()
+    dataset.attrs["manifest"] = result.attrs["manifest"] | {"config": config.model_dump()}
     return dataset
 
 

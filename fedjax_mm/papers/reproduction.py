@@ -7,7 +7,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm.experiment import Config
-from fedjax_mm.runs import Progress
+from fedjax_mm.sweep import Execution
 
 
 class Claim(NamedTuple):
@@ -49,6 +49,6 @@ class Reproduction(NamedTuple):
     title: str
     paper: Mapping[str, Any]
     config: Config
-    run: Callable[[Any, Progress | None], xr.Dataset]
+    run: Callable[[Any, Execution | None], xr.Dataset]
     judge: Callable[[xr.Dataset, Any], Judgement]
     plot: Callable[[xr.Dataset, Any, Judgement], Figure]

@@ -1,0 +1,239 @@
+"""Unfinished runs on disk: saved whole or not at all, and continued by the same program only."""
+
+import hashlib
+import json
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import filelock
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from fedjax_mm.results import prepare_directory, save_json
+
+_PLACE = "unfinished"
+
+
+class Saved(NamedTuple):
+    """A part of a run as it was saved.
+
+    Attributes:
+      records: how many were done.
+      arrays: the arrays that were saved.
+    """
+
+    records: int
+    arrays: list[np.ndarray]
+
+
+class Checkpoints:
+    """The directory ``unfinished`` in a run's directory: a context manager that locks it.
+
+    A run has numbered parts; the last two states of each are kept, and a damaged one is passed over
+    with a warning. In a run of several processes all of them make the same calls, on a file system
+    that they share.
+
+    Args:
+      directory: the run's directory; it is made if it does not exist.
+      resume: whether to continue an unfinished run. Without it finding one is an error, so that no
+        work is lost by accident; with it there need not be one.
+
+    Raises:
+      ValueError: on entering, if another process writes into the directory, or if there is an
+        unfinished run and `resume` is false.
+
+    Example:
+      >>> import tempfile, numpy as np
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     with Checkpoints(directory) as checkpoints:
+      ...         checkpoints.save(0, records=5, arrays=[np.arange(3)])
+      ...     with Checkpoints(directory, resume=True) as checkpoints:
+      ...         checkpoints.load(0).records
+      5
+    """
+
+    def __init__(self, directory: Path | str, *, resume: bool = False) -> None:
+        """The checkpoints of a run's directory."""
+        self.directory, self.resume = Path(directory), resume
+        self._place = self.directory / _PLACE
+        self._lock = filelock.FileLock(self.directory / f".{_PLACE}.lock")
+        self._is_first = jax.process_index() == 0
+
+    def __enter__(self) -> Self:
+        return self if self._lock.is_locked else self.open()
+
+    def open(self) -> Self:
+        """Locks the directory, which entering does too; `with` closes it."""
+        if self._is_first:
+            prepare_directory(self.directory)
+            try:
+                self._lock.acquire(timeout=0)
+            except filelock.Timeout:
+                raise ValueError(
+                    f"another process is writing into {self.directory}; wait for it, or choose "
+                    "another directory with --out"
+                ) from None
+            if self._place.exists() and not self.resume:
+                self._lock.release()
+                raise ValueError(
+                    f"{self.directory} holds an unfinished run; continue it with --resume, or "
+                    f"delete {self._place} to start again"
+                )
+            self._place.mkdir(exist_ok=True)
+        _wait_for_all("checkpoints opened")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._is_first:
+            if self._place.exists() and not any(self._place.glob("part-*")):
+                self.discard()
+            self._lock.release()
+            Path(self._lock.lock_file).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Deletes what was saved, the run being finished."""
+        if self._is_first:
+            shutil.rmtree(self._place, ignore_errors=True)
+
+    def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Compares what is to be run with what was; the saved run's choices, or None.
+
+        Args:
+          identity: all that the results depend on, nested as it may be.
+
+        Raises:
+          ValueError: if the saved run has another identity, naming the first differences.
+        """
+        self._identity = _plain(identity)
+        path = self._place / "run.json"
+        if not path.exists():
+            return None
+        saved = json.loads(path.read_text())
+        differences = _differences(saved["identity"], self._identity)
+        if differences:
+            raise ValueError(
+                f"the unfinished run in {self.directory} was another one: "
+                f"{'; '.join(differences[:3])}; run it as it was, or delete {self._place} to "
+                "start again"
+            )
+        return dict(saved["choices"])
+
+    def begin(self, choices: Mapping[str, Any]) -> None:
+        """Writes down what is run, and what was free to choose and must be chosen again."""
+        if self._is_first:
+            save_json({"identity": self._identity, "choices": choices}, self._place / "run.json")
+
+    def save(self, part: int, records: int, arrays: Sequence[Any]) -> None:
+        """Saves a part; what was saved before stays until this is on disk.
+
+        Raises:
+          OSError: if it cannot be written, the disk being full for instance.
+        """
+        ocp = _orbax()
+        content = {str(i): np.asarray(x) for i, x in enumerate(arrays)}
+        try:
+            with self._manager(part) as manager:
+                manager.save(
+                    records,
+                    args=ocp.args.Composite(
+                        arrays=ocp.args.StandardSave(content),
+                        about=ocp.args.JsonSave({"digest": _digest(arrays)}),
+                    ),
+                )
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0]
+            if "No space left" in str(error):
+                reason = "no space left on the disk"
+            raise OSError(
+                f"cannot save to {self._place}: {reason}; what was saved before is intact: make "
+                "room and continue with --resume"
+            ) from error
+
+    def load(self, part: int) -> Saved | None:
+        """The newest undamaged state of a part, or None if there is none."""
+        if not self._part(part).exists():
+            return None
+        ocp = _orbax()
+        with self._manager(part) as manager:
+            for records in sorted(manager.all_steps(), reverse=True):
+                try:
+                    loaded = manager.restore(
+                        records,
+                        args=ocp.args.Composite(
+                            arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore()
+                        ),
+                    )
+                    content = loaded["arrays"] or {}
+                    arrays = [np.asarray(content[str(i)]) for i in range(len(content))]
+                    if _digest(arrays) == loaded["about"]["digest"]:
+                        return Saved(records, arrays)
+                    reason = "its digest does not match"
+                except Exception as error:  # whatever a damaged file makes its readers raise
+                    reason = str(error).strip().splitlines()[0] or type(error).__name__
+                warnings.warn(
+                    f"the checkpoint {self._part(part) / str(records)} is damaged and passed over: "
+                    f"{reason}",
+                    stacklevel=2,
+                )
+                manager.delete(records)
+        return None
+
+    def _part(self, part: int) -> Path:
+        return self._place / f"part-{part:04}"
+
+    def _manager(self, part: int) -> Any:
+        ocp = _orbax()
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        return ocp.CheckpointManager(self._part(part).absolute(), options=options)
+
+
+def _orbax() -> Any:
+    """The library, which takes half a second to import and which short runs do not need."""
+    import orbax.checkpoint
+
+    return orbax.checkpoint
+
+
+def _digest(arrays: Sequence[Any]) -> str:
+    digest = hashlib.sha256()
+    for array in map(np.asarray, arrays):
+        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    """As it will be after a round trip through JSON."""
+    return json.loads(json.dumps(value, default=str))
+
+
+def _differences(saved: Any, now: Any, path: str = "") -> list[str]:
+    """What differs, as ``path was ..., is ...``."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        return [
+            difference
+            for key in [*saved, *(key for key in now if key not in saved)]
+            for difference in _differences(
+                saved.get(key), now.get(key), f"{path}.{key}" if path else key
+            )
+        ]
+    return [] if saved == now else [f"{path} was {_short(saved)}, is {_short(now)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _wait_for_all(what: str) -> None:
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(what)

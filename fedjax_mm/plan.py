@@ -1,0 +1,544 @@
+"""A sweep as a plan: its runs, the compiled programs they need, their batches and their memory.
+
+Numbers are arguments, structure is closure: axes of floats become, beside the seeds, one replica
+axis of a compiled program; every other axis makes programs of its own.
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from jax import lax
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
+from fedjax_mm.checks import check_count
+from fedjax_mm.devices import Layout, layout
+from fedjax_mm.simulate import ClientMap, State, Trace, advance, init
+
+_RESERVED = ("seed", "round", "model")
+_ABSENT: Any = None  # in place of what a program is told anew: no leaf of a pytree
+_BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
+_CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
+
+
+class Setup(NamedTuple):
+    """What `simulate` needs.
+
+    Attributes:
+      tasks: one for all models, or one per model.
+      algorithm: how clients train and the server aggregates.
+      assignment: who trains what.
+      params: initial parameters; drawn by the tasks if None.
+    """
+
+    tasks: Task | Sequence[Task]
+    algorithm: Algorithm
+    assignment: Assignment
+    params: Params | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """All points of a sweep, each with all seeds; `fedjax_mm.sweep` explains the fields."""
+
+    build: Callable[..., Setup]
+    axes: Mapping[str, Sequence[Any]]
+    num_rounds: int
+    num_seeds: int = 1
+    seed: int = 0
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    record_every: int = 1
+    client_map: ClientMap = "vmap"
+
+    def __post_init__(self) -> None:
+        check_count("num_rounds", self.num_rounds)
+        check_count("num_seeds", self.num_seeds)
+        check_count("record_every", self.record_every)
+        if self.num_rounds % self.record_every:
+            raise ValueError(
+                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
+            )
+        for name, values in self.axes.items():
+            if name in _RESERVED:
+                raise ValueError(f"an axis is called {name!r}, as every result's own; rename it")
+            if len(values) == 0:
+                raise ValueError(f"the axis {name!r} has no values; give at least one")
+            if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
+                raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether all values of an axis are floats: arguments of one compiled program."""
+        return all(isinstance(value, float | np.floating) for value in self.axes[name])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes, and the number of seeds."""
+        return *(len(values) for values in self.axes.values()), self.num_seeds
+
+    @property
+    def num_records(self) -> int:
+        """Records after the first, which is of the start."""
+        return self.num_rounds // self.record_every
+
+    @cached_property
+    def programs(self) -> list["Program"]:
+        """One per structure, in the order of the axes."""
+        structural = [name for name in self.axes if not self.is_numeric(name)]
+        choices = itertools.product(*(range(len(self.axes[name])) for name in structural))
+        return [Program(self, dict(zip(structural, choice, strict=True))) for choice in choices]
+
+
+class Program:
+    """The runs of a grid that differ in numbers and seeds only: one compilation.
+
+    Each of these runs is a replica; they are numbered in the order of the grid's axes and seeds.
+
+    Attributes:
+      grid: the grid that it is a part of.
+      fixed: the value on each structural axis.
+      index: where each replica stands on every axis and in the seeds, ``int[replicas]`` each.
+      numbers: the values on the numeric axes, ``float[replicas]`` each.
+    """
+
+    def __init__(self, grid: Grid, choice: Mapping[str, int]) -> None:
+        """The program of one choice: a position on each structural axis."""
+        self.grid = grid
+        self.fixed = {name: grid.axes[name][i] for name, i in choice.items()}
+        positions = [
+            [choice[name]] if name in choice else range(len(values))
+            for name, values in grid.axes.items()
+        ]
+        mesh = np.meshgrid(*positions, range(grid.num_seeds), indexing="ij")
+        self.index = tuple(each.ravel() for each in mesh)
+        self.numbers = {
+            name: np.asarray(grid.axes[name], jnp.result_type(float))[index]
+            for name, index in zip(grid.axes, self.index, strict=False)
+            if name not in choice
+        }
+
+    def __len__(self) -> int:
+        """The number of replicas."""
+        return len(self.index[-1])
+
+    @property
+    def label(self) -> str:
+        """The structure in words."""
+        values = {name: label_of(value) for name, value in self.fixed.items()}
+        algorithm = [str(values.pop("algorithm"))] if "algorithm" in values else []
+        return ", ".join(algorithm + [f"{name}={value}" for name, value in values.items()]) or "run"
+
+    def setup(self, numbers: Mapping[str, Any], shared: Mapping[str, Any]) -> Setup:
+        """What one replica simulates."""
+        return self.grid.build(**self.fixed, **numbers, **shared)
+
+    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> State:
+        """The state before round 1, without what a replica is told anew: its key and the round."""
+        return init(rng_key, *self.setup(numbers, shared))._replace(rng_key=_ABSENT, round=_ABSENT)
+
+    def advance(
+        self,
+        num_rounds: int,
+        client_axis: str | None,
+        rng_key: PRNGKeyArray,
+        numbers: Any,
+        state: State,
+        round: Int[Array, ""],
+        shared: Any,
+    ) -> tuple[State, Trace]:
+        """`num_rounds` more rounds of one replica, and the record at their end."""
+        tasks, algorithm, assignment, _ = self.setup(numbers, shared)
+        state, trace = advance(
+            state._replace(rng_key=rng_key, round=round),
+            tasks,
+            algorithm,
+            assignment,
+            num_rounds,
+            record_every=max(num_rounds, 1),
+            client_map=self.grid.client_map,
+            client_axis=client_axis,
+        )
+        last = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
+        return state._replace(rng_key=_ABSENT, round=_ABSENT), last
+
+    @cached_property
+    def _traced(self) -> tuple[State, Trace, str]:
+        """One replica's start and first record, traced."""
+
+        def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
+            state, rounds = self.start(rng_key, numbers, shared), self.grid.record_every
+            return self.advance(rounds, None, rng_key, numbers, state, round, shared)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        numbers = {name: x[0] for name, x in self.numbers.items()}
+        jaxpr, shapes = jax.make_jaxpr(first_record, return_shape=True)(
+            key, numbers, np.int32(0), self.grid.shared
+        )
+        digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(jaxpr)).encode())
+        for constant in jaxpr.consts:
+            digest.update(np.asarray(constant).tobytes())
+        return *shapes, digest.hexdigest()
+
+    @property
+    def state(self) -> State:
+        """Shapes and types of what the rounds change of one replica."""
+        return self._traced[0]
+
+    @property
+    def record(self) -> Trace:
+        """Shapes and types of one record of one replica; the message sizes."""
+        return self._traced[1]
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal computations: a hash of the traced program with its constants."""
+        return self._traced[2]
+
+    @property
+    def num_models(self) -> int:
+        """M."""
+        return len(self.record.client_updates)
+
+    @property
+    def records_kept(self) -> int:
+        """The most records that a segment can make."""
+        return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.record)))
+
+    @cached_property
+    def example(self) -> Setup:
+        """The setup of the first replica."""
+        return self.setup({name: x[0] for name, x in self.numbers.items()}, self.grid.shared)
+
+    @property
+    def updates_per_round(self) -> int:
+        """The most local trainings of one replica in a round."""
+        assignment = self.example.assignment
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        groups, _ = jax.eval_shape(assignment.assign, key, np.int32(1), self.state.assignment)
+        return min(groups.size, assignment.num_clients)
+
+    def inputs(self, where: Layout, replicas: np.ndarray, state: Any = None) -> tuple[Any, ...]:
+        """The arguments of `segment` for some replicas, on their devices."""
+        if state is None:
+            plain = jax.eval_shape(_without_keys, self.state)
+            state = jax.tree.map(lambda x: np.zeros((len(replicas), *x.shape), x.dtype), plain)
+        seeds = self.index[-1][replicas].astype(np.int32)
+        numbers = {name: x[replicas] for name, x in self.numbers.items()}
+        return *where.put((seeds, numbers, state), 0), *where.put(
+            (self.grid.shared, self.control(0, 0)), None
+        )
+
+    def control(self, done: int, count: int) -> Any:
+        """What tells `segment` which records to make."""
+        root = np.asarray(jax.random.key_data(jax.random.key(self.grid.seed)))
+        return root, np.int32(done), np.int32(count)
+
+    def segment(
+        self,
+        client_axis: str | None,
+        seeds: Any,
+        numbers: Any,
+        state: State,
+        shared: Any,
+        control: Any,
+    ) -> tuple[State, Trace, Trace]:
+        """Some more records of a share of the replicas; the compiled program.
+
+        Args:
+          client_axis: see `simulate`.
+          seeds: ``int[replicas]``.
+          numbers: the swept numbers, ``float[replicas]`` each.
+          state: the replicas' states; anything before the first round.
+          shared: the grid's shared arguments of `build`.
+          control: the root key's data, the records done, and how many more to make.
+
+        Returns:
+          The new states; the record before all these, ``[replicas, models]``; and the records,
+          ``[kept, replicas, models]``.
+        """
+        root, done, count = control
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
+
+        def more(num_rounds: int, done: Any, state: State) -> tuple[State, Trace]:
+            one = partial(self.advance, num_rounds, client_axis)
+            over_replicas = jax.vmap(one, (0, 0, 0, None, None))
+            return over_replicas(keys, numbers, state, done * self.grid.record_every, shared)
+
+        def one_record(i: Any, carry: tuple[State, Trace]) -> tuple[State, Trace]:
+            state, records = carry
+            state, record = more(self.grid.record_every, done + i, state)
+            return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), records, record)
+
+        start = jax.vmap(self.start, (0, 0, None))
+        state = _with_keys(state, self.state)
+        state = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: state)
+        _, before = more(0, done, state)
+        records = jax.tree.map(
+            lambda row: jnp.zeros((self.records_kept, *row.shape), row.dtype), before
+        )
+        state, records = lax.fori_loop(0, count, one_record, (state, records))
+        return _without_keys(state), before, records
+
+
+class Compiled(NamedTuple):
+    """A compiled program.
+
+    Attributes:
+      program: what was compiled.
+      batch_size: the replicas that it computes at once, on all devices together.
+      call: `Program.segment` on all devices.
+      num_bytes: memory of its arguments, results and temporaries, and of a batch's records.
+    """
+
+    program: Program
+    batch_size: int
+    call: Callable[..., Any]
+    num_bytes: float
+
+    @property
+    def num_batches(self) -> int:
+        """How often the program runs from start to end."""
+        return -(-len(self.program) // self.batch_size)
+
+    def replicas(self, batch: int) -> np.ndarray:
+        """The replicas of a batch; the last one is padded with copies of the last replica."""
+        first = batch * self.batch_size
+        return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
+
+    def updates_per_record(self, batch: int) -> int:
+        """The most local trainings between two records of a batch, without its padding."""
+        replicas = np.unique(self.replicas(batch))
+        return len(replicas) * self.program.updates_per_round * self.program.grid.record_every
+
+    def label(self, batch: int) -> str:
+        """The batch in words."""
+        return self.program.label + (
+            f", batch {batch + 1} of {self.num_batches}" if self.num_batches > 1 else ""
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a sweep is going to do.
+
+    Attributes:
+      grid: the runs.
+      where: the devices.
+      compiled: the programs.
+      compile_seconds: of all programs together.
+      process_bytes: memory of this process, the programs included, before the first run.
+      limit: the memory that may be used, in bytes: on accelerators that of one device.
+    """
+
+    grid: Grid
+    where: Layout
+    compiled: list[Compiled]
+    compile_seconds: float
+    process_bytes: int
+    limit: float
+
+    @cached_property
+    def batches(self) -> list[tuple[Compiled, int]]:
+        """All batches in their order."""
+        return [(each, batch) for each in self.compiled for batch in range(each.num_batches)]
+
+    @property
+    def client_updates(self) -> int:
+        """The most local trainings in all."""
+        return self.grid.num_records * sum(
+            each.updates_per_record(batch) for each, batch in self.batches
+        )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a program's runs would not have fitted all at once."""
+        room = self.limit - (self.num_bytes - self.batch_bytes if self.where.is_cpu else 0)
+        return any(each.num_bytes * each.num_batches > room for each in self.compiled)
+
+    @property
+    def result_bytes(self) -> int:
+        """Memory of the labelled result."""
+        return _result_bytes(self.grid, [each.program for each in self.compiled])
+
+    @property
+    def batch_bytes(self) -> float:
+        """Memory of the largest batch."""
+        return max(each.num_bytes for each in self.compiled)
+
+    @property
+    def num_bytes(self) -> float:
+        """The estimated peak: this process, the largest batch and the result."""
+        return self.process_bytes + self.batch_bytes + self.result_bytes
+
+
+def make_plan(
+    grid: Grid,
+    *,
+    split: Literal["replicas", "clients"] | None = None,
+    limit: float | None = None,
+    batch_sizes: Sequence[int] | None = None,
+    report: Callable[[str], None] = lambda _: None,
+) -> Plan:
+    """Compiles the programs of a grid, with as many replicas at once as do well and fit.
+
+    Args:
+      grid: what to compute.
+      split: the devices' axis, see `layout`. If None it is the replica axis wherever clients have
+        closed forms: adding up their sparse updates over devices takes longer than making them.
+      limit: bytes of memory; by default 60 % of what is free.
+      batch_sizes: one for each program, to repeat an earlier plan.
+      report: told what is being done.
+
+    Raises:
+      ValueError: if one replica on each device, or the result, does not fit.
+    """
+    programs = grid.programs
+    if split is None and any(map(_has_closed_form, programs)):
+        split = "replicas"
+    where = layout(len(programs[0]), axis=split)
+    room, limit = _room(grid, programs, where, limit)
+    clock = time.perf_counter()
+    if batch_sizes is None:
+        batch_sizes = [_batch_size(program, where, room) for program in programs]
+    report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
+    lowered = [_lower(*each, where) for each in zip(programs, batch_sizes, strict=True)]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        calls = list(threads.map(lambda each: each.compile(), lowered))
+    compiled = [
+        _fit(Compiled(program, size, call, _num_bytes_of(call, program, size, where)), where, room)
+        for program, size, call in zip(programs, batch_sizes, calls, strict=True)
+    ]
+    seconds = time.perf_counter() - clock
+    return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
+
+
+def _has_closed_form(program: Program) -> bool:
+    tasks = program.example.tasks
+    return isinstance(tasks if isinstance(tasks, Task) else tasks[0], AnalyticTask)
+
+
+def _room(
+    grid: Grid, programs: list[Program], where: Layout, limit: float | None
+) -> tuple[float, float]:
+    """Bytes for a batch, and the limit that they come from."""
+    if where.is_cpu:
+        used = psutil.Process().memory_info().rss
+        limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
+        room = limit - used - _result_bytes(grid, programs)
+    else:
+        device = where.mesh.local_devices[0]
+        limit = 0.75 * device.memory_stats()["bytes_limit"] if limit is None else limit
+        room = limit
+    if room <= 0:
+        result = _in_gib(_result_bytes(grid, programs))
+        raise ValueError(
+            f"the result alone takes {result}, and {_in_gib(limit)} may be used; "
+            "record less often (record_every), or allow more memory"
+        )
+    return room, limit
+
+
+def _batch_size(program: Program, where: Layout, room: float) -> int:
+    """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
+    state, record = num_bytes(program.state), num_bytes(program.record)
+    most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
+    if where.is_cpu:
+        most = min(most, where.padded(1) * max(1, _CACHE_BYTES // max(1, state)))
+    num_batches = -(-len(program) // max(1, int(most)))
+    return where.padded(-(-len(program) // num_batches))
+
+
+def _lower(program: Program, size: int, where: Layout) -> Any:
+    """A program traced for a number of replicas at once."""
+    segment = where.over(
+        partial(program.segment, where.client_axis),
+        in_axes=(0, 0, 0, None, None),
+        out_axes=(0, 0, 1),
+    )
+    return jax.jit(segment, donate_argnums=2).lower(*program.inputs(where, np.zeros(size, int)))
+
+
+def _num_bytes_of(call: Any, program: Program, size: int, where: Layout) -> float:
+    """What a compiled program needs; NaN where the backend does not say."""
+    analysis = call.memory_analysis()
+    if analysis is None:
+        return math.nan
+    names = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
+    used = sum(getattr(analysis, name) for name in names) - analysis.alias_size_in_bytes
+    if not where.is_cpu:
+        return used
+    records = (program.grid.num_records + 1) * num_bytes(program.record)
+    return used * len(where.mesh.local_devices) + size * records
+
+
+def _fit(compiled: Compiled, where: Layout, room: float) -> Compiled:
+    """The compiled program; with fewer replicas if it turned out not to fit."""
+    if not compiled.num_bytes > room:
+        return compiled
+    program, size = compiled.program, compiled.batch_size
+    if size == where.padded(1):
+        raise ValueError(
+            f"{program.label}: {size} replicas, the fewest at once, take "
+            f"{_in_gib(compiled.num_bytes)} and {_in_gib(room)} are left for them; record less "
+            "often (record_every), or allow more memory"
+        )
+    smaller = where.padded(max(1, int(0.9 * size * room / compiled.num_bytes) - where.padded(1)))
+    call = _lower(program, smaller, where).compile()
+    needed = _num_bytes_of(call, program, smaller, where)
+    return _fit(Compiled(program, smaller, call, needed), where, room)
+
+
+def seed_keys(seed: int, num_seeds: int) -> jax.Array:
+    """The keys of a point's seeds; replica i has the same key however many there are."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_seeds))
+
+
+def num_bytes(tree: Any) -> int:
+    """The memory of arrays, or of arrays of given shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _result_bytes(grid: Grid, programs: list[Program]) -> int:
+    """The labelled result: metrics, and counts in the 64 bits of their sums."""
+    cells = math.prod(grid.shape) * (grid.num_records + 1)
+    metrics = {name: x.dtype.itemsize for p in programs for name, x in p.record.metrics.items()}
+    return cells * max(p.num_models for p in programs) * (sum(metrics.values()) + 2 * 4 + 4 * 8)
+
+
+def _in_gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
+
+
+def label_of(value: Any) -> Any:
+    """An axis value as a coordinate: plain values as they are, others by name or in words."""
+    if isinstance(value, str | bool | int | float | np.generic):
+        return value
+    return getattr(value, "__name__", str(value))
+
+
+def _without_keys(tree: Any) -> Any:
+    """Random keys as plain arrays, which can be saved."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+
+
+def _with_keys(tree: Any, like: Any) -> Any:
+    """The inverse of `_without_keys`."""
+    return jax.tree.map(
+        lambda x, shape: jax.random.wrap_key_data(x) if _is_key(shape) else x, tree, like
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -1,0 +1,403 @@
+"""Sweeps: a plan carried out in segments, watched, saved, continued, and labelled."""
+
+import hashlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.devices import agree
+from fedjax_mm.plan import Compiled, Grid, Plan, Program, Setup, label_of, make_plan
+from fedjax_mm.results import manifest, to_dataset
+from fedjax_mm.simulate import ClientMap, State, Trace
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, and how much of how much is done."""
+
+_SEGMENT_SECONDS = 1.0  # between two looks at what was computed
+
+
+class Execution(NamedTuple):
+    """How a sweep is carried out, as opposed to what is computed: results do not depend on it.
+
+    Attributes:
+      progress: called with what is being done, and the local trainings done and to do.
+      checkpoints: where to save unfinished work; the caller opens it, and discards it at the end.
+      save_every: seconds between two saves.
+      split: "replicas" or "clients", the devices' axis; see `layout`.
+      memory: bytes that may be used; by default 60 % of what is free.
+      announce: called with the plan before the first run.
+    """
+
+    progress: Progress | None = None
+    checkpoints: Checkpoints | None = None
+    save_every: float = 30.0
+    split: Literal["replicas", "clients"] | None = None
+    memory: float | None = None
+    announce: Callable[[Plan], None] | None = None
+
+
+class DivergenceError(FloatingPointError):
+    """A model's loss or parameters stopped being finite; `partial` is the result until then."""
+
+    def __init__(self, message: str, partial: xr.Dataset) -> None:
+        """The message and the result."""
+        super().__init__(message)
+        self.partial = partial
+
+
+class InterruptedRunError(Exception):
+    """A signal ended a run after a segment; its state is saved."""
+
+    def __init__(self, number: int, done: float) -> None:
+        """The signal, and the part of the work that is done."""
+        name = signal.Signals(number).name
+        super().__init__(f"{name}: stopped at {done:.0%} and saved; continue with --resume")
+        self.number = number
+
+
+def sweep(
+    build: Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    num_rounds: int,
+    num_seeds: int = 1,
+    seed: int = 0,
+    shared: Mapping[str, Any] | None = None,
+    record_every: int = 1,
+    client_map: ClientMap = "vmap",
+    on_divergence: Literal["mark", "stop"] = "mark",
+    data: str = "synthetic",
+    execution: Execution | None = None,
+) -> xr.Dataset:
+    """Simulates every point of a grid with every seed, in as few programs as there are structures.
+
+    Axes of floats are arguments of one compiled program; on every other axis each value is a
+    program of its own. The replicas of a program run in batches that fit the memory, on all
+    devices; the last one is padded, and nothing is compiled twice.
+
+    Args:
+      build: called with one value of every axis, by name, and with what is shared; returns the
+        `Setup` to simulate. It is traced: values of numeric axes are tracers.
+      axes: names and values; their order is the order of the result's dimensions. A value may be
+        any object that `build` understands.
+      num_rounds: T.
+      num_seeds: replicas of each point; all points have the same seeds.
+      seed: the root of all draws.
+      shared: further arguments of `build`, by name: pytrees of arrays, for instance a task with its
+        data, which should be an argument of the compiled program and not a constant in it.
+      record_every: rounds between records; it divides `num_rounds`.
+      client_map: "vmap", "scan" or a chunk size, as in `simulate`.
+      on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
+        with the others, or "stop".
+      data: "real", "synthetic" or "surrogate", for the manifest.
+      execution: how to carry it out; what is reported, saved and continued.
+
+    Returns:
+      A Dataset over ``(*axes, "seed", "round", "model")`` with what `to_dataset` gives, and
+      ``diverged``, the first recorded round in which a model was not finite, or -1. Where the
+      number of models varies, metrics of models that are not there are NaN. The attribute
+      ``manifest`` holds versions, devices, seed, axes, and wall seconds of compiling and running.
+
+    Raises:
+      ValueError: if the grid is wrong, does not fit the memory, or is not the one to be continued.
+      DivergenceError: if a model diverged and that is to stop the sweep.
+      InterruptedRunError: if there are checkpoints and SIGINT or SIGTERM came.
+      OSError: if a checkpoint cannot be written.
+
+    Example:
+      >>> from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, quadratic, sweep
+      >>> def build(assignment, num_models, learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, assignment(24, num_models))
+      >>> result = sweep(
+      ...     build,
+      ...     {"assignment": [mfa_rand, mfa_rr], "num_models": [2], "learning_rate": [0.05, 0.1]},
+      ...     num_rounds=20, num_seeds=3)
+      >>> result.sel(assignment="mfa_rr", learning_rate=0.1).isel(round=-1).excess_loss.dims
+      ('num_models', 'seed', 'model')
+    """
+    grid = Grid(build, axes, num_rounds, num_seeds, seed, shared or {}, record_every, client_map)
+    how = execution or Execution()
+    return carry_out(prepare(grid, how), how, data=data, on_divergence=on_divergence)
+
+
+def prepare(grid: Grid, how: Execution, config: Any = None) -> Plan:
+    """The compiled plan; that of the unfinished run, if there is one to continue."""
+
+    def report(what: str) -> None:
+        if how.progress:
+            how.progress(what, 0, 1)
+
+    batch_sizes = None
+    if how.checkpoints:
+        report("looking for what was saved")
+        choices = how.checkpoints.claim(_identity(grid, how, config))
+        batch_sizes = choices["batch_sizes"] if choices else None
+    plan = make_plan(
+        grid, split=how.split, limit=how.memory, batch_sizes=batch_sizes, report=report
+    )
+    if how.checkpoints and batch_sizes is None:
+        how.checkpoints.begin({"batch_sizes": [each.batch_size for each in plan.compiled]})
+    return plan
+
+
+def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
+    """All that results depend on to the last bit."""
+    about = manifest({}, seed=grid.seed, data="")
+    shared = hashlib.sha256()
+    for leaf in jax.tree.leaves(grid.shared):
+        shared.update(np.asarray(leaf).tobytes())
+    return {
+        "config": config,
+        "axes": {name: [label_of(v) for v in values] for name, values in grid.axes.items()},
+        "num_rounds": grid.num_rounds,
+        "num_seeds": grid.num_seeds,
+        "seed": grid.seed,
+        "record_every": grid.record_every,
+        "client_map": grid.client_map,
+        "split": how.split,
+        "precision": str(jnp.result_type(float)),
+        **{name: about[name] for name in ("versions", "device", "prng")},
+        "shared data": shared.hexdigest(),
+        "code": {program.label: program.fingerprint for program in grid.programs},
+    }
+
+
+def carry_out(
+    plan: Plan,
+    how: Execution,
+    *,
+    data: str,
+    config: Any = None,
+    on_divergence: Literal["mark", "stop"],
+) -> xr.Dataset:
+    """Runs a plan to its end; `sweep` explains the result."""
+    if how.announce:
+        how.announce(plan)
+    clock, last = time.perf_counter(), plan.grid.num_records
+    result = _Result(plan)
+
+    def labelled() -> xr.Dataset:
+        return result.dataset(data, config, time.perf_counter() - clock)
+
+    with _signals(how.checkpoints is not None) as signals:
+        journal = _Journal(plan, how, signals)
+        for part, (compiled, batch) in enumerate(plan.batches):
+            replicas, trace = compiled.replicas(batch), _empty_trace(compiled, last)
+            for done in _segments(plan, part, trace, journal):
+                if on_divergence == "mark":
+                    continue
+                divergence = _first_divergence(compiled.program, replicas, trace, done)
+                if divergence:
+                    result.place(compiled.program, replicas, trace, done)
+                    raise DivergenceError(divergence, labelled())
+            result.place(compiled.program, replicas, trace, last)
+    return labelled()
+
+
+def _empty_trace(compiled: Compiled, num_records: int) -> Trace:
+    """Zeros ``[1 + records, replicas, models]``."""
+    shape = (1 + num_records, compiled.batch_size)
+    return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), compiled.program.record)
+
+
+def _segments(plan: Plan, part: int, trace: Trace, journal: "_Journal") -> Iterator[int]:
+    """Fills the trace of a batch segment by segment, and yields the records done."""
+    compiled, batch = plan.batches[part]
+    program, where, last = compiled.program, plan.where, plan.grid.num_records
+    done, state = journal.load(part, trace)
+    seeds, numbers, state, shared, _ = program.inputs(where, compiled.replicas(batch), state)
+    count = 1
+    while done < last:
+        clock = time.perf_counter()
+        count = min(count, program.records_kept, last - done)
+        control = where.put(program.control(done, count), None)
+        state, first, rows = compiled.call(seeds, numbers, state, shared, control)
+        first, rows = where.fetch((first, rows))
+        if done == 0:
+            _write(trace, slice(1), jax.tree.map(lambda x: x[None], first))
+        _write(trace, slice(done + 1, done + 1 + count), rows)
+        done += count
+        yield done
+        seconds = journal.note(part, done, trace, state, time.perf_counter() - clock)
+        count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
+
+
+def _write(trace: Trace, where: slice, rows: Trace) -> None:
+    """Writes as many of the rows as there is place for."""
+    for array, new in zip(jax.tree.leaves(trace), jax.tree.leaves(rows), strict=True):
+        place = array[where]
+        place[:] = new[: len(place)]
+
+
+class _Journal:
+    """What happens between segments: progress, saving, and stopping for a signal.
+
+    Finished batches are saved together with the one under way, every so many seconds.
+    """
+
+    def __init__(self, plan: Plan, how: Execution, signals: list[int]) -> None:
+        self.plan, self.how, self.signals = plan, how, signals
+        self.finished: dict[int, list[np.ndarray]] = {}
+        self.last_save = time.perf_counter()
+        self.work = [compiled.updates_per_record(batch) for compiled, batch in plan.batches]
+
+    def load(self, part: int, trace: Trace) -> tuple[int, State | None]:
+        """The records done of a batch, which are written into the trace, and its state."""
+        saved = self.how.checkpoints and self.how.checkpoints.load(part)
+        if not saved:
+            return self._report(part, 0), None
+        rows, structure = jax.tree.leaves(trace), self.plan.batches[part][0].program.state
+        for row, array in zip(rows, saved.arrays, strict=False):
+            row[: 1 + saved.records] = array
+        done, rest = self._report(part, saved.records), saved.arrays[len(rows) :]
+        if done == self.plan.grid.num_records:
+            return done, None
+        return done, jax.tree.unflatten(jax.tree.structure(structure), rest)
+
+    def note(self, part: int, done: int, trace: Trace, state: State, seconds: float) -> float:
+        """Reports and saves after a segment; the seconds it took, by the slowest process."""
+        self._report(part, done)
+        if not self.how.checkpoints:
+            return agree(seconds)[0]
+        is_due = time.perf_counter() - self.last_save >= self.how.save_every
+        number = self.signals[-1] if self.signals else 0
+        seconds, due, stop = agree(seconds, is_due, number)
+        rows = [x[: 1 + done] for x in jax.tree.leaves(trace)]
+        is_last = done == self.plan.grid.num_records
+        if is_last:
+            self.finished[part] = rows
+        if due or stop:
+            for each, arrays in self.finished.items():
+                self.how.checkpoints.save(each, self.plan.grid.num_records, arrays)
+            self.finished.clear()
+            if not is_last:
+                rest = jax.tree.leaves(self.plan.where.fetch(state))
+                self.how.checkpoints.save(part, done, [*rows, *rest])
+            self.last_save = time.perf_counter()
+        if stop:
+            raise InterruptedRunError(int(stop), self._done(part, done) / self._done())
+        return seconds
+
+    def _done(self, part: int | None = None, records: int = 0) -> int:
+        """Local trainings up to a record of a part; all of them if None."""
+        if part is None:
+            return self.plan.grid.num_records * sum(self.work)
+        return self.plan.grid.num_records * sum(self.work[:part]) + records * self.work[part]
+
+    def _report(self, part: int, done: int) -> int:
+        compiled, batch = self.plan.batches[part]
+        if self.how.progress:
+            self.how.progress(compiled.label(batch), self._done(part, done), self._done())
+        return done
+
+
+@contextmanager
+def _signals(is_saving: bool) -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect."""
+    noted: list[int] = []
+    if not is_saving or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+        restore()
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()
+
+
+class _Result:
+    """Arrays for all points, ``[*axes, seeds, records, models]``, filled batch by batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        programs = [each.program for each in plan.compiled]
+        num_models = max(program.num_models for program in programs)
+        self.shape = (*plan.grid.shape, plan.grid.num_records + 1, num_models)
+        types = {name: x.dtype for p in programs for name, x in p.record.metrics.items()}
+        self.metrics = {name: np.full(self.shape, np.nan, dtype) for name, dtype in types.items()}
+        self.client_updates, self.gradients = np.zeros((2, *self.shape), np.int32)
+        self.diverged = np.full(self.shape[:-2] + self.shape[-1:], -1, np.int32)
+        self.upload_size, self.download_size = np.zeros((2, *plan.grid.shape, 1, 1), np.int64)
+
+    def place(self, program: Program, replicas: np.ndarray, trace: Trace, done: int) -> None:
+        """Writes a batch's records up to `done` where they belong."""
+        index = tuple(each[replicas] for each in program.index)
+        models = slice(program.num_models)
+        cells = (*index, slice(done + 1), models)
+        for name, values in trace.metrics.items():
+            self.metrics[name][cells] = np.swapaxes(values[: done + 1], 0, 1)
+        self.client_updates[cells] = np.swapaxes(trace.client_updates[: done + 1], 0, 1)
+        self.gradients[cells] = np.swapaxes(trace.gradients[: done + 1], 0, 1)
+        record = _first_not_finite(trace, done)
+        rounds = np.where(record < 0, -1, record * self.plan.grid.record_every)
+        self.diverged[(*index, models)] = rounds
+        self.upload_size[index] = trace.upload_size
+        self.download_size[index] = trace.download_size
+
+    def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
+        """The labelled result."""
+        grid = self.plan.grid
+        rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
+        metrics: Any = self.metrics
+        sizes: Any = {"upload_size": self.upload_size, "download_size": self.download_size}
+        trace = Trace(rounds, metrics, self.client_updates, self.gradients, **sizes)
+        dims = (*grid.axes, "seed")
+        coords = {name: [label_of(v) for v in values] for name, values in grid.axes.items()}
+        dataset = to_dataset(trace, dims).assign_coords(
+            {**coords, "seed": np.arange(grid.num_seeds)}
+        )
+        dataset["diverged"] = (*dims, "model"), self.diverged
+        dataset["diverged"].attrs["long_name"] = "first recorded round that is not finite, or -1"
+        about = {"axes": coords} if config is None else config
+        dataset.attrs["manifest"] = manifest(about, seed=grid.seed, data=data) | {
+            "wall_seconds": {"compile": self.plan.compile_seconds, "run": run_seconds}
+        }
+        return dataset
+
+
+def _first_not_finite(trace: Trace, done: int) -> np.ndarray:
+    """The first record that is not finite, or -1; ``int[replicas, models]``."""
+    finite = np.all([np.isfinite(x[: done + 1]) for x in trace.metrics.values()], axis=0)
+    return np.where(finite.all(0), -1, np.argmin(finite, axis=0))
+
+
+def _first_divergence(
+    program: Program, replicas: np.ndarray, trace: Trace, done: int
+) -> str | None:
+    """What stopped being finite first, in words."""
+    records = _first_not_finite(trace, done)
+    if np.all(records < 0):
+        return None
+    first = np.where(records < 0, np.iinfo(records.dtype).max, records)
+    row, model = np.unravel_index(np.argmin(first), first.shape)
+    record = records[row, model]
+    name = next(n for n, x in trace.metrics.items() if not np.isfinite(x[record, row, model]))
+    point = "".join(f", {n}={x[replicas[row]]:g}" for n, x in program.numbers.items())
+    return (
+        f"{program.label}{point} diverged: {name} of model {model + 1}, "
+        f"seed {program.index[-1][replicas[row]]}, is not finite in round "
+        f"{record * program.grid.record_every}; lower the learning rate"
+    )
