@@ -62,10 +62,10 @@ class Checkpoints:
         self.directory, self.resume = Path(directory), resume
         self._place = self.directory / _PLACE
         self._lock = filelock.FileLock(self.directory / f".{_PLACE}.lock")
-        self._is_first = jax.process_index() == 0
+        self._is_first, self._is_open = jax.process_index() == 0, False
 
     def __enter__(self) -> Self:
-        return self if self._lock.is_locked else self.open()
+        return self if self._is_open else self.open()
 
     def open(self) -> Self:
         """Locks the directory, which entering does too; `with` closes it."""
@@ -85,6 +85,7 @@ class Checkpoints:
                     f"delete {self._place} to start again"
                 )
             self._place.mkdir(exist_ok=True)
+        self._is_open = True
         _wait_for_all("checkpoints opened")
         return self
 
