@@ -511,10 +511,10 @@ def num_bytes(tree: Any) -> int:
 
 
 def _result_bytes(grid: Grid, programs: list[Program]) -> int:
-    """The labelled result: metrics, and counts in the 64 bits of their sums."""
+    """The labelled result: metrics, counts, their sums in 64 bits, and copies while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
     metrics = {name: x.dtype.itemsize for p in programs for name, x in p.record.metrics.items()}
-    return cells * max(p.num_models for p in programs) * (sum(metrics.values()) + 2 * 4 + 4 * 8)
+    return cells * max(p.num_models for p in programs) * (sum(metrics.values()) + 2 * 4 + 6 * 8)
 
 
 def _in_gib(num_bytes: float) -> str:
