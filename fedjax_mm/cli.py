@@ -542,13 +542,14 @@ def _log_lines() -> Report:
 
 def _time_left() -> Callable[[int, int], str]:
     """The forecast of the time to the end, from the speed since the work began."""
-    start: tuple[float, int] | None = None
+    start: tuple[float, int, int] | None = None
 
     def left(done: int, total: int) -> str:
         nonlocal start
         now = time.monotonic()
-        if start is None or done <= start[1]:  # compiling, or nothing done yet
-            start = now, done
+        # After compiling, some work may be done from before; and then nothing is done yet.
+        if start is None or total != start[2] or done <= start[1]:
+            start = now, done, total
             return ""
         seconds = (now - start[0]) * (total - done) / (done - start[1])
         return f"{datetime.timedelta(seconds=round(seconds))} left"

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fedjax_mm import assignment
 from fedjax_mm.algorithms.fedavg import fedavg
@@ -181,12 +181,17 @@ class Experiment(Config):
         """What varies beside the algorithm and the seed, by key: nothing."""
         return {}
 
+    @property
+    def _first(self) -> "Experiment":
+        """The experiment at its first point."""
+        return self
+
     def grid(self) -> Grid:
         """All runs, over the axes ``algorithm`` and those of `points`."""
         keys = {key.rpartition(".")[2]: key for key in self.points}
 
         def build(algorithm: str, **values: Any) -> Setup:
-            here = self
+            here = self._first
             for name, value in values.items():
                 here = _replaced(here, _path_of(keys[name], algorithm), value)
             config, task = here.algorithms[algorithm], here.task
@@ -255,7 +260,9 @@ class Sweep(Experiment):
     """
 
     axes: Annotated[
-        dict[str, Annotated[list[Any], Field(min_length=1)] | Range], Field(min_length=1)
+        dict[str, Annotated[list[Any], Field(min_length=1)] | Range],
+        Field(min_length=1),
+        BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
     ]
 
     @model_validator(mode="after")
@@ -273,44 +280,68 @@ class Sweep(Experiment):
                 raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
             if key.partition(".")[0] in _NOT_SWEPT:
                 raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
-        raw = {
-            key: values.values() if isinstance(values, Range) else values
-            for key, values in self.axes.items()
-        }
-        first = {key: values[0] for key, values in raw.items()}
+            for other in self.axes:
+                if other.startswith(f"{key}."):
+                    raise ValueError(f"axes.{other}: it is a part of {key}; sweep one of them")
+        raw, first = self._raw, {key: values[0] for key, values in self._raw.items()}
         numeric = {
             key
-            for key, value in self._at(first).items()
+            for key, value in self._values_at(first).items()
             if isinstance(value, float) and not any(isinstance(v, dict) for v in raw[key])
         }
         checked: dict[str, list[Any]] = {key: [] for key in raw}
         for key in numeric:
-            checked[key] = [self._at(first | {key: value})[key] for value in raw[key]]
+            checked[key] = [self._values_at(first | {key: value})[key] for value in raw[key]]
         others = [key for key in raw if key not in numeric]
         for choice in itertools.product(*(range(len(raw[key])) for key in others)):
             point = {key: raw[key][i] for key, i in zip(others, choice, strict=True)}
-            values = self._at(first | point)
+            values = self._values_at(first | point)
             for key, i in zip(others, choice, strict=True):
                 if i == len(checked[key]):
                     checked[key].append(values[key])
         return checked
 
-    def _at(self, point: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def _raw(self) -> dict[str, list[Any]]:
+        """The values of every axis, unchecked."""
+        return {
+            key: values.values() if isinstance(values, Range) else values
+            for key, values in self.axes.items()
+        }
+
+    @cached_property
+    def _first(self) -> Experiment:
+        """As at every point, what is swept inside a table is in a table."""
+        return self._at({key: values[0] for key, values in self._raw.items()})
+
+    def _values_at(self, point: Mapping[str, Any]) -> dict[str, Any]:
         """The checked values of one point."""
+        experiment, label = self._at(point), next(iter(self.algorithms))
+        return {key: _value_at(experiment, _path_of(key, label)) for key in point}
+
+    def _at(self, point: Mapping[str, Any]) -> Experiment:
+        """The checked experiment at one point."""
         values = self.model_dump(exclude={"axes"})
         for key, value in point.items():
             for label in self.algorithms:
                 values = _replaced(values, _path_of(key, label), value)
         try:
-            experiment = validate(Experiment, values)
+            return validate(Experiment, values)
         except ValueError as error:
             where = ", ".join(f"{key} = {value}" for key, value in point.items())
             raise ValueError(f"at {where}: {error}") from None
-        label = next(iter(self.algorithms))
-        return {key: _value_at(experiment, _path_of(key, label)) for key in point}
 
 
 _NOT_SWEPT = ("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes")
+
+
+def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The axes by their full names: TOML reads ``task.mu = [...]`` as a table within a table."""
+    for key, value in axes.items():
+        if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
+            yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
+        else:
+            yield key, value
 
 
 def _path_of(key: str, algorithm: str) -> list[str]:
@@ -403,11 +434,13 @@ def _in_words(error: ValidationError, kind: type[Config], values: Any) -> list[s
     """What is wrong, once per key, as ``path = value: message``.
 
     Where a value may have several types pydantic reports on each: of a table only what is wrong
-    inside it is kept, of a plain value only the first.
+    inside it is kept, of a plain value only the first, or what we have to say ourselves.
     """
     problems: dict[str, Any] = {}
     for problem in error.errors():
-        problems.setdefault(_path(problem, values), problem)
+        path = _path(problem, values)
+        if path not in problems or problem["type"] == "value_error":
+            problems[path] = problem
     return [
         _one_line(path, problem, kind)
         for path, problem in problems.items()
@@ -419,10 +452,12 @@ def _path(problem: Any, values: Any) -> str:
     """The keys that lead to a problem, without the names of types that pydantic puts between."""
     path = []
     for part in problem["loc"]:
-        inside = part in values if isinstance(values, dict) else isinstance(values, list | tuple)
-        if inside and (isinstance(values, dict) or isinstance(part, int)):
-            path.append(str(part))
-            values = values[part]
+        is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
+        for key in [part] if is_whole else part.split("."):  # an axis may be a table in a table
+            inside = key in values if isinstance(values, dict) else isinstance(values, list | tuple)
+            if inside and (isinstance(values, dict) or isinstance(key, int)):
+                path.append(str(key))
+                values = values[key]
     if problem["type"] == "missing":
         path.append(str(problem["loc"][-1]))
     if problem["type"].startswith("union_tag"):

@@ -11,9 +11,11 @@ import math
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -28,7 +30,10 @@ from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, layout
 from fedjax_mm.simulate import ClientMap, State, Trace, advance, init
 
-_RESERVED = ("seed", "round", "model")
+_RESERVED = (
+    *("seed", "round", "model", "diverged"),
+    *("client_updates", "gradients", "parameters_up", "parameters_down"),
+)
 _ABSENT: Any = None  # in place of what a program is told anew: no leaf of a pytree
 _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
 _CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
@@ -71,17 +76,30 @@ class Grid:
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
+        plain = {  # arrays on devices would not count as floats
+            name: np.asarray(values) if isinstance(values, jax.Array) else values
+            for name, values in self.axes.items()
+        }
+        object.__setattr__(self, "axes", plain)
         for name, values in self.axes.items():
-            if name in _RESERVED:
-                raise ValueError(f"an axis is called {name!r}, as every result's own; rename it")
+            if name in (*_RESERVED, *self.shared):
+                what = "an argument in shared" if name in self.shared else "every result's own"
+                raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
             if len(values) == 0:
                 raise ValueError(f"the axis {name!r} has no values; give at least one")
             if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
                 raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
+            label, count = Counter(map(label_of, values)).most_common(1)[0]
+            if count > 1:
+                raise ValueError(
+                    f"the axis {name!r} has {label!r} twice; drop one, or give it another __name__"
+                )
 
     def is_numeric(self, name: str) -> bool:
-        """Whether all values of an axis are floats: arguments of one compiled program."""
-        return all(isinstance(value, float | np.floating) for value in self.axes[name])
+        """Whether an axis is of floats, counts among them or not: arguments of one program."""
+        values = self.axes[name]
+        kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in values}
+        return "f" in kinds and kinds <= {"f", "i", "u"}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -405,6 +423,9 @@ def make_plan(
       ValueError: if one replica on each device, or the result, does not fit.
     """
     programs = grid.programs
+    metrics = {name for program in programs for name in program.record.metrics}
+    for name in metrics & grid.axes.keys():
+        raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
     if split is None and any(map(_has_closed_form, programs)):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)

@@ -27,6 +27,7 @@ _STYLE: dict[Any, Any] = {
 }
 _COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MOST_PANELS = 6
 
 
 def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
@@ -98,13 +99,15 @@ def lines_with_errors(
         figure = Figure(figsize=(4.5 * len(panels), 4.1))
         row = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
         names = values[series].values
+        is_words = values[x].dtype.kind not in "fiu"
+        places = np.arange(values.sizes[x]) if is_words else values[x].values
         for axes, name, letter in zip(row, panels, "abcdefgh", strict=False):
             for key, color, marker in zip(
                 names, _cycle(_COLORS, names), _cycle(_MARKERS, names), strict=True
             ):
                 at = {panel: name, series: key}
                 axes.errorbar(
-                    values[x].values,
+                    places,
                     values.sel(at).values,
                     errors.sel(at).values,
                     color=color,
@@ -118,8 +121,10 @@ def lines_with_errors(
                 ends = [values[x].values.min(), values[x].values.max()]
                 axes.plot(ends, ends, color="0.55", lw=0.9, ls="--", label=diagonal, zorder=0)
             axes.set(xscale=scales[0], yscale=scales[1])
-            if scales[0] == "linear" and values.sizes[x] <= 12:
-                axes.set_xticks(values[x].values)
+            if is_words:
+                axes.set_xticks(places, [textwrap.fill(str(word), 20) for word in values[x].values])
+            elif scales[0] == "linear" and len(places) <= 12:
+                axes.set_xticks(places)
             _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
             axes.legend(loc="upper left" if scales[1] == "linear" else "best")
         _arrange(figure, title, caption)
@@ -139,15 +144,20 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     # The first axis of real numbers, or else of counts, or else any.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    end = values.isel(round=-1).mean("model").sel({name: values[name][0] for name in others})
+    # A mean over models skips those that are not there, but no diverged ones.
+    is_whole = (dataset.diverged < 0).all("model")
+    end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
+    end = end.isel(dict.fromkeys(others, 0))
     if panel not in end.dims:
         end = end.expand_dims(panel)
     titles = [f"{panel} = {name}" for name in end[panel].values] if panel in axes else [""]
-    end = end.assign_coords({panel: titles}).isel({panel: slice(6)})
-    mean, num_seeds = end.mean("seed"), end.sizes["seed"]
+    end = end.assign_coords({panel: titles}).isel({panel: slice(_MOST_PANELS)})
+    mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
     error = end.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else 0 * mean
     order = (panel, "algorithm", x)
+    is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
+    more = f" The first {_MOST_PANELS} of {len(titles)} {panel}." * (len(titles) > _MOST_PANELS)
     fixed = "".join(f", {name} = {values[name].values[0]}" for name in others)
     return lines_with_errors(
         mean.transpose(*order),
@@ -160,8 +170,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         ylabel=str(values.attrs["long_name"]),
         title=f"After {values['round'].values[-1]} rounds{fixed}",
         caption=f"Means over models and {num_seeds} seeds, with standard errors over seeds; points "
-        "where a run diverged are not drawn.",
-        scales=("log" if is_log else "linear", "log" if bool((mean > 0).all()) else "linear"),
+        "where a run diverged are not drawn." + more,
+        scales=("log" if is_log else "linear", "log" if is_positive else "linear"),
     )
 
 

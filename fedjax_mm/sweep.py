@@ -126,6 +126,8 @@ def sweep(
       >>> result.sel(assignment="mfa_rr", learning_rate=0.1).isel(round=-1).excess_loss.dims
       ('num_models', 'seed', 'model')
     """
+    if on_divergence not in ("mark", "stop"):
+        raise ValueError(f"on_divergence is {on_divergence!r}; it must be 'mark' or 'stop'")
     grid = Grid(build, axes, num_rounds, num_seeds, seed, shared or {}, record_every, client_map)
     how = execution or Execution()
     return carry_out(prepare(grid, how), how, data=data, on_divergence=on_divergence)
@@ -260,9 +262,10 @@ class _Journal:
         rows, structure = jax.tree.leaves(trace), self.plan.batches[part][0].program.state
         for row, array in zip(rows, saved.arrays, strict=False):
             row[: 1 + saved.records] = array
-        done, rest = self._report(part, saved.records), saved.arrays[len(rows) :]
-        if done == self.plan.grid.num_records:
+        done, rest = saved.records, saved.arrays[len(rows) :]
+        if done == self.plan.grid.num_records:  # nothing to report: it took no time
             return done, None
+        self._report(part, done)
         return done, jax.tree.unflatten(jax.tree.structure(structure), rest)
 
     def note(self, part: int, done: int, trace: Trace, state: State, seconds: float) -> float:
