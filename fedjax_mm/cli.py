@@ -460,15 +460,17 @@ def _gib(num_bytes: float) -> str:
 @app.command()
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[W1|W1b|W1c]...", help="All if none is named.")
+        list[str] | None, typer.Argument(metavar="[W1|W1b|W1c|S1]...", help="All if none is named.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs after one warm-up.")] = 5,
 ) -> None:
     """Time the simulator on this machine: compile and run apart, medians.
 
     W1: 24 clients, 12 models, 1000 rounds, 20 seeds. W1b: 1000 clients, 10 models, 200 rounds,
-    20 seeds. W1c: a million clients, 10 models, 20 rounds. All are quadratics with E = 5 local
-    steps. Updates are local trainings of one client; MiB is the memory of the compiled program.
+    20 seeds. W1c: a million clients, 10 models, 20 rounds. S1: a sweep of 24 clients, 2 or 12
+    models, 16 learning rates, 64 seeds, 1000 rounds, labelled. All are quadratics with E = 5 local
+    steps, on all devices (`fedjax-mm --devices 1 bench` uses one). Updates are local trainings of
+    one client; MiB is the memory of the compiled program, or of the largest batch.
     """
     if repeats < 1:
         raise InputError(f"--repeats is {repeats}; it must be at least 1")
@@ -479,9 +481,12 @@ def bench(
                 f"unknown workload {name!r}; choose from {', '.join(benchmarks.WORKLOADS)}"
             )
     header = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
-    table = Table(*header, title=f"{jax.devices()[0].device_kind}, jax {jax.__version__}")
+    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
+    table = Table(*header, title=f"{devices}, jax {jax.__version__}")
     points = [
-        (benchmarks.WORKLOADS[name], label) for name in names for label in benchmarks.ASSIGNMENTS
+        (benchmarks.WORKLOADS[name], label)
+        for name in names
+        for label in benchmarks.WORKLOADS[name].labels
     ]
     with _progress() as report:
         for number, (workload, label) in enumerate(points):

@@ -363,7 +363,7 @@ WRONG_COMMANDS = {
     "unknown option": ((*FIG3, "--sseeds", 3), ("--sseeds", "--help")),
     "no configuration": (("run",), ("config", "--help")),
     "missing file": (("run", "missing.toml"), ("missing.toml", "no such file")),
-    "unknown workload": (("bench", "W9"), ("'W9'", "W1, W1b, W1c")),
+    "unknown workload": (("bench", "W9"), ("'W9'", "W1, W1b, W1c, S1")),
     "no repeats": (("bench", "W1", "--repeats", 0), ("repeats is 0", "at least 1")),
 }
 """By name: the command and what its error line must contain, in lower or upper case."""

@@ -1,6 +1,7 @@
 """1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -10,8 +11,20 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, quadratic, run, simulate
-from fedjax_mm.devices import layout, use_cpu_devices
+from fedjax_mm import (
+    Experiment,
+    Sweep,
+    fedavg,
+    join_processes,
+    layout,
+    mfa_rand,
+    mfa_rr,
+    quadratic,
+    run,
+    simulate,
+    use_cpu_devices,
+)
+from fedjax_mm.experiment import load
 from fedjax_mm.plan import seed_keys
 from tests.helpers import Towards, counting
 
@@ -165,3 +178,72 @@ def test_the_cache_can_be_turned_off(tmp_path):
     done = command_line("--no-cache", "--verbose", "bench", "W9", cache=tmp_path)
     assert "compilation cache: off" in done.stderr
     assert not (tmp_path / "fedjax_mm").exists()
+
+
+PROCESSES = """
+num_models = 3
+num_rounds = 40
+num_seeds = 3
+
+[task]
+name = "quadratic"
+num_clients = 13
+
+[algorithms.MFA-Rand]
+assignment = { name = "mfa_rand" }
+learning_rate = 0.1
+local_steps = 5
+
+[algorithms.MFA-RR]
+assignment = { name = "mfa_rr", cohort_size = 11 }
+learning_rate = 0.1
+local_steps = 5
+
+[axes]
+learning_rate = [0.05, 0.1, 0.2]
+"""
+
+
+@pytest.mark.parametrize(
+    ("precision", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)], ids=["float32", "float64"]
+)
+@pytest.mark.parametrize("split", ["replicas", "clients"])
+def test_two_processes_agree_with_one(tmp_path, split, precision, tolerance):
+    """Nine replicas over two devices, and 13 clients in 3 groups: nothing divides evenly."""
+    (tmp_path / "two.toml").write_text(PROCESSES)
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "fedjax_mm.cli", "--no-cache", "--devices", "1"]
+    sweep = ["sweep", "two.toml", "--out", "out", "--set", f"precision={precision}"]
+    processes = [
+        subprocess.Popen(
+            [*command, "--process", f"{i}/2@localhost:{port}", *sweep, "--split", split],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=240) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "on 2 devices" in outputs[0][1]
+    assert "result.nc" in outputs[0][0]
+    said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
+    assert said == []  # the first one speaks and writes
+
+    config = load(tmp_path / "two.toml", Sweep, [f"precision={precision}"])
+    expected = run(config)
+    with xr.open_dataset(tmp_path / "out" / "two" / "result.nc") as result:
+        for name in expected.data_vars:
+            scale = np.abs(expected[name]).max().item()
+            np.testing.assert_allclose(
+                result[name], expected[name], rtol=0, atol=tolerance * scale, err_msg=str(name)
+            )
+
+
+@pytest.mark.parametrize("address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host"])
+def test_an_address_of_processes_is_checked(address):
+    with pytest.raises(ValueError, match="write it as I/N@HOST:PORT"):
+        join_processes(address)

@@ -30,7 +30,10 @@ ALLOWED = {
     "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
     "experiment": {"algorithms", "assignment", "base", "plan", "schedules", "tasks"},
     "runs": {"experiment", "plan", "sweep"},
-    "bench": {"algorithms", "assignment", "base", "plan", "simulate", "tasks"},
+    "bench": {
+        *("algorithms", "assignment", "base", "devices"),
+        *("plan", "simulate", "sweep", "tasks"),
+    },
     "plots": {"results"},
     "papers": {"experiment", "metrics", "plots", "runs", "sweep"},
     "cli": {
