@@ -1,0 +1,87 @@
+"""The notebooks run from top to bottom without a warning, and are kept small and clean."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import Sweep, run
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def execute(path, directory):
+    """The notebook with new outputs; a copy of it runs in the directory, on the CPU."""
+    copy = directory / path.name
+    shutil.copy(path, copy)
+    done = subprocess.run(
+        [sys.executable, "-c", "from nbclient.cli import main; main()", "--inplace", copy],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "IPYTHONDIR": str(directory / "ipython")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return nbformat.read(copy, as_version=4)
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def complaints(notebook):
+    """What went to stderr, where warnings go; errors end the execution."""
+    return [output.text for output in outputs(notebook) if output.get("name") == "stderr"]
+
+
+def test_there_is_a_notebook():
+    assert NOTEBOOKS
+
+
+@each_notebook
+def test_notebook_runs_and_its_sweep_is_that_of_the_command_line(path, tmp_path):
+    notebook = execute(path, tmp_path)
+    assert complaints(notebook) == []
+    for cell in notebook.cells:
+        for text in re.findall(r"```toml\n(.*?)```", cell.source, re.DOTALL):
+            expected = run(Sweep.model_validate(tomllib.loads(text)))
+            name = re.search(r"`(\w+)\.toml`", cell.source)[1]
+            with xr.open_dataset(tmp_path / "results" / f"{name}.nc") as saved:
+                has_diverged = (saved.diverged >= 0).values
+                np.testing.assert_array_equal(has_diverged, expected.diverged >= 0)
+                good = ~has_diverged[..., None, :] & np.isfinite(expected.excess_loss.values)
+                actual = saved.excess_loss.values[good]
+                np.testing.assert_allclose(actual, expected.excess_loss.values[good], rtol=1e-3)
+
+
+@each_notebook
+def test_committed_notebook_is_executed_small_and_clean(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert complaints(notebook) == []
+    assert all(output.output_type != "error" for output in outputs(notebook))
+    assert all(not cell.metadata for cell in notebook.cells)
+    assert set(notebook.metadata) <= {"kernelspec", "language_info"}
+    assert path.stat().st_size < 400_000
+    shown = " ".join(str(output) for output in outputs(notebook) if "png" not in str(output))
+    assert not re.search(r"(?<![\w.])/(home|tmp|root|usr|work|Users|opt|var)/", shown)
+
+
+def test_a_warning_is_noticed(tmp_path):
+    path = tmp_path / "made" / "warns.ipynb"
+    path.parent.mkdir()
+    cell = nbformat.v4.new_code_cell("import warnings; warnings.warn('careful', stacklevel=1)")
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+    assert "careful" in complaints(execute(path, tmp_path))[0]

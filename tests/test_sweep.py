@@ -1,0 +1,557 @@
+"""Sweeps: few compilations, the numbers of single runs at every point, labels, and refusals."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+import xarray as xr
+
+from fedjax_mm import (
+    Algorithm,
+    Assignment,
+    DivergenceError,
+    Setup,
+    fedavg,
+    inverse_time,
+    mfa_rand,
+    mfa_rr,
+    per_frame,
+    quadratic,
+    run,
+    simulate,
+    sweep,
+    to_dataset,
+)
+from fedjax_mm.devices import layout
+from fedjax_mm.experiment import Sweep, validate
+from fedjax_mm.plan import Grid, Program, make_plan, seed_keys
+from fedjax_mm.sweep import Execution, carry_out, prepare
+from tests.helpers import Towards, counting
+
+N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
+AXES = {
+    "learning_rate": [0.05, 0.1, 0.2],
+    "assignment": [mfa_rand, mfa_rr],
+    "num_models": [3, 2],
+}
+ONE = {"learning_rate": AXES["learning_rate"], "assignment": [mfa_rr], "num_models": [2]}
+"""The axes of one program, which are a part of the whole grid."""
+SIZES = {"num_rounds": ROUNDS, "num_seeds": SEEDS, "seed": SEED}
+HOT, HOTTER = 20.0, 80.0  # rates that diverge in the last rounds, or not yet, and in the middle
+
+
+def build(learning_rate, assignment, num_models):
+    """Unequal groups; a start at 0, where client 1 alone is not at its minimum."""
+    algorithm = fedavg(learning_rate, local_steps=2)
+    return Setup(quadratic(N, 2, mu=0.05), algorithm, assignment(N, num_models))
+
+
+def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
+    """`simulate` with the seeds one by one, labelled."""
+    tasks, algorithm, assignment, params = setup
+    one = jax.jit(
+        lambda key: simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
+    )
+    runs = [to_dataset(one(key)) for key in seed_keys(SEED, num_seeds)]
+    return xr.concat(runs, xr.Variable("seed", range(num_seeds)))
+
+
+def check_close(actual, expected, tolerance=1e-6):
+    """Equal dimensions and counts; metrics to `tolerance` of their largest value."""
+    assert set(actual.data_vars) - set(expected.data_vars) <= {"diverged"}
+    for name, values in expected.data_vars.items():
+        assert actual[name].dims == values.dims
+        assert actual[name].dtype == values.dtype
+        scale = np.nanmax(np.abs(values)).item() if values.dtype.kind == "f" else 0
+        np.testing.assert_allclose(
+            actual[name], values, rtol=0, atol=tolerance * scale, err_msg=str(name)
+        )
+
+
+def one_batch_at_a_time(patch):
+    """One replica on each of the 8 devices at once: 9 replicas are 2 batches, the last padded."""
+    patch.setattr("fedjax_mm.plan._CACHE_BYTES", 1)
+
+
+class Work:
+    """Counts what JAX compiles, what we compile, and the calls of a build function."""
+
+    def __init__(self, patch):
+        self.programs = self.compilations = self.builds = 0
+        compile_ = jax.stages.Lowered.compile
+
+        def counted(lowered, *args, **kwargs):
+            self.programs += 1
+            return compile_(lowered, *args, **kwargs)
+
+        patch.setattr(jax.stages.Lowered, "compile", counted)
+
+    def build(self, **values):
+        self.builds += 1
+        return build(**values)
+
+    def note(self, event, seconds, **_):
+        del seconds
+        self.compilations += event.endswith("backend_compile_duration")
+
+    def __enter__(self):
+        jax.monitoring.register_event_duration_secs_listener(self.note)
+        return self
+
+    def __exit__(self, *error):
+        jax.monitoring.unregister_event_duration_listener(self.note)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """The whole grid in batches: the result, and the work of planning and of carrying out."""
+    with pytest.MonkeyPatch.context() as patch:
+        one_batch_at_a_time(patch)
+        with Work(patch) as planning:
+            how = Execution()
+            plan = prepare(Grid(planning.build, AXES, ROUNDS, SEEDS, SEED), how)
+        with Work(patch) as running:
+            result = carry_out(plan, how, data="synthetic", on_divergence="mark")
+    return result, plan, planning, running
+
+
+@pytest.fixture(scope="module")
+def part(whole):
+    """The result of one program of the grid."""
+    return whole[0].sel(assignment=["mfa_rr"], num_models=[2]).isel(model=slice(2))
+
+
+# Compilations
+
+
+def test_every_structure_is_compiled_once_and_all_batches_use_it(whole):
+    """4 structures with 3 rates and 3 seeds each; the batches are padded from 9 runs to 16."""
+    _, plan, planning, running = whole
+    assert planning.programs == 4
+    assert planning.compilations >= 4  # the events are those of compiling
+    assert [len(each.program) for each in plan.compiled] == [9] * 4
+    assert [(each.num_batches, each.batch_size) for each in plan.compiled] == [(2, 8)] * 4
+    assert plan.compiled[0].replicas(1).tolist() == [8] * 8
+    assert (running.programs, running.compilations) == (0, 0)
+
+
+def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
+    """As many calls of the build function for 1 rate and 1 seed as for 3 and 3."""
+    one_batch_at_a_time(monkeypatch)
+    work = Work(monkeypatch)
+    sweep(work.build, ONE | {"learning_rate": [0.1]}, num_rounds=2)
+    assert whole[2].builds == 4 * work.builds
+
+
+def test_counts_among_floats_and_arrays_of_floats_are_numbers():
+    for values in ([0.5, 1], [np.float32(0.5), 1.0], np.array([0.5, 1]), jnp.array([0.5, 1])):
+        grid = Grid(build, ONE | {"learning_rate": values}, 2)
+        assert len(grid.programs) == 1
+        np.testing.assert_array_equal(grid.programs[0].numbers["learning_rate"], [0.5, 1])
+    for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
+        assert len(Grid(build, {"x": values}, 2).programs) == 2
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("assignment", AXES["assignment"])
+@pytest.mark.parametrize("num_models", AXES["num_models"])
+def test_every_point_equals_a_single_run(whole, assignment, num_models):
+    """By label, so that a permutation of axes would be seen; with the rate as a Python float."""
+    for learning_rate in AXES["learning_rate"]:
+        expected = single_runs(build(learning_rate, assignment, num_models))
+        label = {"learning_rate": learning_rate, "assignment": assignment.__name__}
+        actual = whole[0].sel(label, drop=True).sel(num_models=num_models, drop=True)
+        check_close(actual.isel(model=slice(num_models)), expected)
+
+
+def test_points_seeds_and_models_differ(whole):
+    """Or the comparisons here could not tell them apart."""
+    final = whole[0].distance.isel(round=-1).values.ravel()
+    final = final[~np.isnan(final)]
+    assert len(np.unique(final)) == final.size == 3 * 2 * (3 + 2) * 3
+
+
+def test_every_point_equals_a_single_run_in_double_precision(x64):
+    axes = ONE | {"learning_rate": [0.1, 0.2], "assignment": [mfa_rand]}
+    result = sweep(build, axes, **SIZES)
+    for learning_rate in axes["learning_rate"]:
+        expected = single_runs(build(learning_rate, mfa_rand, 2))
+        actual = result.isel(assignment=0, num_models=0, drop=True)
+        actual = actual.sel(learning_rate=learning_rate, drop=True)
+        assert actual.loss.dtype == np.float64
+        check_close(actual, expected, 1e-12)
+
+
+@pytest.mark.parametrize("split", ["replicas", "clients"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part, count, split):
+    """All 9 replicas at once, on 1 device or 8, which share out replicas or clients."""
+    devices = jax.devices()[:count]
+    monkeypatch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, devices, axis))
+    plans = []
+    result = sweep(build, ONE, **SIZES, execution=Execution(split=split, announce=plans.append))
+    assert plans[0].where.axis == split
+    assert plans[0].where.mesh.size == count
+    padded = 16 if (split, count) == ("replicas", 8) else 9
+    assert [(each.num_batches, each.batch_size) for each in plans[0].compiled] == [(1, padded)]
+    check_close(result, part)
+
+
+def test_segments_do_not_change_results(monkeypatch, part):
+    monkeypatch.setattr(Program, "records_kept", 5)
+    check_close(sweep(build, ONE, **SIZES), part)
+
+
+def test_records_are_thinned_out(part):
+    """Every fourth round is what recording all rounds has there, counts included."""
+    result = sweep(build, ONE, **SIZES, record_every=4)
+    assert result["round"].values.tolist() == [0, 4, 8, 12]
+    check_close(result, part.sel(round=result["round"]))
+
+
+def test_seeds_do_not_depend_on_how_many_there_are(part):
+    result = sweep(build, ONE, **SIZES | {"num_seeds": 1})
+    check_close(result, part.isel(seed=[0]))
+
+
+# Labels
+
+
+def test_dimensions_and_coordinates_are_those_of_the_axes(whole):
+    result = whole[0]
+    dims = ("learning_rate", "assignment", "num_models", "seed", "round", "model")
+    assert result.distance.dims == dims
+    assert result.diverged.dims == (*dims[:4], "model")
+    assert {name: result[name].values.tolist() for name in dims} == {
+        "learning_rate": [0.05, 0.1, 0.2],
+        "assignment": ["mfa_rand", "mfa_rr"],
+        "num_models": [3, 2],
+        "seed": [0, 1, 2],
+        "round": list(range(13)),
+        "model": [1, 2, 3],
+    }
+    about = result.attrs["manifest"]
+    assert about["config"]["axes"] == {name: result[name].values.tolist() for name in dims[:3]}
+    assert (about["seed"], about["data"]) == (SEED, "synthetic")
+    assert all(about["wall_seconds"][name] > 0 for name in ("compile", "run"))
+
+
+def test_models_that_are_not_there_are_nan_without_counts(whole):
+    absent = whole[0].sel(num_models=2, model=3)
+    for name in ("loss", "excess_loss", "distance"):
+        assert absent[name].isnull().all()
+        assert whole[0][name].notnull().sum() == whole[0][name].size * 5 / 6
+    for name in ("client_updates", "gradients", "parameters_up", "parameters_down"):
+        assert np.all(absent[name] == 0)
+    assert np.all(whole[0].diverged == -1)
+
+
+def test_a_grid_without_axes_is_its_seeds():
+    result = sweep(lambda: build(0.1, mfa_rr, 2), {}, num_rounds=ROUNDS, num_seeds=2, seed=SEED)
+    check_close(result, single_runs(build(0.1, mfa_rr, 2), num_seeds=2))
+
+
+def test_axes_of_a_file_take_tables_and_name_their_parts():
+    """A number beside a table makes two programs; a table in a table is a key with a dot."""
+    rates = [0.1, {"beta": 3, "gamma": 20}]
+    algorithm = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.5, "local_steps": 2}
+    config = {
+        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
+        "num_models": 2,
+        "num_rounds": ROUNDS,
+        "num_seeds": 2,
+        "seed": SEED,
+        "algorithms": {"Rand": algorithm},
+        "axes": {"task": {"mu": [0.05, 1]}, "learning_rate": rates},
+    }
+    plans = []
+    result = run(validate(Sweep, config), Execution(announce=plans.append))
+    assert [len(each.program) for each in plans[0].compiled] == [4, 4]
+    assert result.distance.dims[:3] == ("algorithm", "mu", "learning_rate")
+    assert result.learning_rate.values.tolist() == ["0.1", "beta=3.0 gamma=20.0 per='round'"]
+    for i, rate, mu in ((0, 0.1, 1.0), (1, inverse_time(3.0, 20.0), 0.05)):
+        setup = Setup(quadratic(N, 2, mu=mu), fedavg(rate, local_steps=2), mfa_rand(N, 2))
+        actual = result.sel(algorithm="Rand", mu=mu, drop=True)
+        check_close(actual.isel(learning_rate=i, drop=True), single_runs(setup, num_seeds=2))
+
+
+def test_the_parts_of_a_rate_are_numbers():
+    """Also where the file had a plain number instead of the table."""
+    algorithm = {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.5, "local_steps": 2}
+    config = {
+        "task": {"num_clients": N, "block_size": 2, "mu": 0.05},
+        "num_models": 2,
+        "num_rounds": ROUNDS,
+        "num_seeds": 2,
+        "seed": SEED,
+        "algorithms": {"RR": algorithm},
+        "axes": {"learning_rate": {"beta": [3, 1.5], "gamma": [20], "per": ["frame"]}},
+    }
+    plans = []
+    result = run(validate(Sweep, config), Execution(announce=plans.append))
+    assert len(plans[0].compiled) == 1
+    rate = per_frame(inverse_time(1.5, 20.0), 2)
+    setup = Setup(quadratic(N, 2, mu=0.05), fedavg(rate, local_steps=2), mfa_rr(N, 2))
+    actual = result.sel(algorithm="RR", beta=1.5, gamma=20, per="frame", drop=True)
+    check_close(actual, single_runs(setup, num_seeds=2))
+
+
+# Divergence
+
+
+@pytest.fixture(scope="module")
+def hot():
+    """One program with two rates that diverge among others, one of them earlier; two batches."""
+    with pytest.MonkeyPatch.context() as patch:
+        one_batch_at_a_time(patch)
+        axes = ONE | {"learning_rate": [0.05, HOT, HOTTER, 0.2]}
+        return sweep(build, axes, **SIZES).isel(assignment=0, num_models=0, drop=True)
+
+
+def first_not_finite(dataset):
+    """A loop: the first round in which a metric is not finite, or -1."""
+    metrics = dataset[["loss", "excess_loss", "distance"]].to_array()
+    first = xr.full_like(dataset.distance.isel(round=0, drop=True), -1, int)
+    for t in dataset["round"].values[::-1]:
+        finite = np.isfinite(metrics.sel(round=t)).all("variable")
+        first = first.where(finite, t)
+    return first
+
+
+def test_the_first_round_that_is_not_finite_is_marked(hot):
+    expected = first_not_finite(hot).transpose(*hot.diverged.dims)
+    np.testing.assert_array_equal(hot.diverged, expected)
+    rounds = hot.diverged.sel(learning_rate=HOTTER)
+    assert np.all((rounds > 2) & (rounds < ROUNDS))
+    assert hot.diverged.sel(learning_rate=HOT).min() == -1
+    assert hot.diverged.sel(learning_rate=HOT).max() > rounds.max()
+
+
+def test_divergence_leaves_the_other_points_alone(hot, part):
+    """The others are the same to the last bit as without it."""
+    others = hot.sel(learning_rate=[0.05, 0.2])
+    assert np.all(others.diverged == -1)
+    alone = part.isel(assignment=0, num_models=0, drop=True).sel(learning_rate=[0.05, 0.2])
+    xr.testing.assert_equal(others, alone)
+
+
+def test_divergence_is_marked_at_records_only():
+    axes = ONE | {"learning_rate": [0.05, HOTTER]}
+    result = sweep(build, axes, **SIZES, record_every=4).isel(assignment=0, num_models=0)
+    np.testing.assert_array_equal(
+        result.diverged, first_not_finite(result).transpose(*result.diverged.dims)
+    )
+    assert set(np.unique(result.diverged)) == {-1, 8}
+
+
+@pytest.mark.parametrize("kept", [1, 5])
+def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
+    """Of all points computed at once the one in the earliest round, not the first in the grid."""
+    one_batch_at_a_time(monkeypatch)
+    monkeypatch.setattr(Program, "records_kept", kept)
+    axes = ONE | {"learning_rate": hot.learning_rate.values.tolist()}
+    with pytest.raises(DivergenceError) as stopped:
+        sweep(build, axes, **SIZES, on_divergence="stop")
+    together = hot.diverged.stack(run=("learning_rate", "seed", "model"))[: 8 * 2]  # a batch
+    first = min(t for t in together.values if t >= 0)
+    message = str(stopped.value)
+    found = re.fullmatch(
+        r"assignment=mfa_rr, num_models=2, learning_rate=(\S+) diverged: (\w+) of model (\d), "
+        r"seed (\d), is not finite in round (\d+); lower the learning rate",
+        message,
+    )
+    assert found, message
+    rate, name, model, seed, t = found.groups()
+    assert int(t) == first
+    assert float(rate) == HOTTER
+    point = hot.sel(learning_rate=float(rate), model=int(model), seed=int(seed))
+    assert point.diverged == first
+    assert not np.isfinite(point[name].sel(round=first))
+
+    partial = stopped.value.partial.isel(assignment=0, num_models=0, drop=True)
+    assert partial.sizes == hot.sizes
+    seen = partial.distance.sel(learning_rate=0.05, seed=0, model=1).notnull()
+    done = int(seen.sum()) - 1
+    assert done == first if kept == 1 else first <= done < ROUNDS
+    computed = {"learning_rate": [0.05, HOT], "round": range(done + 1)}
+    xr.testing.assert_equal(partial.distance.sel(computed), hot.distance.sel(computed))
+    assert partial.distance.sel(round=slice(done + 1, None)).isnull().all()
+    assert partial.distance.sel(learning_rate=0.2).isnull().all()  # in the batch that never ran
+
+
+def test_what_to_do_on_divergence_is_checked():
+    with pytest.raises(ValueError, match="on_divergence is 'halt'; it must be 'mark' or 'stop'"):
+        sweep(build, ONE, num_rounds=2, on_divergence="halt")
+
+
+# Memory
+
+
+def large(learning_rate):
+    """Two models of 80 001 parameters."""
+    return Setup(
+        quadratic(20_000, 4, mu=0.05), fedavg(learning_rate, local_steps=1), mfa_rr(20_000, 2)
+    )
+
+
+LARGE = 2 * 4 * 80_001  # bytes of the parameters of one replica
+HUNDRED = {"learning_rate": np.linspace(0.1, 0.2, 100)}
+
+
+def above(num_bytes):
+    """A limit that leaves so much."""
+    return psutil.Process().memory_info().rss + num_bytes
+
+
+def test_a_program_that_does_not_fit_is_split(monkeypatch):
+    """All 100 replicas take more than 64 MB; the batches fit the limit, and the plan says so."""
+    monkeypatch.setattr("fedjax_mm.plan._CACHE_BYTES", 2**40)  # memory alone limits batches
+    room = 80 * LARGE
+    plan = make_plan(Grid(large, HUNDRED, 3), limit=above(room))
+    (compiled,) = plan.compiled
+    assert plan.is_split
+    assert compiled.num_batches > 2
+    assert compiled.batch_size % 8 == 0
+    assert compiled.batch_size * LARGE <= plan.batch_bytes <= room
+    replicas = np.concatenate([compiled.replicas(i) for i in range(compiled.num_batches)])
+    assert np.unique(replicas).tolist() == list(range(100))
+
+
+def test_a_program_that_fits_is_not_split(whole):
+    assert not whole[1].is_split
+
+
+def test_what_cannot_fit_is_refused_before_anything_runs(monkeypatch):
+    with pytest.raises(ValueError, match=r"fewest at once, take .* GiB .*allow more memory"):
+        make_plan(Grid(large, HUNDRED, 3), limit=above(5 * LARGE))
+
+
+def test_a_result_that_cannot_fit_is_refused_before_compiling(monkeypatch):
+    work = Work(monkeypatch)
+    with pytest.raises(ValueError, match=r"result alone takes \d\d\.\d\d GiB.*record_every"):
+        make_plan(Grid(build, ONE, 100_000_000 // 3, SEEDS), limit=above(2**30))
+    assert work.programs == 0
+
+
+# Shared arguments
+
+TARGETS = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+
+
+def towards(learning_rate, task=None):
+    """1000 numbers as data, closed over or shared."""
+    task = Towards(jnp.asarray(TARGETS)) if task is None else task
+    return Setup(task, fedavg(learning_rate, local_steps=1), mfa_rr(1000, 2))
+
+
+def test_shared_data_are_arguments_and_change_nothing():
+    data, results = re.compile(r"f32\[1000\]\S* constant\("), {}
+    for name, shared in (("closed over", {}), ("shared", {"task": Towards(jnp.asarray(TARGETS))})):
+        plans = []
+        how = Execution(announce=plans.append)
+        axes = {"learning_rate": [0.1, 0.2]}
+        results[name] = sweep(towards, axes, num_rounds=4, seed=SEED, shared=shared, execution=how)
+        (compiled,) = plans[0].compiled
+        assert bool(data.search(compiled.call.as_text())) == (name == "closed over")
+    check_close(results["shared"], results["closed over"])
+    alone = results["shared"].sel(learning_rate=0.2, drop=True)
+    check_close(alone, single_runs(towards(0.2), 4, 1))
+
+
+# Parts of one's own
+
+
+def remembering():
+    """Clients add their number times how often they have trained that model."""
+    inner = counting()
+
+    def client(*args):
+        contribution, state = inner.client(*args)
+        update = jax.tree.map(lambda x: x * state.count, contribution.update)
+        return contribution._replace(update=update), state
+
+    return Algorithm(inner.init, client, inner.server)
+
+
+def keyed(num_clients, num_models):
+    """Who trains what is drawn from a key that the assignment itself keeps and splits."""
+
+    def assign(rng_key, t, state):
+        state, draw = jax.random.split(state)
+        return jax.random.permutation(draw, num_clients).reshape(num_models, -1), state
+
+    return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
+
+
+def test_parts_of_ones_own_keep_their_states(monkeypatch):
+    """States of clients, of the server and of the assignment, in segments; sizes of messages."""
+    one_batch_at_a_time(monkeypatch)
+    monkeypatch.setattr(Program, "records_kept", 2)
+
+    def own(scale, dim):
+        task = Towards(scale * jnp.arange(6.0), dim)
+        return Setup(task, remembering(), keyed(6, 2))
+
+    axes = {"dim": [2, 3], "scale": [1.0, 2.0]}
+    result = sweep(own, axes, **SIZES)
+    assert result.norm.isel(round=-1).std("seed").min() > 0
+    for dim in (2, 3):
+        expected = single_runs(own(1.0, dim))
+        check_close(result.sel(dim=dim, scale=1.0, drop=True), expected)
+        sent = result.sel(dim=dim).parameters_up / result.sel(dim=dim).client_updates
+        assert np.all(sent.isel(round=slice(1, None)) == dim)
+
+
+# Wrong grids
+
+
+def named(name, value):
+    def assignment(num_clients, num_models):
+        return value(num_clients, num_models)
+
+    assignment.__name__ = name
+    return assignment
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"axes": {"seed": [0.1]}}, "called 'seed', as every result's own; rename it"),
+        ({"axes": {"diverged": [0.1]}}, "called 'diverged', as every result's own"),
+        ({"axes": {"task": [0.1]}, "shared": {"task": 1.0}}, "'task', as an argument in shared"),
+        ({"axes": {"learning_rate": []}}, "'learning_rate' has no values; give at least one"),
+        ({"axes": {"learning_rate": [0.1, math.nan]}}, "'learning_rate'.* not finite"),
+        ({"axes": {"learning_rate": [math.inf, 1]}}, "'learning_rate'.* not finite"),
+        ({"axes": {"learning_rate": [0.1, 0.2, 0.1]}}, r"'learning_rate' has 0\.1 twice"),
+        (
+            {"axes": {"assignment": [named("f", mfa_rr), named("f", mfa_rand)]}},
+            "'assignment' has 'f' twice; .* another __name__",
+        ),
+        ({"num_rounds": 0}, "num_rounds is 0"),
+        ({"num_seeds": 0}, "num_seeds is 0"),
+        ({"num_rounds": 10, "record_every": 4}, "record_every is 4; it must divide 10 rounds"),
+    ],
+)
+def test_a_wrong_grid_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Grid(**{"build": build, "axes": ONE, "num_rounds": 12} | change)
+
+
+def test_an_axis_is_not_called_like_a_metric(monkeypatch):
+    work = Work(monkeypatch)
+    with pytest.raises(ValueError, match="called 'loss', as one of the task's metrics; rename it"):
+        sweep(lambda loss: build(loss, mfa_rr, 2), {"loss": [0.1]}, num_rounds=2)
+    assert work.programs == 0
+
+
+def test_a_point_that_does_not_fit_is_named_before_anything_is_compiled(monkeypatch):
+    work = Work(monkeypatch)
+    with pytest.raises(ValueError, match="num_models is 9, more than the clients there are"):
+        sweep(build, ONE | {"num_models": [2, 9]}, num_rounds=2)
+    assert work.programs == 0
