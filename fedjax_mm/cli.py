@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{error.format_message().rstrip('.')}. See 'fedjax-mm --help'.", BAD_INPUT)
     except InterruptedRunError as error:
         _fail(str(error), 128 + error.number)
-    except (FloatingPointError, OSError) as error:
+    except (ArithmeticError, OSError) as error:
         _fail(str(error), FAILED)
     except typer.Abort:
         _fail("interrupted", INTERRUPTED)

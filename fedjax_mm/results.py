@@ -37,6 +37,9 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
       ``gradients``, ``parameters_up``, ``parameters_down``. Models count from 1, as in the papers.
 
+    Raises:
+      OverflowError: if there were more than 2^31 gradients between two records.
+
     Example:
       >>> import jax
       >>> from fedjax_mm import fedavg, mfa_rand, quadratic, simulate
@@ -46,6 +49,7 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
       >>> dict(result.sizes), result.gradients.sel(round=5, model=1).item()
       ({'round': 6, 'model': 2}, 30)
     """
+    check_counts(trace)
     axes = (*dims, "round", "model")
     updates = np.cumsum(np.asarray(trace.client_updates, np.int64), axis=-2)
     gradients = np.cumsum(np.asarray(trace.gradients, np.int64), axis=-2)
@@ -61,6 +65,15 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     return dataset
+
+
+def check_counts(trace: Trace) -> None:
+    """Raises `OverflowError` if a counter was too small for what happened between two records."""
+    for name in ("client_updates", "gradients"):
+        if np.any(np.asarray(getattr(trace, name)) < 0):
+            raise OverflowError(
+                f"{name} between two records do not fit 32 bits; record more often (record_every)"
+            )
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, Any]:

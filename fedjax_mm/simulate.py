@@ -58,7 +58,8 @@ class Trace:
       round: ``int32[records]``, rounds done.
       metrics: the task's metrics by name, each ``float[records, models]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.
-      gradients: ``int32[records, models]``, gradients computed since the record before.
+      gradients: ``int32[records, models]``, gradients computed since the record before; -1 in
+        either of the two if there were more than 32 bits hold.
       upload_size: numbers that one client sends up per local training.
       download_size: numbers that one client receives per local training.
     """
@@ -194,7 +195,7 @@ def advance(
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Any]:
         state, counts = lax.scan(one_round, state, length=record_every)
-        return state, (record(state), jax.tree.map(lambda count: count.sum(0), counts))
+        return state, (record(state), jax.tree.map(_count, counts))
 
     nothing = jnp.zeros(assignment.num_models, jnp.int32)
     first = record(state), (nothing, nothing)
@@ -279,6 +280,12 @@ def aggregate(
     new = algorithm.server(round, *old, total)
     params, server = jax.tree.map(lambda x, y: jnp.where(num_participants > 0, x, y), new, old)
     return Models(params, server, model.clients)
+
+
+def _count(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
+    """The sum over rounds, or -1 if it may not fit: a wrong number would look like a right one."""
+    fits = counts.sum(0, dtype=jnp.float32) < 2**31 - 2**10
+    return jnp.where(fits, counts.sum(0), -1)
 
 
 def _model_keys(rng_key: PRNGKeyArray, num_models: int) -> PRNGKeyArray:

@@ -17,7 +17,7 @@ import xarray as xr
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.devices import agree
 from fedjax_mm.plan import Compiled, Grid, Plan, Program, Setup, label_of, make_plan
-from fedjax_mm.results import manifest, to_dataset
+from fedjax_mm.results import check_counts, manifest, to_dataset
 from fedjax_mm.simulate import ClientMap, State, Trace
 
 Progress = Callable[[str, int, int], None]
@@ -229,6 +229,7 @@ def _segments(plan: Plan, part: int, trace: Trace, journal: "_Journal") -> Itera
         if done == 0:
             _write(trace, slice(1), jax.tree.map(lambda x: x[None], first))
         _write(trace, slice(done + 1, done + 1 + count), rows)
+        check_counts(rows)
         done += count
         yield done
         seconds = journal.note(part, done, trace, state, time.perf_counter() - clock)

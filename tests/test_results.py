@@ -4,13 +4,16 @@ import json
 import subprocess
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
 
 from fedjax_mm import (
+    Contribution,
     Trace,
     fedavg,
+    full_participation,
     mfa_rand,
     mfa_rr,
     quadratic,
@@ -87,6 +90,23 @@ def test_counts_do_not_overflow_32_bits():
     expected = {"client_updates": 1, "gradients": 1, "parameters_up": 1000, "parameters_down": 7}
     for name, factor in expected.items():
         assert dataset[name].values[:, 0].tolist() == [0, factor * many, factor * 2 * many]
+
+
+@pytest.mark.parametrize(("rounds", "fits"), [(2, True), (3, False)])
+def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
+    """2^30 gradients a round, two or three rounds between records."""
+
+    def client(rng_key, t, task, client, params, server_state, client_state):
+        return Contribution(params, jnp.float32(1), jnp.int32(2**30 - 2**10)), client_state
+
+    algorithm = fedavg(0.1, local_steps=1)._replace(client=client)
+    task, everybody = quadratic(1, 1, mu=1.0), full_participation(1)
+    _, trace = simulate(jax.random.key(0), task, algorithm, everybody, rounds, record_every=rounds)
+    if fits:
+        assert to_dataset(trace).gradients.values[-1, 0] == rounds * (2**30 - 2**10)
+    else:
+        with pytest.raises(OverflowError, match=r"gradients between .*record_every"):
+            to_dataset(trace)
 
 
 def test_dimensions_and_coordinates_are_named():
