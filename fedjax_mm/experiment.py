@@ -269,6 +269,7 @@ class Sweep(Experiment):
     def _every_point_fits(self) -> Self:
         if not self.points:
             raise ValueError("axes: there are none; give at least one")
+        self.grid()
         return self
 
     @cached_property

@@ -280,6 +280,144 @@ def test_run_shows_the_last_round_in_full(own_experiment):
             assert f"{means.excess_loss.sel(algorithm=label).item():.6g}" in outcome.out
 
 
+def test_run_stops_where_a_model_diverges_and_keeps_what_came_before(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("hot.toml").write_text(CONFIG)
+    settings = ("num_rounds=80", "num_seeds=2", "algorithms.A.learning_rate=50")
+    code, out, err = call("run", "hot.toml", *(f"--set={setting}" for setting in settings))
+    assert (code, out) == (1, "")
+    found = re.fullmatch(
+        r"fedjax-mm: A diverged: \w+ of model \d, seed \d, is not finite in round (\d+); lower the "
+        r"learning rate\n",
+        err,
+    )
+    assert found, err
+    directory = tmp_path / "results" / "hot"
+    assert files(directory) == ["manifest.json", "result.nc"]
+    with xr.open_dataset(directory / "result.nc") as result:
+        assert result.diverged.where(result.diverged >= 0).min() == int(found[1])
+        assert np.isfinite(result.loss.sel(round=slice(0, int(found[1]) - 1))).all()
+        assert result.sizes["round"] == 81
+
+
+# sweep
+
+
+def axes_example():
+    """The axes that `fedjax-mm sweep --help` shows."""
+    help_text = inspect.getdoc(cli.sweep)
+    shown = re.search(r"\n( +\[axes\]\n.*?)\n\n", help_text, re.DOTALL)
+    return textwrap.dedent(shown[1])
+
+
+SHORT = ("--set", "num_rounds=26", "--set", "num_seeds=2", "--set", "axes.learning_rate.num=4")
+FEW = ("--set", "axes.num_models=[2]", "--set", "algorithms.MFA-Rand.local_steps=1")
+
+
+@pytest.fixture(scope="module")
+def own_sweep(tmp_path_factory):
+    """The example, shorter, and with rates up to some that diverge."""
+    directory = tmp_path_factory.mktemp("sweep")
+    config = directory / "mine.toml"
+    config.write_text(f"{example()}\n{axes_example()}")
+    hot = ("--set", "axes.learning_rate.stop=300.0")
+    return directory / "out", call("sweep", config, *SHORT, *hot, "--out", directory / "out")
+
+
+def test_the_axes_in_the_help_are_complete():
+    shown = words(call("sweep", "--help").out)
+    lines = [words(line) for line in axes_example().splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        assert line in shown
+
+
+def test_sweep_writes_a_labelled_result_and_a_figure(own_sweep):
+    out, outcome = own_sweep
+    assert outcome.code == 0
+    assert files(out / "mine") == ["figure.png", "manifest.json", "result.nc"]
+    assert (out / "mine" / "figure.png").read_bytes().startswith(b"\x89PNG")
+    with xr.open_dataset(out / "mine" / "result.nc") as result:
+        dims = ("algorithm", "num_models", "mu", "learning_rate", "seed", "round", "model")
+        assert result.excess_loss.dims == dims
+        assert result.num_models.values.tolist() == [2, 12]
+        assert result.mu.values.tolist() == [2e-4, 0.05]
+        np.testing.assert_allclose(result.learning_rate, np.geomspace(0.01, 300, 4), rtol=1e-11)
+        runs = (result.diverged >= 0).any("model")
+        assert 0 < runs.sum() < runs.size
+        assert not runs.sel(learning_rate=0.01).any()
+        assert f"diverged: {runs.sum().item()} of {runs.size} runs" in words(outcome.out)
+        manifest = read_json(out / "mine" / "manifest.json")
+        assert json.loads(result.attrs["manifest"]) == manifest
+    assert manifest["config"]["axes"]["task.mu"] == [2e-4, 0.05]
+    assert "figure.png, result.nc, manifest.json" in words(outcome.out)
+
+
+def test_sweep_announces_its_plan(own_sweep):
+    """4 programs of 2 x 4 numbers and 2 seeds; 24 clients take part in each of 26 rounds."""
+    shown = words(own_sweep[1].err)
+    for program in ("MFA-Rand, num_models=2 16", "MFA-RR, num_models=12 16"):
+        assert program in shown
+    assert "4 programs, each compiled once" in shown
+    assert f"{4 * 16 * 24 * 26:,} local trainings on {jax.device_count()} devices" in shown
+    assert "share out the replicas" in shown
+    assert "GiB may be used" in shown
+    assert "split" not in shown
+
+
+def test_a_dry_run_compiles_and_shows_the_plan_and_writes_nothing(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(f"{example()}\n{axes_example()}")
+    monkeypatch.setattr(cli.Plan, "is_split", True)
+    code, out, err = call("sweep", "mine.toml", *SHORT, *FEW, "--dry-run")
+    assert (code, out) == (0, "")
+    assert "2 programs, each compiled once" in words(err)
+    assert re.search(r"[\d.]+ GiB estimated = .* GiB may be used", words(err))
+    assert "would not fit: they are split into batches" in words(err)
+    assert files(tmp_path) == ["mine.toml"]
+
+
+# Progress
+
+
+class Clock:
+    """A time that stands still until it is told to go on."""
+
+    def __init__(self, patch):
+        self.now = 1000.0
+        patch.setattr(cli, "time", self)
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_time_left_is_that_of_the_work_left(monkeypatch):
+    """Compiling does not count, nor what was done in an earlier run."""
+    clock = Clock(monkeypatch)
+    left = cli._time_left()
+    assert left(0, 1) == ""  # compiling
+    clock.now += 60
+    assert left(20, 100) == ""  # continued at a fifth
+    clock.now += 10
+    assert left(25, 100) == "0:02:30 left"
+    clock.now += 10
+    assert left(60, 100) == "0:00:20 left"
+    assert left(100, 100) == "0:00:00 left"
+
+
+def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
+    """At most one in so many seconds, the share done, the label and the time left."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(cli, "_LOG_SECONDS", 10)
+    monkeypatch.setattr(cli, "notes", cli.Console(stderr=True))
+    with cli._progress() as report:
+        for second in range(25):
+            report("A, num_models=2", second, 50)
+            clock.now += 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["20% A, num_models=2 0:00:40 left", "40% A, num_models=2 0:00:30 left"]
+
+
 # bench
 
 
@@ -393,6 +531,19 @@ WRONG_CONFIGS = {
 """By name: what is replaced in `CONFIG` by what, and what the error line must contain."""
 
 
+WRONG_AXES = {
+    "unknown": ("num_modles = [2]", ("num_modles", "did you mean 'num_models'")),
+    "unknown below": ("task.muu = [1.0]", ("task.muu", "did you mean 'mu'")),
+    "too many models": ("num_models = [2, 9]", ("at num_models = 9", "at most 4 models")),
+    "negative": ("learning_rate = [0.1, -1]", ("learning_rate = -1", "greater than 0")),
+    "twice": ("local_steps = [2, 3, 2]", ("'local_steps' has 2 twice",)),
+    "empty": ("learning_rate = []", ("axes.learning_rate", "at least 1 item")),
+    "none": ("", ("axes", "at least 1")),
+    "rounds": ("num_rounds = [2, 4]", ("axes.num_rounds", "cannot vary within a sweep")),
+}
+"""By name: the only axis, and what the error line must contain."""
+
+
 def check_refusal(directory, command, fragments):
     """Exit code 2, one line on stderr that has the fragments, and no file touched."""
     before = sorted(directory.rglob("*"))
@@ -423,6 +574,38 @@ def test_a_wrong_configuration_is_refused_in_one_line(monkeypatch, tmp_path, nam
     assert CONFIG.count(old) == 1
     Path("wrong.toml").write_text(CONFIG.replace(old, new))
     check_refusal(tmp_path, ("run", "wrong.toml"), ("wrong.toml", *fragments))
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+@pytest.mark.parametrize("name", WRONG_AXES)
+def test_wrong_axes_are_refused_in_one_line(monkeypatch, tmp_path, name, options):
+    monkeypatch.chdir(tmp_path)
+    axes, fragments = WRONG_AXES[name]
+    Path("wrong.toml").write_text(f"{CONFIG}\n[axes]\n{axes}\n")
+    check_refusal(tmp_path, ("sweep", "wrong.toml", *options), fragments)
+
+
+@pytest.mark.parametrize(
+    ("options", "fragments"),
+    [
+        (("--memory", 0), ("--memory is 0", "positive")),
+        (("--memory", 1e-6), ("the result alone takes", "allow more memory")),
+        (("--save-every", -1), ("--save-every is -1", "negative")),
+        (("--split", "models"), ("--split", "models")),
+    ],
+)
+def test_wrong_options_of_a_sweep_are_refused_in_one_line(
+    monkeypatch, tmp_path, options, fragments
+):
+    monkeypatch.chdir(tmp_path)
+    Path("right.toml").write_text(f"{CONFIG}\n[axes]\nlearning_rate = [0.1, 0.2]\n")
+    check_refusal(tmp_path, ("sweep", "right.toml", *options), fragments)
+
+
+def test_a_sweep_needs_axes(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("right.toml").write_text(CONFIG)
+    check_refusal(tmp_path, ("sweep", "right.toml"), ("right.toml", "axes: missing"))
 
 
 def test_the_configuration_that_the_table_spoils_is_right(monkeypatch, tmp_path):

@@ -7,7 +7,15 @@ import pytest
 from pydantic import ValidationError
 
 from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
-from fedjax_mm.experiment import FedAvgConfig, InverseTime, QuadraticConfig, load, validate
+from fedjax_mm.experiment import (
+    FedAvgConfig,
+    InverseTime,
+    QuadraticConfig,
+    Range,
+    Sweep,
+    load,
+    validate,
+)
 from tests.helpers import roll_out
 
 CONFIG = """\
@@ -305,3 +313,168 @@ def test_the_normal_start_is_one_draw_at_both_precisions():
 def test_the_other_start_is_at_zeros():
     config = QuadraticConfig(num_clients=3, block_size=2)
     np.testing.assert_array_equal(config.initial_params(), np.zeros(7))
+
+
+# Sweeps
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"start": 0, "stop": 1, "num": 5}, [0, 0.25, 0.5, 0.75, 1]),
+        ({"start": 0.1, "stop": 0.3, "num": 3}, [0.1, 0.2, 0.3]),
+        ({"start": 0.3, "stop": -0.1, "num": 3}, [0.3, 0.1, -0.1]),
+        ({"start": 1e-3, "stop": 10, "num": 5, "scale": "log"}, [0.001, 0.01, 0.1, 1, 10]),
+    ],
+)
+def test_a_range_has_both_ends_and_no_round_off(settings, expected):
+    numbers = validate(Range, settings).values()
+    assert numbers == expected
+    assert all(type(number) is float for number in numbers)
+
+
+@pytest.mark.parametrize(
+    ("change", "fragments"),
+    [
+        ({"num": 1}, ["num = 1", "greater than or equal to 2"]),
+        ({"num": 2.5}, ["num = 2.5", "integer"]),
+        ({"stop": float("inf")}, ["stop = inf", "finite"]),
+        ({"scale": "cubic"}, ["scale = 'cubic'", "'linear' or 'log'"]),
+        ({"start": 0, "scale": "log"}, ["from 0 to 1 in factors", "positive"]),
+        ({"step": 0.1}, ["step = 0.1", "unknown key"]),
+    ],
+)
+def test_a_wrong_range_is_refused(change, fragments):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        validate(Range, {"start": 0.5, "stop": 1, "num": 3} | change)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def swept(**axes):
+    """The small experiment with axes."""
+    return validate(Sweep, values() | {"axes": axes})
+
+
+RATE = {"beta": 3.0, "gamma": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("axes", "expected", "num_programs"),
+    [
+        ({"learning_rate": [0.1, 0.2]}, {"learning_rate": [0.1, 0.2]}, 1),
+        ({"learning_rate": [1, 2]}, {"learning_rate": [1.0, 2.0]}, 1),
+        (
+            {"learning_rate": {"start": 1, "stop": 100, "num": 3, "scale": "log"}},
+            {"learning_rate": [1, 10, 100]},
+            1,
+        ),
+        (
+            {"task": {"mu": [0.1, 1]}, "num_models": [2, 3]},
+            {"mu": [0.1, 1], "num_models": [2, 3]},
+            2,
+        ),
+        ({"task.mu": [0.1, 1]}, {"mu": [0.1, 1]}, 1),
+        ({"task": {"start": ["zeros", "normal"]}}, {"start": ["zeros", "normal"]}, 2),
+        (
+            {"task": {"mu": {"start": 1, "stop": 2, "num": 2}}, "local_steps": [1, 2]},
+            {"mu": [1, 2], "local_steps": [1, 2]},
+            2,
+        ),
+        ({"learning_rate": [0.1, RATE]}, {"learning_rate": [0.1, InverseTime(**RATE)]}, 2),
+        ({"learning_rate": {"beta": [1, 3], "gamma": [20]}}, {"beta": [1, 3], "gamma": [20]}, 1),
+        ({"assignment.cohort_size": [4, 8]}, {"cohort_size": [4, 8]}, 2),
+        ({"algorithms.A.learning_rate": [0.1]}, {"learning_rate": [0.1]}, 1),
+    ],
+)
+def test_axes_become_values_and_programs(axes, expected, num_programs):
+    """Real numbers share a program, also where they are written as whole ones; counts do not."""
+    grid = swept(**axes).grid()
+    assert grid.axes == {"algorithm": ["A"]} | expected
+    assert [type(v) for x in list(grid.axes.values())[1:] for v in x] == [
+        float
+        if name in ("learning_rate", "mu", "beta", "gamma") and not isinstance(v, InverseTime)
+        else type(v)
+        for name, x in expected.items()
+        for v in x
+    ]
+    assert len(grid.programs) == num_programs
+
+
+def test_an_axis_of_one_algorithm_leaves_the_others_alone():
+    two = values()
+    two["algorithms"] = dict.fromkeys("AB", two["algorithms"]["A"])
+    for key, expected in (("local_steps", [5, 5]), ("algorithms.B.local_steps", [3, 5])):
+        grid = validate(Sweep, two | {"axes": {key: [5]}}).grid()
+        params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
+        steps = []
+        for program in grid.programs:
+            task, algorithm, *_ = program.example
+            server, _ = algorithm.init(task, params)
+            key = jax.random.key(0)
+            sent, _ = algorithm.client(key, 1, task, client, params, server, ())
+            steps.append(int(sent.num_gradients))
+        assert steps == expected
+
+
+def test_a_sweep_survives_a_round_trip():
+    sweep = swept(learning_rate=[0.1, RATE], task={"mu": {"start": 1, "stop": 2, "num": 2}})
+    again = validate(Sweep, sweep.model_dump())
+    assert again == sweep
+    assert again.points == sweep.points
+
+
+def test_overrides_reach_axes(file):
+    overrides = ["axes.task.mu=[1, 2]", "axes.learning_rate={start=1, stop=2, num=5}"]
+    sweep = load(file, Sweep, [*overrides, "axes.learning_rate.num=3"])
+    assert sweep.points == {"task.mu": [1, 2], "learning_rate": [1, 1.5, 2]}
+
+
+@pytest.mark.parametrize(
+    ("axes", "fragments"),
+    [
+        ({}, ["axes", "at least 1"]),
+        ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 item"]),
+        ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 item"]),
+        ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),
+        ({"learning_rat": [0.1]}, ["learning_rat = 0.1", "did you mean 'learning_rate'"]),
+        ({"task": {"muu": [0.1]}}, ["task.muu = 0.1", "did you mean 'mu'"]),
+        ({"learning_rate": [0.1, -1]}, ["at learning_rate = -1", "greater than 0"]),
+        ({"learning_rate": [0.1, float("nan")]}, ["at learning_rate = nan", "finite"]),
+        ({"learning_rate": [0.1, "fast"]}, ["at learning_rate = fast", "number"]),
+        ({"learning_rate": [0.1, {"beta": 3, "gama": 2}]}, ["gama = 2", "did you mean 'gamma'"]),
+        (
+            {"learning_rate": {"start": 0, "stop": 1, "num": 3, "scale": "log"}},
+            ["axes.learning_rate", "from 0 to 1 in factors", "positive"],
+        ),
+        (
+            {"learning_rate": {"start": 1, "stop": 2, "nmu": 3}},
+            ["axes.learning_rate.num: missing", "nmu = 3"],
+        ),
+        ({"learning_rate": {"start": 0, "stop": 1, "num": 3}}, ["at learning_rate = 0", "than 0"]),
+        ({"num_models": [2, 9]}, ["at num_models = 9", "at most 8 models"]),
+        (
+            {"num_models": [2, 5], "assignment.cohort_size": [8, 4]},
+            ["at num_models = 5, assignment.cohort_size = 4", "at most 4 models"],
+        ),
+        ({"num_models": {"start": 2, "stop": 4, "num": 3}}, ["num_models = 2.0", "integer"]),
+        ({"num_models": [2, 3, 2]}, ["'num_models' has 2 twice"]),
+        ({"num_rounds": [12, 24]}, ["axes.num_rounds", "cannot vary within a sweep"]),
+        ({"seed": [0, 1]}, ["axes.seed", "cannot vary within a sweep"]),
+        ({"precision": ["float32"]}, ["axes.precision", "cannot vary within a sweep"]),
+        (
+            {"learning_rate": [0.1], "algorithms.A.learning_rate": [0.2]},
+            ["two axes are called 'learning_rate'"],
+        ),
+        (
+            {"assignment": [{"name": "mfa_rr"}], "assignment.cohort_size": [8]},
+            ["axes.assignment.cohort_size", "a part of assignment"],
+        ),
+    ],
+)
+def test_wrong_axes_are_named_with_the_remedy(axes, fragments):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        swept(**axes)
+    assert not isinstance(error.value, ValidationError)
+    for fragment in fragments:
+        assert fragment in str(error.value)

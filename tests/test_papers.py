@@ -16,7 +16,7 @@ from fedjax_mm.papers.mfa import (
     plot_comparison,
     plot_gain,
 )
-from fedjax_mm.plots import save_figure
+from fedjax_mm.plots import save_figure, sweep_overview
 from fedjax_mm.runs import run
 
 LABELS = ("MFA-Rand", "MFA-RR")
@@ -403,3 +403,98 @@ def test_a_figure_is_saved_as_png(tmp_path, figure):
     height, width, channels = imread(tmp_path / "figure.png").shape
     assert (width, height) == pytest.approx(200 * figure.get_size_inches(), abs=1)
     assert channels == 4
+
+
+# Sweeps
+
+
+def sweep_result(**axes):
+    """Two seeds, of means 3 and 1 over two models, times 10^-i at the i-th point; all finite."""
+    axes = {"algorithm": ["A", "B"]} | axes
+    shape = [len(labels) for labels in axes.values()]
+    points = 10.0 ** -np.arange(np.prod(shape)).reshape(shape)
+    loss = points[..., None, None, None] * np.reshape([[2, 4], [0, 2]], (2, 1, 2))
+    dims = (*axes, "seed", "round", "model")
+    coords = axes | {"seed": [0, 1], "round": [7], "model": [1, 2]}
+    dataset = xr.Dataset({"loss": (dims, loss)}, coords)
+    dataset["diverged"] = xr.full_like(dataset.loss.isel(round=0, drop=True), -1, int)
+    dataset.loss.attrs["long_name"] = "global loss"
+    return dataset
+
+
+def drawn(figure):
+    """By panel, by algorithm: x, y and the lengths of the error bars."""
+    FigureCanvasAgg(figure).draw()
+    return {
+        axes.get_title(): {
+            bars.get_label(): (
+                bars[0].get_xdata().tolist(),
+                bars[0].get_ydata().tolist(),
+                [np.ptp(ends[:, 1]) / 2 for ends in bars[2][0].get_segments() if len(ends)],
+            )
+            for bars in axes.containers
+        }
+        for axes in figure.axes
+    }
+
+
+def check_line(line, x, y):
+    """Means 3 and 1 over models of the two seeds: 2, with a standard error of 1."""
+    np.testing.assert_allclose(line[0], x)
+    np.testing.assert_allclose(line[1], 2 * np.array(y))
+    np.testing.assert_allclose(line[2], [value for value in y if not np.isnan(value)])
+
+
+def test_a_sweep_is_drawn_along_its_numbers_in_panels_of_another_axis():
+    dataset = sweep_result(num_models=[2, 12], rate=[0.1, 0.2, 0.4], mu=[1.0, 5.0])
+    figure = sweep_overview(dataset)
+    panels = drawn(figure)
+    assert list(panels) == ["(a) num_models = 2", "(b) num_models = 12"]
+    for i, panel in enumerate(panels.values()):
+        assert list(panel) == ["A", "B"]
+        for j, line in enumerate(panel.values()):
+            y = [10.0 ** -(12 * j + 6 * i + 2 * k) for k in range(3)]
+            check_line(line, [0.1, 0.2, 0.4], y)
+    axes = figure.axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rate", "global loss")
+    assert figure.get_suptitle() == "After 7 rounds, mu = 1.0"
+
+
+def test_counts_and_words_are_drawn_where_there_are_no_numbers():
+    for labels, places in (([2, 12], [2, 12]), (["half", "all"], [0, 1])):
+        figure = sweep_overview(sweep_result(size=labels))
+        ((title, panel),) = drawn(figure).items()
+        assert title == "(a) "
+        check_line(panel["B"], places, [1e-2, 1e-3])
+        axes = figure.axes[0]
+        assert [tick.get_text() for tick in axes.get_xticklabels()] == [str(x) for x in labels]
+        assert axes.get_xscale() == "linear"
+
+
+def test_points_where_a_run_diverged_are_not_drawn():
+    """Though one seed or one model is left; models that are not there are passed over."""
+    dataset = sweep_result(rate=[0.1, 0.2, 0.4, 0.8])
+    dataset.loss[0, 1, 0, 0, 1], dataset.diverged[0, 1, 0, 1] = np.nan, 3
+    dataset.loss[0, 2, 1], dataset.diverged[0, 2, 1] = np.inf, 3
+    both = dataset.loss[1, 3].mean("model")
+    dataset.loss[1, 3, :, :, 0], dataset.loss[1, 3, :, :, 1] = both, np.nan
+    figure = sweep_overview(dataset)
+    (panel,) = drawn(figure).values()
+    check_line(panel["A"], [0.1, 0.2, 0.4, 0.8], [1, np.nan, np.nan, 1e-3])
+    check_line(panel["B"], [0.1, 0.2, 0.4, 0.8], [1e-4, 1e-5, 1e-6, 1e-7])
+    assert figure.axes[0].get_yscale() == "log"
+
+
+def test_a_sweep_is_drawn_though_all_of_it_diverged_or_there_is_one_seed():
+    dataset = sweep_result(rate=[0.1, 0.2])
+    drawn(sweep_overview(dataset.assign(diverged=dataset.diverged + 4, loss=np.nan * dataset.loss)))
+    (panel,) = drawn(sweep_overview(dataset.isel(seed=[1]), "loss")).values()
+    assert panel["A"][2] == [0, 0]
+
+
+def test_what_there_is_no_room_for_is_said():
+    figure = sweep_overview(sweep_result(num_models=list(range(1, 9)), rate=[0.1, 0.2]))
+    assert len(figure.axes) == 6
+    text = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "The first 6 of 8 num_models." in text
