@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import logging
+import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -79,7 +82,7 @@ class Checkpoints:
                     "another directory with --out"
                 ) from None
             if self._place.exists() and not self.resume:
-                self._lock.release()
+                self._unlock()
                 raise ValueError(
                     f"{self.directory} holds an unfinished run; continue it with --resume, or "
                     f"delete {self._place} to start again"
@@ -95,11 +98,17 @@ class Checkpoints:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_open = False
         if self._is_first:
             if self._place.exists() and not any(self._place.glob("part-*")):
                 self.discard()
-            self._lock.release()
-            Path(self._lock.lock_file).unlink(missing_ok=True)
+            self._unlock()
+
+    def _unlock(self) -> None:
+        """Leaves no file; while it is still locked, so that it is not another process's by then."""
+        with suppress(OSError):  # Windows keeps files that are open
+            Path(self._lock.lock_file).unlink()
+        self._lock.release()
 
     def discard(self) -> None:
         """Deletes what was saved, the run being finished."""
@@ -113,21 +122,29 @@ class Checkpoints:
           identity: all that the results depend on, nested as it may be.
 
         Raises:
-          ValueError: if the saved run has another identity, naming the first differences.
+          ValueError: if the saved run has another identity, naming the first differences, or if
+            it is unknown.
         """
         self._identity = _plain(identity)
         path = self._place / "run.json"
-        if not path.exists():
+        if not path.exists() and not any(self._place.glob("part-*")):
             return None
-        saved = json.loads(path.read_text())
-        differences = _differences(saved["identity"], self._identity)
+        try:
+            saved = json.loads(path.read_text())
+            differences = _differences(saved["identity"], self._identity)
+            choices = dict(saved["choices"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"{path} is damaged, so that the run cannot be continued; delete {self._place} to "
+                "start again"
+            ) from error
         if differences:
             raise ValueError(
                 f"the unfinished run in {self.directory} was another one: "
                 f"{'; '.join(differences[:3])}; run it as it was, or delete {self._place} to "
                 "start again"
             )
-        return dict(saved["choices"])
+        return choices
 
     def begin(self, choices: Mapping[str, Any]) -> None:
         """Writes down what is run, and what was free to choose and must be chosen again."""
@@ -141,23 +158,28 @@ class Checkpoints:
           OSError: if it cannot be written, the disk being full for instance.
         """
         ocp = _orbax()
-        content = {str(i): np.asarray(x) for i, x in enumerate(arrays)}
+        arrays = [np.asarray(x) for x in arrays]
+        packed = _packed(arrays)
+        like = [(str(x.dtype), x.shape) for x in arrays]
+        about = {"like": like, "digest": _digest(packed, like)}
         try:
-            with self._manager(part) as manager:
+            with _quiet(), self._manager(part) as manager:
                 manager.save(
                     records,
                     args=ocp.args.Composite(
-                        arrays=ocp.args.StandardSave(content),
-                        about=ocp.args.JsonSave({"digest": _digest(arrays)}),
+                        arrays=ocp.args.StandardSave({"packed": packed}),
+                        about=ocp.args.JsonSave(about),
                     ),
                 )
         except Exception as error:
-            reason = str(error).strip().splitlines()[0]
-            if "No space left" in str(error):
-                reason = "no space left on the disk"
+            for path in self._part(part).glob("*orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+            is_full = "No space left" in str(error)
+            reason = "no space left on the disk" if is_full else _first_line(error)
+            remedy = "make room and continue" if is_full else "continue"
             raise OSError(
-                f"cannot save to {self._place}: {reason}; what was saved before is intact: make "
-                "room and continue with --resume"
+                f"cannot save to {self._place}: {reason}; what was saved before is intact: "
+                f"{remedy} with --resume"
             ) from error
 
     def load(self, part: int) -> Saved | None:
@@ -165,7 +187,7 @@ class Checkpoints:
         if not self._part(part).exists():
             return None
         ocp = _orbax()
-        with self._manager(part) as manager:
+        with _quiet(), self._manager(part) as manager:
             for records in sorted(manager.all_steps(), reverse=True):
                 try:
                     loaded = manager.restore(
@@ -174,13 +196,12 @@ class Checkpoints:
                             arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore()
                         ),
                     )
-                    content = loaded["arrays"] or {}
-                    arrays = [np.asarray(content[str(i)]) for i in range(len(content))]
-                    if _digest(arrays) == loaded["about"]["digest"]:
-                        return Saved(records, arrays)
+                    packed, about = np.asarray(loaded["arrays"]["packed"]), loaded["about"]
+                    if _digest(packed, about["like"]) == about["digest"]:
+                        return Saved(records, list(_unpacked(packed, about["like"])))
                     reason = "its digest does not match"
                 except Exception as error:  # whatever a damaged file makes its readers raise
-                    reason = str(error).strip().splitlines()[0] or type(error).__name__
+                    reason = _first_line(error)
                 warnings.warn(
                     f"the checkpoint {self._part(part) / str(records)} is damaged and passed over: "
                     f"{reason}",
@@ -194,7 +215,9 @@ class Checkpoints:
 
     def _manager(self, part: int) -> Any:
         ocp = _orbax()
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
         return ocp.CheckpointManager(self._part(part).absolute(), options=options)
 
 
@@ -205,10 +228,48 @@ def _orbax() -> Any:
     return orbax.checkpoint
 
 
-def _digest(arrays: Sequence[Any]) -> str:
-    digest = hashlib.sha256()
-    for array in map(np.asarray, arrays):
-        digest.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs a traceback for each thread that meets a bad file; the caller says it once."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def _packed(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """All bytes one after the other, and one more.
+
+    Orbax refuses empty arrays, and when a write fails it abandons those of other arrays, which then
+    print tracebacks from threads of their own.
+    """
+    packed = np.zeros(sum(x.nbytes for x in arrays) + 1, np.uint8)
+    start = 0
+    for x in arrays:
+        packed[start : start + x.nbytes].view(x.dtype)[:] = x.ravel()
+        start += x.nbytes
+    return packed
+
+
+def _unpacked(packed: np.ndarray, like: Any) -> Iterator[np.ndarray]:
+    """The arrays of these types and shapes."""
+    start = 0
+    for dtype, shape in like:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        yield packed[start : start + size].view(dtype).reshape(shape).copy()
+        start += size
+
+
+def _digest(packed: np.ndarray, like: Any) -> str:
+    digest = hashlib.sha256(json.dumps(like).encode())
+    digest.update(packed.data)
     return digest.hexdigest()
 
 

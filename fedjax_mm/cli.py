@@ -27,7 +27,7 @@ from fedjax_mm.plan import Plan
 from fedjax_mm.results import prepare_directory, save_dataset, save_json
 from fedjax_mm.runs import plan as plan_experiment
 from fedjax_mm.runs import run as run_experiment
-from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError
+from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, RefusedError
 from fedjax_mm.sweep import Progress as Report
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = app(args=arguments, standalone_mode=False)
-    except InputError as error:
+    except (InputError, RefusedError) as error:
         _fail(str(error), BAD_INPUT)
     except typer.TyperException as error:
         _fail(f"{error.format_message().rstrip('.')}. See 'fedjax-mm --help'.", BAD_INPUT)
@@ -411,7 +411,11 @@ def _execution(
         checkpoints = Checkpoints(directory, resume=resume).open()
     with checkpoints:
         with _progress() as report:
-            yield execution._replace(progress=report, checkpoints=checkpoints)
+            try:
+                yield execution._replace(progress=report, checkpoints=checkpoints)
+            except DivergenceError:  # the run is over: it would end so again
+                checkpoints.discard()
+                raise
         checkpoints.discard()
 
 

@@ -149,6 +149,9 @@ def save_dataset(dataset: xr.Dataset, path: Path) -> None:
       dataset: from `run`, `sweep` or `to_dataset`.
       path: of the file; its directory exists.
 
+    Raises:
+      OSError: if it cannot be written, the disk being full for instance.
+
     Example:
       >>> import pathlib, tempfile
       >>> with tempfile.TemporaryDirectory() as directory:
@@ -163,7 +166,10 @@ def save_dataset(dataset: xr.Dataset, path: Path) -> None:
     }
     flat = dataset.drop_attrs(deep=False).assign_attrs(attrs)
     encoding = {name: {"zlib": True, "complevel": 1} for name in flat.data_vars}
-    write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
+    try:
+        write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
+    except (OSError, RuntimeError) as error:
+        raise OSError(f"cannot write {path}: {error}; is there room on the disk?") from error
 
 
 def save_json(content: Mapping[str, Any], path: Path) -> None:

@@ -55,6 +55,10 @@ class DivergenceError(FloatingPointError):
         self.partial = partial
 
 
+class RefusedError(ValueError):
+    """A sweep that cannot be carried out as asked; nothing was computed."""
+
+
 class InterruptedRunError(Exception):
     """A signal ended a run after a segment; its state is saved."""
 
@@ -134,8 +138,18 @@ def sweep(
 
 
 def prepare(grid: Grid, how: Execution, config: Any = None) -> Plan:
-    """The compiled plan; that of the unfinished run, if there is one to continue."""
+    """The compiled plan; that of the unfinished run, if there is one to continue.
 
+    Raises:
+      RefusedError: in one line, what is wrong with the grid, the memory, or the unfinished run.
+    """
+    try:
+        return _prepare(grid, how, config)
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+
+
+def _prepare(grid: Grid, how: Execution, config: Any) -> Plan:
     def report(what: str) -> None:
         if how.progress:
             how.progress(what, 0, 1)
@@ -148,8 +162,14 @@ def prepare(grid: Grid, how: Execution, config: Any = None) -> Plan:
     plan = make_plan(
         grid, split=how.split, limit=how.memory, batch_sizes=batch_sizes, report=report
     )
+    sizes = [each.batch_size for each in plan.compiled]
+    if batch_sizes not in (None, sizes):
+        raise ValueError(
+            f"the unfinished run has batches of {batch_sizes} runs, and now {sizes} fit the "
+            "memory; allow as much as then"
+        )
     if how.checkpoints and batch_sizes is None:
-        how.checkpoints.begin({"batch_sizes": [each.batch_size for each in plan.compiled]})
+        how.checkpoints.begin({"batch_sizes": sizes})
     return plan
 
 
@@ -184,8 +204,6 @@ def carry_out(
     on_divergence: Literal["mark", "stop"],
 ) -> xr.Dataset:
     """Runs a plan to its end; `sweep` explains the result."""
-    if how.announce:
-        how.announce(plan)
     clock, last = time.perf_counter(), plan.grid.num_records
     result = _Result(plan)
 
@@ -193,6 +211,8 @@ def carry_out(
         return result.dataset(data, config, time.perf_counter() - clock)
 
     with _signals(how.checkpoints is not None) as signals:
+        if how.announce:
+            how.announce(plan)
         journal = _Journal(plan, how, signals)
         for part, (compiled, batch) in enumerate(plan.batches):
             replicas, trace = compiled.replicas(batch), _empty_trace(compiled, last)

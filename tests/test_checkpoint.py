@@ -1,0 +1,720 @@
+"""Unfinished runs: killed, stopped, damaged or out of room, they end as if nothing had been."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+from jax.experimental.compilation_cache import compilation_cache
+
+from fedjax_mm import Assignment, Setup, cli, fedavg, plan, sweep
+from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.plan import make_plan
+from fedjax_mm.results import save_dataset
+from fedjax_mm.sweep import Execution, InterruptedRunError, RefusedError
+from tests.helpers import Towards
+from tests.test_cli import Outcome, call, files
+
+sweeps = sys.modules["fedjax_mm.sweep"]
+
+CONFIG = """\
+num_models = {num_models}
+num_rounds = {num_rounds}
+num_seeds = {num_seeds}
+seed = 4
+
+[task]
+num_clients = {num_clients}
+block_size = {block_size}
+start = "normal"
+
+[algorithms.MFA-RR]
+assignment = {{ name = "mfa_rr" }}
+learning_rate = 0.1
+local_steps = 2
+
+[algorithms.MFA-Rand]
+assignment = {{ name = "mfa_rand", cohort_size = 4 }}
+learning_rate = {{ beta = 3, gamma = 20, per = "frame" }}
+local_steps = 3
+
+[axes]
+task.mu = [0.01, 0.05]
+"""
+
+
+def write_config(directory, **sizes):
+    path = directory / "grid.toml"
+    path.write_text(CONFIG.format(**sizes))
+    return path
+
+
+def read_result(directory):
+    """The data of a finished sweep, without its manifest, which has wall seconds."""
+    with xr.open_dataset(directory / "grid" / "result.nc") as result:
+        return result.load().drop_attrs(deep=False)
+
+
+def check_finished(directory, expected):
+    """Bit by bit the expected result, and nothing left of the way there."""
+    assert files(directory / "grid") == ["figure.png", "manifest.json", "result.nc"]
+    result = read_result(directory)
+    assert {name: x.dtype for name, x in result.items()} == {
+        name: x.dtype for name, x in expected.items()
+    }
+    xr.testing.assert_identical(result, expected)
+
+
+def saved(directory):
+    """The records at which each part was saved."""
+    parts = sorted((directory / "grid" / "unfinished").glob("part-*"))
+    return {
+        part.name: sorted(int(path.name) for path in part.iterdir() if path.name.isdigit())
+        for part in parts
+    }
+
+
+# In processes of their own
+
+
+class Killable(NamedTuple):
+    """A sweep of four batches, some seconds long, that runs in a process of its own."""
+
+    config: Path
+    environment: dict[str, str]
+    expected: xr.Dataset
+    seconds: float
+
+    def start(self, directory, *options, devices=2):
+        command = [sys.executable, "-m", "fedjax_mm.cli", "--devices", str(devices), "sweep"]
+        return subprocess.Popen(
+            [*command, str(self.config), "--out", str(directory), *map(str, options)],
+            env=self.environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def call(self, *arguments, **how):
+        with self.start(*arguments, **how) as process:
+            _, errors = process.communicate()
+        return Outcome(process.returncode, "", errors)
+
+
+@pytest.fixture(scope="module")
+def killable(tmp_path_factory):
+    """Run to the end, which fills the cache of compiled programs."""
+    directory = tmp_path_factory.mktemp("killable")
+    config = write_config(
+        directory, num_models=3, num_rounds=600, num_seeds=60, num_clients=24, block_size=40
+    )
+    environment = os.environ | {"XDG_CACHE_HOME": str(directory / "cache")}
+    sweep, clock = Killable(config, environment, xr.Dataset(), 0), time.monotonic()
+    code, _, errors = sweep.call(directory / "whole", "--save-every", 0)
+    assert code == 0, errors
+    seconds, expected = time.monotonic() - clock, read_result(directory / "whole")
+    manifest = json.loads((directory / "whole" / "grid" / "manifest.json").read_text())
+    return sweep._replace(expected=expected, seconds=seconds - manifest["wall_seconds"]["compile"])
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(3, 19), pytest.param(20, 20, marks=pytest.mark.slow)])
+def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(killable, tmp_path, kills, seed):
+    """At moments spread over its duration; whenever it is done before that, it starts afresh."""
+    killed = finished = hits = advances = 0
+    moments = random.Random(seed)
+    while killed < kills:
+        before = saved(tmp_path)
+        process = killable.start(tmp_path, "--save-every", 0, "--resume")
+        try:
+            process.communicate(timeout=moments.uniform(0, killable.seconds))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            killed += 1
+            hits += (tmp_path / "grid" / "unfinished").exists()
+            advances += saved(tmp_path) != before
+        else:
+            assert process.returncode == 0
+            check_finished(tmp_path, killable.expected)
+            shutil.rmtree(tmp_path / "grid")
+            finished += 1
+    print(f"seed {seed}: {hits} kills left an unfinished run, {advances} came after new saves")
+    print(f"{finished + 1} runs ended, all of them alike")
+    assert hits >= kills / 2
+    assert advances >= kills / 4
+    assert killable.call(tmp_path, "--save-every", 0, "--resume").code == 0
+    check_finished(tmp_path, killable.expected)
+
+
+def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
+    options, before = ("--save-every", 1000, "--resume"), {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with killable.start(tmp_path, *options) as process:
+            while "may be used" not in process.stderr.readline():
+                assert process.poll() is None
+            time.sleep(0.2)
+            process.send_signal(number)
+            _, errors = process.communicate()
+        assert process.returncode == 128 + number
+        assert errors.count("\n") == 1
+        assert errors.startswith(f"fedjax-mm: {number.name}: stopped at ")
+        assert "continue with --resume" in errors
+        assert saved(tmp_path) != before
+        before = saved(tmp_path)
+    assert killable.call(tmp_path, *options).code == 0
+    check_finished(tmp_path, killable.expected)
+
+
+# In this process
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_segments():
+    """Batches of one replica a device, looked at after every record."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_CACHE_BYTES", 1)
+        patch.setattr(sweeps, "_SEGMENT_SECONDS", 0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_once(tmp_path_factory):
+    """A cache of compiled programs, which the other tests do without."""
+    settings = {
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    usual = {name: getattr(jax.config, name) for name in settings}
+    for values in (settings, usual):
+        for name, value in values.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+        if values is settings:
+            yield
+
+
+class Small(NamedTuple):
+    """A sweep of two programs in two batches each, stopped in the third, and what it ends in."""
+
+    config: Path
+    expected: xr.Dataset
+    unfinished: Path
+    saves: dict[str, list[int]]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("small")
+    config = write_config(
+        directory, num_models=2, num_rounds=12, num_seeds=5, num_clients=5, block_size=2
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sweeps, "_SEGMENT_SECONDS", 1)
+        assert call("sweep", config, "--out", directory / "whole").code == 0
+    expected, out = read_result(directory / "whole"), directory / "stopped"
+    with stopping(signal.SIGTERM, 0.7):
+        outcome = call("sweep", config, "--out", out, "--save-every", 0)
+    assert outcome.code == 143
+    return Small(config, expected, out, saved(out))
+
+
+@pytest.fixture
+def unfinished(small, tmp_path):
+    """A copy of the stopped sweep, to be continued or spoiled."""
+    return shutil.copytree(small.unfinished, tmp_path / "copy")
+
+
+@contextlib.contextmanager
+def stopping(number, share):
+    """The command line gets a signal when this share of its work is done."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_log_lines", lambda: signalling(number, share, []))
+        yield
+
+
+def signalling(number, share, reports):
+    """Notes progress, and raises a signal at a share of the work, once."""
+
+    def report(label, done, total):
+        reports.append((label, done))
+        if total > 1 and done >= share * total and number not in reports:
+            reports.append(number)
+            signal.raise_signal(number)
+
+    return report
+
+
+def check_goes_on(before, after):
+    """Nothing that was reported before the signal, except where it ended, is reported again."""
+    *done, end, _ = [report for report in before if not isinstance(report, tuple) or report[1]]
+    assert len(done) > 5
+    assert end in after
+    assert not set(done) & set(after)
+
+
+def contents(directory):
+    """Every file with its bytes."""
+    return {path: path.is_file() and path.read_bytes() for path in sorted(directory.rglob("*"))}
+
+
+def lines_of(outcome):
+    return [line for line in outcome.err.splitlines() if line.startswith("fedjax-mm: ")]
+
+
+def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
+    (first, second, third), states = small.saves, list(small.saves.values())
+    assert (first, second, third) == ("part-0000", "part-0001", "part-0002")
+    assert states[:2] == [[11, 12], [11, 12]]
+    under_way = states[2][-1]
+    assert 1 < under_way < 12
+    assert states[2] == [under_way - 1, under_way]
+
+
+@pytest.mark.parametrize(
+    ("number", "precision"), [(signal.SIGTERM, "float32"), (signal.SIGINT, "float64")]
+)
+def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precision):
+    """What was not saved for a long time is saved when the signal comes."""
+    command = ("sweep", small.config, "--out", tmp_path, "--set", f"precision={precision}")
+    before, after = [], []
+    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(number, 0.7, before))
+    stopped = call(*command, "--save-every", 1000)
+    assert stopped.code == 128 + number
+    (line,) = lines_of(stopped)
+    assert "stopped at 7" in line
+    assert "continue with --resume" in line
+    assert files(tmp_path / "grid") == ["unfinished"]
+    assert [len(records) for records in saved(tmp_path).values()] == [1, 1, 1]
+
+    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(None, 2, after))
+    assert call(*command, "--resume").code == 0
+    check_goes_on(before, after)
+    if precision == "float32":
+        check_finished(tmp_path, small.expected)
+    else:
+        whole = tmp_path / "whole"
+        command = ("sweep", small.config, "--out", whole, "--set", f"precision={precision}")
+        assert call(*command).code == 0
+        check_finished(tmp_path, read_result(whole))
+        assert read_result(whole).loss.dtype == np.float64
+
+
+def test_resume_starts_where_there_is_nothing_and_signals_are_as_usual_then(small, tmp_path):
+    usual = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
+    check_finished(tmp_path, small.expected)
+    assert usual == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+# Refusals
+
+OTHER_RUNS = {
+    "not asked for": ((), ("unfinished run", "--resume", "delete")),
+    "rate": (
+        ("--resume", "--set", "algorithms.MFA-RR.learning_rate=0.2"),
+        ("algorithms.MFA-RR.learning_rate was 0.1, is 0.2",),
+    ),
+    "points": (
+        ("--resume", "--set", "axes.task.mu=[0.01, 0.06]"),
+        ("[0.01, 0.05], is [0.01, 0.06]",),
+    ),
+    "seeds": (("--resume", "--set", "num_seeds=6"), ("num_seeds was 5, is 6",)),
+    "seed": (("--resume", "--set", "seed=5"), ("seed was 4, is 5",)),
+    "rounds": (("--resume", "--set", "num_rounds=13"), ("num_rounds was 12, is 13",)),
+    "records": (("--resume", "--set", "record_every=2"), ("record_every was 1, is 2",)),
+    "precision": (("--resume", "--set", "precision=float64"), ("float32", "float64")),
+    "split": (("--resume", "--split", "clients"), ('split was null, is "clients"',)),
+}
+"""By name: further options, and what the error line must contain."""
+
+
+def check_refused(directory, outcome, *fragments, before):
+    code, _, err = outcome
+    assert code == 2
+    assert err.startswith("fedjax-mm: ")
+    assert err.count("\n") == 1
+    for fragment in fragments:
+        assert fragment in err
+    assert contents(directory) == before
+
+
+@pytest.mark.parametrize("name", OTHER_RUNS)
+def test_another_run_is_refused(small, unfinished, name):
+    options, fragments = OTHER_RUNS[name]
+    before = contents(unfinished)
+    outcome = call("sweep", small.config, "--out", unfinished, *options)
+    check_refused(unfinished, outcome, *fragments, before=before)
+
+
+def change_record(unfinished, change):
+    path = unfinished / "grid" / "unfinished" / "run.json"
+    record = json.loads(path.read_text())
+    change(record)
+    path.write_text(json.dumps(record))
+
+
+def test_another_program_is_refused(small, unfinished):
+    """Of equal settings, if the code has changed."""
+    change_record(unfinished, lambda record: record["identity"]["code"].update({"MFA-RR": "old"}))
+    before = contents(unfinished)
+    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    check_refused(unfinished, outcome, 'code.MFA-RR was "old"', before=before)
+
+
+def test_other_batches_are_refused(small, unfinished, monkeypatch):
+    """If less memory is left than when the run began."""
+    change_record(unfinished, lambda record: record["choices"].update(batch_sizes=[16, 16]))
+    before = contents(unfinished)
+    monkeypatch.setattr(
+        sweeps, "make_plan", lambda grid, batch_sizes, **how: make_plan(grid, **how)
+    )
+    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"identity": {}}', None])
+def test_a_run_without_its_record_is_refused(small, unfinished, text):
+    path = unfinished / "grid" / "unfinished" / "run.json"
+    path.unlink() if text is None else path.write_text(text)
+    before = contents(unfinished)
+    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    check_refused(unfinished, outcome, "run.json is damaged", "delete", before=before)
+
+
+def test_another_number_of_devices_is_refused(killable, small, unfinished):
+    before = contents(unfinished)
+    outcome = killable._replace(config=small.config).call(unfinished, "--resume", devices=1)
+    check_refused(unfinished, outcome, "device.count was 8, is 1", before=before)
+
+
+def test_a_second_process_is_refused(killable, small, unfinished):
+    with Checkpoints(unfinished / "grid", resume=True):
+        before = contents(unfinished)
+        outcome = killable._replace(config=small.config).call(unfinished, "--resume")
+        check_refused(unfinished, outcome, "another process", "--out", before=before)
+
+
+# Damage
+
+
+def cut(checkpoint):
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
+            os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(checkpoint):
+    for path in checkpoint.rglob("*"):
+        if path.is_file():
+            os.truncate(path, 0)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+def flip_data(checkpoint):
+    flip(max(checkpoint.rglob("d/*"), key=lambda path: path.stat().st_size))
+
+
+def forget(checkpoint):
+    for path in [*checkpoint.rglob("*METADATA"), *checkpoint.rglob("metadata")]:
+        path.unlink()
+
+
+def say_nothing(checkpoint):
+    for path in [*checkpoint.rglob("*METADATA"), *checkpoint.rglob("metadata")]:
+        path.write_text("{}")
+
+
+def lose_the_arrays(checkpoint):
+    shutil.rmtree(checkpoint / "arrays")
+
+
+DAMAGE = (cut, empty, flip_data, forget, say_nothing, lose_the_arrays)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinished, damage):
+    part = unfinished / "grid" / "unfinished" / "part-0002"
+    newest = part / str(small.saves["part-0002"][-1])
+    damage(newest)
+    with pytest.warns(UserWarning, match=f"{newest} is damaged and passed over: .") as warned:
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert outcome.code == 0
+    assert len(warned) == 1
+    check_finished(unfinished, small.expected)
+
+
+def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished):
+    damaged = [
+        unfinished / "grid" / "unfinished" / name / str(records)
+        for name in ("part-0000", "part-0002")
+        for records in reversed(small.saves[name])
+    ]
+    for path in damaged:
+        cut(path)
+    with pytest.warns(UserWarning, match="is damaged") as warned:
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert outcome.code == 0
+    assert [str(warning.message).split()[2] for warning in warned] == [str(p) for p in damaged]
+    check_finished(unfinished, small.expected)
+
+
+def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
+    arrays = {records: some_arrays(records) for records in (1, 2)}
+    with Checkpoints(tmp_path / "good") as checkpoints:
+        for records in arrays:
+            checkpoints.save(0, records, arrays[records])
+    newest = tmp_path / "good" / "unfinished" / "part-0000" / "2"
+    names = [path.relative_to(tmp_path / "good") for path in newest.rglob("*") if path.is_file()]
+    passed_over = 0
+    for number, name in enumerate(names):
+        copy = shutil.copytree(tmp_path / "good", tmp_path / str(number))
+        flip(copy / name)
+        with (
+            warnings.catch_warnings(record=True) as warned,
+            Checkpoints(copy, resume=True) as checkpoints,
+        ):
+            warnings.simplefilter("always")
+            loaded = checkpoints.load(0)
+        assert len(warned) == 2 - loaded.records, name
+        check_equal(loaded.arrays, arrays[loaded.records])
+        passed_over += len(warned)
+    assert passed_over >= 3
+
+
+# A full disk
+
+
+@contextlib.contextmanager
+def small_disk(directory, size):
+    """A file system in memory; yields a function that changes its size."""
+
+    def mount(options, *arguments):
+        command = ["mount", "-t", "tmpfs", "-o", options, *arguments, "tmpfs", str(directory)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    directory.mkdir()
+    mounted = shutil.which("mount") and mount(f"size={size}")
+    if not mounted or mounted.returncode:
+        pytest.skip(f"cannot mount a file system: {mounted.stderr if mounted else 'no mount'}")
+    try:
+        yield lambda size: mount(f"remount,size={size}").check_returncode()
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_path, caplog):
+    disk = tmp_path / "disk"
+    with small_disk(disk, "200k") as resize:
+        command = ("sweep", small.config, "--out", disk)
+        full = call(*command, "--save-every", 0)
+        assert full.code == 1
+        (line,) = lines_of(full)
+        assert f"cannot save to {disk}" in line
+        assert "no space left" in line
+        assert "make room and continue with --resume" in line
+        assert full.err.endswith(f"{line}\n")
+        assert "Traceback" not in full.err
+        assert not caplog.records
+        assert any(saved(disk).values())
+        assert not list(disk.rglob("*tmp*"))
+        copy = shutil.copytree(disk, tmp_path / "copy")
+
+        resize("20m")
+        assert call(*command, "--resume").code == 0
+        check_finished(disk, small.expected)
+    assert call("sweep", small.config, "--out", copy, "--resume").code == 0
+    check_finished(copy, small.expected)
+
+
+def test_a_result_that_finds_no_room_is_an_error_in_one_line(small, tmp_path):
+    with small_disk(tmp_path / "disk", "8k"):
+        many = xr.Dataset({"loss": ("round", np.random.default_rng(0).random(10_000))})
+        with pytest.raises(OSError, match=r"cannot write .*result.nc: .*room"):
+            save_dataset(many, tmp_path / "disk" / "result.nc")
+        assert files(tmp_path / "disk") == []
+
+
+# The directory
+
+
+def some_arrays(records):
+    return [
+        np.arange(records * 6, dtype=np.float32).reshape(3, -1) / 7,
+        np.float64(np.pi),
+        np.array([True, False]),
+        np.int32(-3),
+        np.array([], np.float32),
+        np.zeros((2, 0, 3), np.uint8),
+        np.array([[np.nan, np.inf, -0.0]]),
+        np.asarray(jnp.arange(3, dtype=jnp.bfloat16)),
+        np.arange(4, dtype=np.uint32)[::2],
+    ]
+
+
+def check_equal(actual, expected):
+    for one, other in zip(actual, expected, strict=True):
+        other = np.asarray(other)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("arrays", [some_arrays(4), [], [np.zeros(0)], [jnp.ones(3)]])
+def test_arrays_are_loaded_as_they_were_saved(tmp_path, arrays):
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(3, 5, arrays)
+        records, loaded = checkpoints.load(3)
+    assert records == 5
+    check_equal(loaded, arrays)
+
+
+def test_the_last_two_states_of_a_part_are_kept(tmp_path):
+    with Checkpoints(tmp_path / "grid") as checkpoints:
+        for records in (1, 3, 7, 8):
+            checkpoints.save(0, records, some_arrays(records))
+        checkpoints.save(1, 2, [])
+        assert checkpoints.load(0).records == 8
+        assert checkpoints.load(2) is None
+    assert saved(tmp_path) == {"part-0000": [7, 8], "part-0001": [2]}
+
+
+def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
+    with Checkpoints(tmp_path / "grid") as checkpoints:
+        checkpoints.save(0, 1, some_arrays(1))
+    part = tmp_path / "grid" / "unfinished" / "part-0000"
+    for name in ("2.orbax-checkpoint-tmp", "7.orbax-checkpoint-tmp"):
+        shutil.copytree(part / "1", part / name)
+    with Checkpoints(tmp_path / "grid", resume=True) as checkpoints:
+        assert checkpoints.load(0).records == 1
+        checkpoints.save(0, 2, some_arrays(2))
+        assert checkpoints.load(0).records == 2
+    assert files(part) == ["1", "2"]
+
+
+def test_a_directory_in_which_nothing_was_saved_is_left_empty(tmp_path):
+    with Checkpoints(tmp_path / "new") as checkpoints:
+        assert checkpoints.claim({"seed": 1}) is None
+        checkpoints.begin({})
+    assert files(tmp_path / "new") == []
+    with Checkpoints(tmp_path / "new") as checkpoints:
+        checkpoints.save(0, 1, [])
+        checkpoints.discard()
+    assert files(tmp_path / "new") == []
+
+
+def test_a_directory_is_locked_while_it_is_open(tmp_path):
+    checkpoints = Checkpoints(tmp_path, resume=True)
+    for _ in range(2):
+        with checkpoints:
+            for _ in range(2):
+                with pytest.raises(ValueError, match="another process"):
+                    Checkpoints(tmp_path, resume=True).open()
+        with Checkpoints(tmp_path):
+            pass
+
+
+def test_differences_are_named(tmp_path):
+    identity = {"seed": 1, "axes": {"rate": [0.1, 0.2]}, "code": {"A": "x" * 99}, "old": (1, 2)}
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.claim(identity) is None
+        checkpoints.begin({"sizes": [3]})
+        assert checkpoints.claim(identity) == {"sizes": [3]}
+        for change, words in (
+            ({"seed": 2}, "another one: seed was 1, is 2; run it"),
+            ({"axes": {"rate": [0.1]}}, r"axes.rate was \[0.1, 0.2\], is \[0.1\]; run"),
+            ({"axes": {"rate": [0.1, 0.2], "mu": []}}, r"axes.mu was null, is \[\]; run"),
+            ({"code": {"A": "y"}}, r'code.A was "x{56}\.\.\., is "y"; run'),
+            ({"old": None}, r"old was \[1, 2\], is null; run"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                checkpoints.claim(identity | change)
+
+
+def test_a_diverged_run_is_over(tmp_path):
+    config = write_config(
+        tmp_path, num_models=2, num_rounds=80, num_seeds=1, num_clients=5, block_size=2
+    )
+    config.write_text(config.read_text().partition("[axes]")[0])
+    hot = ("--set", "algorithms.MFA-RR.learning_rate=50.0")
+    outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
+    assert outcome.code == 1
+    assert "diverged" in outcome.err
+    assert files(tmp_path / "grid") == ["manifest.json", "result.nc"]
+
+
+# In Python
+
+
+def wandering(num_clients, num_models):
+    """The state is a random key, split anew in every round."""
+
+    def assign(rng_key, t, key):
+        key, draw = jax.random.split(key)
+        groups = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
+        return groups.astype(jnp.int32), key
+
+    return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
+
+
+def wander(targets, execution=None):
+    def build(learning_rate, targets):
+        return Setup(Towards(targets), fedavg(learning_rate, local_steps=2), wandering(4, 2))
+
+    return sweep(
+        build,
+        {"learning_rate": [0.1, 0.2]},
+        num_rounds=9,
+        num_seeds=3,
+        shared={"targets": targets},
+        execution=execution,
+    )
+
+
+def test_a_second_signal_is_obeyed_at_once(tmp_path):
+    def twice(label, done, total):
+        for _ in range(2 * (done > 0)):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
+        wander(jnp.arange(4.0), Execution(twice, checkpoints))
+
+
+def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
+    targets, before = jnp.arange(4.0), []
+    with (
+        pytest.raises(InterruptedRunError, match="continue with --resume"),
+        Checkpoints(tmp_path) as checkpoints,
+    ):
+        wander(targets, Execution(signalling(signal.SIGINT, 0.6, before), checkpoints))
+    with (
+        pytest.raises(RefusedError, match="shared data was"),
+        Checkpoints(tmp_path, resume=True) as checkpoints,
+    ):
+        wander(targets.at[2].set(7), Execution(checkpoints=checkpoints))
+    after = []
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        continued = wander(targets, Execution(signalling(None, 2, after), checkpoints))
+        checkpoints.discard()
+    assert files(tmp_path) == []
+    check_goes_on(before, after)
+    whole = wander(targets)
+    xr.testing.assert_identical(continued.drop_attrs(deep=False), whole.drop_attrs(deep=False))
+    assert len(np.unique(whole.norm.isel(round=-1))) == whole.norm.isel(round=-1).size
