@@ -47,6 +47,8 @@ def join_processes(address: str | None = None) -> None:
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
     """
+    # Else JAX keeps SIGTERM to itself; a run saves its state and ends when it comes.
+    jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         jax.distributed.initialize()
         return

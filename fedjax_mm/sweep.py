@@ -24,6 +24,7 @@ Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
 
 _SEGMENT_SECONDS = 1.0  # between two looks at what was computed
+_UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
 
 
 class Execution(NamedTuple):
@@ -301,7 +302,8 @@ class _Journal:
         is_last = done == self.plan.grid.num_records
         if is_last:
             self.finished[part] = rows
-        if due or stop:
+        is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
+        if due or stop or is_much:
             for each, arrays in self.finished.items():
                 self.how.checkpoints.save(each, self.plan.grid.num_records, arrays)
             self.finished.clear()
