@@ -28,7 +28,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, layout
-from fedjax_mm.simulate import ClientMap, State, Trace, advance, init
+from fedjax_mm.simulate import ClientMap, State, Trace, advance, init, measure
 
 _RESERVED = (
     *("seed", "round", "model", "diverged"),
@@ -112,6 +112,11 @@ class Grid:
         return self.num_rounds // self.record_every
 
     @cached_property
+    def root(self) -> np.ndarray:
+        """The data of the key that all draws come from."""
+        return np.asarray(jax.random.key_data(jax.random.key(self.seed)))
+
+    @cached_property
     def programs(self) -> list["Program"]:
         """One per structure, in the order of the axes."""
         structural = [name for name in self.axes if not self.is_numeric(name)]
@@ -166,7 +171,20 @@ class Program:
         """The state before round 1, without what a replica is told anew: its key and the round."""
         return init(rng_key, *self.setup(numbers, shared))._replace(rng_key=_ABSENT, round=_ABSENT)
 
-    def advance(
+    def measure(self, numbers: Any, state: State, shared: Any) -> dict[str, Any]:
+        """The metrics of one replica."""
+        tasks, _, assignment, _ = self.setup(numbers, shared)
+        return measure(state, tasks, assignment)
+
+    @cached_property
+    def advance(self) -> Callable[..., tuple[State, Trace]]:
+        """Some more rounds of one replica, and the record at their end.
+
+        Jitted, so that the trace that tells the shapes is the one that is compiled.
+        """
+        return jax.jit(self._advance, static_argnums=(0, 1))
+
+    def _advance(
         self,
         num_rounds: int,
         client_axis: str | None,
@@ -176,7 +194,6 @@ class Program:
         round: Int[Array, ""],
         shared: Any,
     ) -> tuple[State, Trace]:
-        """`num_rounds` more rounds of one replica, and the record at their end."""
         tasks, algorithm, assignment, _ = self.setup(numbers, shared)
         state, trace = advance(
             state._replace(rng_key=rng_key, round=round),
@@ -184,7 +201,7 @@ class Program:
             algorithm,
             assignment,
             num_rounds,
-            record_every=max(num_rounds, 1),
+            record_every=num_rounds,
             client_map=self.grid.client_map,
             client_axis=client_axis,
         )
@@ -192,37 +209,53 @@ class Program:
         return state._replace(rng_key=_ABSENT, round=_ABSENT), last
 
     @cached_property
-    def _traced(self) -> tuple[State, Trace, str]:
-        """One replica's start and first record, traced."""
+    def _traced(self) -> "_Traced":
+        """One replica's start and first record, traced: all that is known before compiling."""
+        facts = {}
 
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
+            tasks, _, assignment, _ = self.setup(numbers, shared)
             state, rounds = self.start(rng_key, numbers, shared), self.grid.record_every
+            groups, _ = jax.eval_shape(assignment.assign, rng_key, round, state.assignment)
+            facts["updates"] = min(groups.size, assignment.num_clients)
+            task = tasks if isinstance(tasks, Task) else tasks[0]
+            facts["has_closed_form"] = isinstance(task, AnalyticTask)
             return self.advance(rounds, None, rng_key, numbers, state, round, shared)
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
-        jaxpr, shapes = jax.make_jaxpr(first_record, return_shape=True)(
+        jaxpr, (state, record) = jax.make_jaxpr(first_record, return_shape=True)(
             key, numbers, np.int32(0), self.grid.shared
         )
         digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(jaxpr)).encode())
         for constant in jaxpr.consts:
             digest.update(np.asarray(constant).tobytes())
-        return *shapes, digest.hexdigest()
+        return _Traced(state, record, digest.hexdigest(), **facts)
 
     @property
     def state(self) -> State:
         """Shapes and types of what the rounds change of one replica."""
-        return self._traced[0]
+        return self._traced.state
 
     @property
     def record(self) -> Trace:
         """Shapes and types of one record of one replica; the message sizes."""
-        return self._traced[1]
+        return self._traced.record
 
     @property
     def fingerprint(self) -> str:
         """Equal for equal computations: a hash of the traced program with its constants."""
-        return self._traced[2]
+        return self._traced.fingerprint
+
+    @property
+    def updates_per_round(self) -> int:
+        """The most local trainings of one replica in a round."""
+        return self._traced.updates
+
+    @property
+    def has_closed_form(self) -> bool:
+        """Whether the task brings its own local updates."""
+        return self._traced.has_closed_form
 
     @property
     def num_models(self) -> int:
@@ -233,19 +266,6 @@ class Program:
     def records_kept(self) -> int:
         """The most records that a segment can make."""
         return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.record)))
-
-    @cached_property
-    def example(self) -> Setup:
-        """The setup of the first replica."""
-        return self.setup({name: x[0] for name, x in self.numbers.items()}, self.grid.shared)
-
-    @property
-    def updates_per_round(self) -> int:
-        """The most local trainings of one replica in a round."""
-        assignment = self.example.assignment
-        key = jax.eval_shape(lambda: jax.random.key(0))
-        groups, _ = jax.eval_shape(assignment.assign, key, np.int32(1), self.state.assignment)
-        return min(groups.size, assignment.num_clients)
 
     def inputs(self, where: Layout, replicas: np.ndarray, state: Any = None) -> tuple[Any, ...]:
         """The arguments of `segment` for some replicas, on their devices."""
@@ -260,8 +280,7 @@ class Program:
 
     def control(self, done: int, count: int) -> Any:
         """What tells `segment` which records to make."""
-        root = np.asarray(jax.random.key_data(jax.random.key(self.grid.seed)))
-        return root, np.int32(done), np.int32(count)
+        return self.grid.root, np.int32(done), np.int32(count)
 
     def segment(
         self,
@@ -271,7 +290,7 @@ class Program:
         state: State,
         shared: Any,
         control: Any,
-    ) -> tuple[State, Trace, Trace]:
+    ) -> tuple[State, dict[str, Any], Trace]:
         """Some more records of a share of the replicas; the compiled program.
 
         Args:
@@ -283,31 +302,37 @@ class Program:
           control: the root key's data, the records done, and how many more to make.
 
         Returns:
-          The new states; the record before all these, ``[replicas, models]``; and the records,
-          ``[kept, replicas, models]``.
+          The new states; the metrics before these records, ``[replicas, models]`` each; and the
+          records, ``[kept, replicas, models]``.
         """
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
 
-        def more(num_rounds: int, done: Any, state: State) -> tuple[State, Trace]:
-            one = partial(self.advance, num_rounds, client_axis)
-            over_replicas = jax.vmap(one, (0, 0, 0, None, None))
-            return over_replicas(keys, numbers, state, done * self.grid.record_every, shared)
+        every, kept = self.grid.record_every, (self.records_kept, len(seeds))
+        advance = jax.vmap(partial(self.advance, every, client_axis), (0, 0, 0, None, None))
 
         def one_record(i: Any, carry: tuple[State, Trace]) -> tuple[State, Trace]:
             state, records = carry
-            state, record = more(self.grid.record_every, done + i, state)
+            state, record = advance(keys, numbers, state, (done + i) * every, shared)
             return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), records, record)
 
         start = jax.vmap(self.start, (0, 0, None))
         state = _with_keys(state, self.state)
         state = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: state)
-        _, before = more(0, done, state)
-        records = jax.tree.map(
-            lambda row: jnp.zeros((self.records_kept, *row.shape), row.dtype), before
-        )
+        before = jax.vmap(self.measure, (0, 0, None))(numbers, state, shared)
+        records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.record)
         state, records = lax.fori_loop(0, count, one_record, (state, records))
         return _without_keys(state), before, records
+
+
+class _Traced(NamedTuple):
+    """What tracing a program tells; its properties explain the fields."""
+
+    state: State
+    record: Trace
+    fingerprint: str
+    updates: int
+    has_closed_form: bool
 
 
 class Compiled(NamedTuple):
@@ -426,7 +451,7 @@ def make_plan(
     metrics = {name for program in programs for name in program.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
-    if split is None and any(map(_has_closed_form, programs)):
+    if split is None and any(program.has_closed_form for program in programs):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     room, limit = _room(grid, programs, where, limit)
@@ -443,11 +468,6 @@ def make_plan(
     ]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
-
-
-def _has_closed_form(program: Program) -> bool:
-    tasks = program.example.tasks
-    return isinstance(tasks if isinstance(tasks, Task) else tasks[0], AnalyticTask)
 
 
 def _room(

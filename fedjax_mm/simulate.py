@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import (
     Algorithm,
@@ -190,8 +190,7 @@ def advance(
         return State(state.rng_key, t, models, assignment_state), counts
 
     def record(state: State) -> tuple[Array, dict[str, Array]]:
-        measure = jax.vmap(lambda task, params: task.metrics(params), (task_axis, 0))
-        return state.round, measure(task, state.models.params)
+        return state.round, measure(state, tasks, assignment)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Any]:
         state, counts = lax.scan(one_round, state, length=record_every)
@@ -205,6 +204,15 @@ def advance(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
     return state, Trace(rounds, metrics, client_updates, gradients, upload_size, download_size)
+
+
+def measure(
+    state: State, tasks: Task | Sequence[Task], assignment: Assignment
+) -> dict[str, Float[Array, " models"]]:
+    """The tasks' metrics of all models."""
+    task, task_axis = _stack(tasks, assignment)
+    over_models = jax.vmap(lambda task, params: task.metrics(params), (task_axis, 0))
+    return over_models(task, state.models.params)
 
 
 def train(
@@ -356,8 +364,8 @@ def _message_sizes(
 
 
 def _check_rounds(num_rounds: int, record_every: int) -> None:
-    if num_rounds < 0:
-        raise ValueError(f"num_rounds is {num_rounds}; it must not be negative")
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds is {num_rounds}; it must be at least 1")
     if record_every < 1 or num_rounds % record_every:
         raise ValueError(
             f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"

@@ -248,7 +248,8 @@ def _segments(plan: Plan, part: int, trace: Trace, journal: "_Journal") -> Itera
         state, first, rows = compiled.call(seeds, numbers, state, shared, control)
         first, rows = where.fetch((first, rows))
         if done == 0:
-            _write(trace, slice(1), jax.tree.map(lambda x: x[None], first))
+            for name, values in first.items():
+                trace.metrics[name][0] = values
         _write(trace, slice(done + 1, done + 1 + count), rows)
         check_counts(rows)
         done += count

@@ -402,7 +402,7 @@ def test_protocols_are_checked_at_run_time():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_rounds": -1}, "num_rounds is -1"),
+        ({"num_rounds": 0}, "num_rounds is 0"),
         ({"num_rounds": 10, "record_every": 3}, "record_every is 3"),
         ({"record_every": 0}, "record_every is 0"),
         ({"client_map": 0}, "client_map is 0"),
