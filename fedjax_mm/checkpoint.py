@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Self
 import filelock
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
+from fedjax_mm.devices import agree
 from fedjax_mm.results import prepare_directory, save_json
 
 _PLACE = "unfinished"
@@ -26,11 +26,11 @@ class Saved(NamedTuple):
     """A part of a run as it was saved.
 
     Attributes:
-      records: how many were done.
+      rounds: how many were done.
       arrays: the arrays that were saved.
     """
 
-    records: int
+    rounds: int
     arrays: list[np.ndarray]
 
 
@@ -54,43 +54,61 @@ class Checkpoints:
       >>> import tempfile, numpy as np
       >>> with tempfile.TemporaryDirectory() as directory:
       ...     with Checkpoints(directory) as checkpoints:
-      ...         checkpoints.save(0, records=5, arrays=[np.arange(3)])
+      ...         checkpoints.save(0, rounds=5, arrays=[np.arange(3)])
       ...     with Checkpoints(directory, resume=True) as checkpoints:
-      ...         checkpoints.load(0).records
+      ...         checkpoints.load(0).rounds
       5
     """
 
     def __init__(self, directory: Path | str, *, resume: bool = False) -> None:
         """The checkpoints of a run's directory."""
         self.directory, self.resume = Path(directory), resume
-        self._place = self.directory / _PLACE
+        self._place, self._trash = self.directory / _PLACE, self.directory / f".{_PLACE}.deleted"
         self._lock = filelock.FileLock(self.directory / f".{_PLACE}.lock")
         self._is_first, self._is_open = jax.process_index() == 0, False
+        self._identity: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self if self._is_open else self.open()
 
     def open(self) -> Self:
         """Locks the directory, which entering does too; `with` closes it."""
-        if self._is_first:
-            prepare_directory(self.directory)
-            try:
-                self._lock.acquire(timeout=0)
-            except filelock.Timeout:
-                raise ValueError(
-                    f"another process is writing into {self.directory}; wait for it, or choose "
-                    "another directory with --out"
-                ) from None
-            if self._place.exists() and not self.resume:
-                self._unlock()
-                raise ValueError(
-                    f"{self.directory} holds an unfinished run; continue it with --resume, or "
-                    f"delete {self._place} to start again"
-                )
-            self._place.mkdir(exist_ok=True)
+        error = None
+        try:
+            if self._is_first:
+                self._take()
+        except ValueError as problem:
+            error = problem
+        if agree(error is not None)[0]:  # all of several processes stop alike
+            raise error or ValueError(f"the first process could not open {self.directory}")
         self._is_open = True
-        _wait_for_all("checkpoints opened")
         return self
+
+    def _take(self) -> None:
+        """Locks and prepares the directory."""
+        prepare_directory(self.directory)
+        try:
+            self._lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise ValueError(
+                f"another process is writing into {self.directory}; wait for it, or choose "
+                "another directory with --out"
+            ) from None
+        if self.has_work and not self.resume:
+            self._unlock()
+            raise ValueError(
+                f"{self.directory} holds an unfinished run; continue it with --resume, or "
+                f"delete {self._place} to start again"
+            )
+        shutil.rmtree(self._trash, ignore_errors=True)
+        if not self.has_work:
+            self.discard()  # a run that had nothing to save
+        self._place.mkdir(exist_ok=True)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything was saved."""
+        return any(self._place.glob("part-*"))
 
     def __exit__(
         self,
@@ -100,7 +118,7 @@ class Checkpoints:
     ) -> None:
         self._is_open = False
         if self._is_first:
-            if self._place.exists() and not any(self._place.glob("part-*")):
+            if not self.has_work:
                 self.discard()
             self._unlock()
 
@@ -111,9 +129,10 @@ class Checkpoints:
         self._lock.release()
 
     def discard(self) -> None:
-        """Deletes what was saved, the run being finished."""
-        if self._is_first:
-            shutil.rmtree(self._place, ignore_errors=True)
+        """Deletes what was saved, the run being finished: at once, and then its bytes."""
+        if self._is_first and self._place.exists():
+            self._place.replace(self._trash)
+            shutil.rmtree(self._trash, ignore_errors=True)
 
     def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Compares what is to be run with what was; the saved run's choices, or None.
@@ -125,13 +144,18 @@ class Checkpoints:
           ValueError: if the saved run has another identity, naming the first differences, or if
             it is unknown.
         """
-        self._identity = _plain(identity)
+        identity = _plain(identity)
+        self._identity |= identity
         path = self._place / "run.json"
-        if not path.exists() and not any(self._place.glob("part-*")):
+        if not self._is_open:
+            raise ValueError("the checkpoints are not open; use them as `with Checkpoints(...)`")
+        if not path.exists() and not self.has_work:
             return None
         try:
             saved = json.loads(path.read_text())
-            differences = _differences(saved["identity"], self._identity)
+            differences = _differences(
+                {name: saved["identity"].get(name) for name in identity}, identity
+            )
             choices = dict(saved["choices"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -151,7 +175,7 @@ class Checkpoints:
         if self._is_first:
             save_json({"identity": self._identity, "choices": choices}, self._place / "run.json")
 
-    def save(self, part: int, records: int, arrays: Sequence[Any]) -> None:
+    def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
         """Saves a part; what was saved before stays until this is on disk.
 
         Raises:
@@ -165,7 +189,7 @@ class Checkpoints:
         try:
             with _quiet(), self._manager(part) as manager:
                 manager.save(
-                    records,
+                    rounds,
                     args=ocp.args.Composite(
                         arrays=ocp.args.StandardSave({"packed": packed}),
                         about=ocp.args.JsonSave(about),
@@ -188,26 +212,26 @@ class Checkpoints:
             return None
         ocp = _orbax()
         with _quiet(), self._manager(part) as manager:
-            for records in sorted(manager.all_steps(), reverse=True):
+            for rounds in sorted(manager.all_steps(), reverse=True):
                 try:
                     loaded = manager.restore(
-                        records,
+                        rounds,
                         args=ocp.args.Composite(
                             arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore()
                         ),
                     )
                     packed, about = np.asarray(loaded["arrays"]["packed"]), loaded["about"]
                     if _digest(packed, about["like"]) == about["digest"]:
-                        return Saved(records, list(_unpacked(packed, about["like"])))
+                        return Saved(rounds, list(_unpacked(packed, about["like"])))
                     reason = "its digest does not match"
                 except Exception as error:  # whatever a damaged file makes its readers raise
                     reason = _first_line(error)
                 warnings.warn(
-                    f"the checkpoint {self._part(part) / str(records)} is damaged and passed over: "
+                    f"the checkpoint {self._part(part) / str(rounds)} is damaged and passed over: "
                     f"{reason}",
                     stacklevel=2,
                 )
-                manager.delete(records)
+                manager.delete(rounds)
         return None
 
     def _part(self, part: int) -> Path:
@@ -294,8 +318,3 @@ def _differences(saved: Any, now: Any, path: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _wait_for_all(what: str) -> None:
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(what)

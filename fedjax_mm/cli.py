@@ -175,7 +175,8 @@ def set_up(
     place = use_compilation_cache() if cache else None
     if verbose:
         kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
-        notes.print(f"devices: {kinds}\ncompilation cache: {place or 'off'}", highlight=False)
+        text = f"devices: {kinds}\ncompilation cache: {place or 'off'}"
+        notes.print(text, highlight=False, soft_wrap=True)
 
 
 @app.command("list")

@@ -50,7 +50,12 @@ def join_processes(address: str | None = None) -> None:
     # Else JAX keeps SIGTERM to itself; a run saves its state and ends when it comes.
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
-        jax.distributed.initialize()
+        try:
+            jax.distributed.initialize()
+        except ValueError as error:
+            raise ValueError(
+                f"no cluster's scheduler was found ({error}); give every process its I/N@HOST:PORT"
+            ) from error
         return
     parts = re.fullmatch(r"(\d+)/(\d+)@(.+:\d+)", address)
     if parts is None or not int(parts[1]) < int(parts[2]):

@@ -389,6 +389,8 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
         raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from error
+    if "axes" in values and kind is Experiment:
+        raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
     try:
         return validate(kind, values, overrides)
     except ValueError as error:

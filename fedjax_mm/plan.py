@@ -5,11 +5,10 @@ axis of a compiled program; every other axis makes programs of its own.
 """
 
 import dataclasses
-import hashlib
+import functools
 import itertools
 import math
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
-from fedjax_mm.devices import Layout, layout
+from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.simulate import ClientMap, State, Trace, advance, init, measure
 
 _RESERVED = (
@@ -85,10 +84,18 @@ class Grid:
             if name in (*_RESERVED, *self.shared):
                 what = "an argument in shared" if name in self.shared else "every result's own"
                 raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
+            if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+                raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
             if len(values) == 0:
                 raise ValueError(f"the axis {name!r} has no values; give at least one")
             if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
                 raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
+            for value in values:
+                if " at 0x" in str(label_of(value)):
+                    raise ValueError(
+                        f"the axis {name!r} has {value!r}, whose name differs in every process; "
+                        "give it a __name__, or use a string that build looks up"
+                    )
             label, count = Counter(map(label_of, values)).most_common(1)[0]
             if count > 1:
                 raise ValueError(
@@ -122,6 +129,32 @@ class Grid:
         structural = [name for name in self.axes if not self.is_numeric(name)]
         choices = itertools.product(*(range(len(self.axes[name])) for name in structural))
         return [Program(self, dict(zip(structural, choice, strict=True))) for choice in choices]
+
+
+class Counts(NamedTuple):
+    """Local trainings and gradients since the last record, ``int32[models]``; see `Trace`."""
+
+    client_updates: Any
+    gradients: Any
+
+
+class Replica(NamedTuple):
+    """What the rounds change of a replica: its state without the key and the round, and counts."""
+
+    state: State
+    since: Counts
+
+
+class Record(NamedTuple):
+    """What is recorded of a replica, ``[models]`` each; see `Trace`.
+
+    `is_finite` tells whether a model's parameters and its loss are.
+    """
+
+    metrics: dict[str, Any]
+    client_updates: Any
+    gradients: Any
+    is_finite: Any
 
 
 class Program:
@@ -165,87 +198,99 @@ class Program:
 
     def setup(self, numbers: Mapping[str, Any], shared: Mapping[str, Any]) -> Setup:
         """What one replica simulates."""
-        return self.grid.build(**self.fixed, **numbers, **shared)
+        setup = self.grid.build(**self.fixed, **numbers, **shared)
+        if not isinstance(setup, Setup):
+            raise ValueError(
+                f"build returned {type(setup).__name__}; return Setup(tasks, algorithm, assignment)"
+            )
+        return setup
 
-    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> State:
-        """The state before round 1, without what a replica is told anew: its key and the round."""
-        return init(rng_key, *self.setup(numbers, shared))._replace(rng_key=_ABSENT, round=_ABSENT)
-
-    def measure(self, numbers: Any, state: State, shared: Any) -> dict[str, Any]:
-        """The metrics of one replica."""
-        tasks, _, assignment, _ = self.setup(numbers, shared)
-        return measure(state, tasks, assignment)
+    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
+        """Before round 1."""
+        state = init(rng_key, *self.setup(numbers, shared))
+        nothing = jnp.zeros(len(jax.tree.leaves(state.models.params)[0]), jnp.int32)
+        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing))
 
     @cached_property
-    def advance(self) -> Callable[..., tuple[State, Trace]]:
-        """Some more rounds of one replica, and the record at their end.
+    def advance(self) -> Callable[..., tuple[Replica, Trace]]:
+        """One more round of one replica, and what a trace holds of it.
 
         Jitted, so that the trace that tells the shapes is the one that is compiled.
         """
-        return jax.jit(self._advance, static_argnums=(0, 1))
+        return jax.jit(self._advance, static_argnums=0)
 
     def _advance(
         self,
-        num_rounds: int,
         client_axis: str | None,
         rng_key: PRNGKeyArray,
         numbers: Any,
-        state: State,
+        replica: Replica,
         round: Int[Array, ""],
         shared: Any,
-    ) -> tuple[State, Trace]:
+    ) -> tuple[Replica, Trace]:
         tasks, algorithm, assignment, _ = self.setup(numbers, shared)
         state, trace = advance(
-            state._replace(rng_key=rng_key, round=round),
+            replica.state._replace(rng_key=rng_key, round=round),
             tasks,
             algorithm,
             assignment,
-            num_rounds,
-            record_every=num_rounds,
+            1,
             client_map=self.grid.client_map,
             client_axis=client_axis,
         )
-        last = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
-        return state._replace(rng_key=_ABSENT, round=_ABSENT), last
+        trace = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
+        since = jax.tree.map(
+            _add_counts, replica.since, Counts(trace.client_updates, trace.gradients)
+        )
+        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), since), trace
+
+    def measure(self, numbers: Any, replica: Replica, shared: Any) -> Record:
+        """The record of one replica."""
+        tasks, _, assignment, _ = self.setup(numbers, shared)
+        metrics = measure(replica.state, tasks, assignment)
+        values = [*jax.tree.leaves(replica.state.models.params), metrics.get("loss", 0.0)]
+        finite = [
+            jnp.isfinite(x).reshape(len(x), -1).all(1) if jnp.ndim(x) else jnp.isfinite(x)
+            for x in values
+        ]
+        is_finite = functools.reduce(jnp.logical_and, finite)
+        return Record(metrics, *replica.since, is_finite)
 
     @cached_property
     def _traced(self) -> "_Traced":
-        """One replica's start and first record, traced: all that is known before compiling."""
-        facts = {}
+        """One replica's start and first record, traced: what is known before compiling."""
+        facts: dict[str, Any] = {}
 
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
             tasks, _, assignment, _ = self.setup(numbers, shared)
-            state, rounds = self.start(rng_key, numbers, shared), self.grid.record_every
-            groups, _ = jax.eval_shape(assignment.assign, rng_key, round, state.assignment)
+            replica = self.start(rng_key, numbers, shared)
+            groups, _ = jax.eval_shape(assignment.assign, rng_key, round, replica.state.assignment)
             facts["updates"] = min(groups.size, assignment.num_clients)
             task = tasks if isinstance(tasks, Task) else tasks[0]
             facts["has_closed_form"] = isinstance(task, AnalyticTask)
-            return self.advance(rounds, None, rng_key, numbers, state, round, shared)
+            replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
+            facts["sizes"] = trace.upload_size, trace.download_size
+            return replica, self.measure(numbers, replica, shared)
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
-        jaxpr, (state, record) = jax.make_jaxpr(first_record, return_shape=True)(
-            key, numbers, np.int32(0), self.grid.shared
-        )
-        digest = hashlib.sha256(re.sub(r"0x[0-9a-f]+", "", str(jaxpr)).encode())
-        for constant in jaxpr.consts:
-            digest.update(np.asarray(constant).tobytes())
-        return _Traced(state, record, digest.hexdigest(), **facts)
+        shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+        return _Traced(*shapes, **facts)
 
     @property
-    def state(self) -> State:
+    def replica(self) -> Replica:
         """Shapes and types of what the rounds change of one replica."""
-        return self._traced.state
+        return self._traced.replica
 
     @property
-    def record(self) -> Trace:
-        """Shapes and types of one record of one replica; the message sizes."""
+    def record(self) -> Record:
+        """Shapes and types of one record of one replica."""
         return self._traced.record
 
     @property
-    def fingerprint(self) -> str:
-        """Equal for equal computations: a hash of the traced program with its constants."""
-        return self._traced.fingerprint
+    def message_sizes(self) -> tuple[int, int]:
+        """Numbers that one client sends up, and receives, per local training."""
+        return self._traced.sizes
 
     @property
     def updates_per_round(self) -> int:
@@ -267,19 +312,18 @@ class Program:
         """The most records that a segment can make."""
         return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.record)))
 
-    def inputs(self, where: Layout, replicas: np.ndarray, state: Any = None) -> tuple[Any, ...]:
+    def inputs(self, where: Layout, replicas: np.ndarray, replica: Any = None) -> tuple[Any, ...]:
         """The arguments of `segment` for some replicas, on their devices."""
-        if state is None:
-            plain = jax.eval_shape(_without_keys, self.state)
-            state = jax.tree.map(lambda x: np.zeros((len(replicas), *x.shape), x.dtype), plain)
+        if replica is None:
+            plain = jax.eval_shape(without_keys, self.replica)
+            replica = jax.tree.map(lambda x: np.zeros((len(replicas), *x.shape), x.dtype), plain)
         seeds = self.index[-1][replicas].astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
-        return *where.put((seeds, numbers, state), 0), *where.put(
-            (self.grid.shared, self.control(0, 0)), None
-        )
+        everywhere = without_keys(self.grid.shared), self.control(0, 0)
+        return *where.put((seeds, numbers, replica), 0), *where.put(everywhere, None)
 
     def control(self, done: int, count: int) -> Any:
-        """What tells `segment` which records to make."""
+        """What tells `segment` which rounds to compute."""
         return self.grid.root, np.int32(done), np.int32(count)
 
     def segment(
@@ -287,50 +331,62 @@ class Program:
         client_axis: str | None,
         seeds: Any,
         numbers: Any,
-        state: State,
+        replica: Replica,
         shared: Any,
         control: Any,
-    ) -> tuple[State, dict[str, Any], Trace]:
-        """Some more records of a share of the replicas; the compiled program.
+    ) -> tuple[Replica, Record, Record]:
+        """Some more rounds of a share of the replicas; the compiled program.
 
         Args:
           client_axis: see `simulate`.
           seeds: ``int[replicas]``.
           numbers: the swept numbers, ``float[replicas]`` each.
-          state: the replicas' states; anything before the first round.
+          replica: of the replicas; anything before the first round.
           shared: the grid's shared arguments of `build`.
-          control: the root key's data, the records done, and how many more to make.
+          control: the root key's data, the rounds done, and how many more to compute.
 
         Returns:
-          The new states; the metrics before these records, ``[replicas, models]`` each; and the
-          records, ``[kept, replicas, models]``.
+          The new replica; the record before these rounds, ``[replicas, models]``; and those made
+          in them, ``[kept, replicas, models]``.
         """
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
-
-        every, kept = self.grid.record_every, (self.records_kept, len(seeds))
-        advance = jax.vmap(partial(self.advance, every, client_axis), (0, 0, 0, None, None))
-
-        def one_record(i: Any, carry: tuple[State, Trace]) -> tuple[State, Trace]:
-            state, records = carry
-            state, record = advance(keys, numbers, state, (done + i) * every, shared)
-            return state, jax.tree.map(lambda rows, row: rows.at[i].set(row), records, record)
-
+        shared, every = _with_keys(shared, self.grid.shared), self.grid.record_every
         start = jax.vmap(self.start, (0, 0, None))
-        state = _with_keys(state, self.state)
-        state = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: state)
-        before = jax.vmap(self.measure, (0, 0, None))(numbers, state, shared)
+        advance = jax.vmap(partial(self.advance, client_axis), (0, 0, 0, None, None))
+        measure = jax.vmap(self.measure, (0, 0, None))
+
+        def one_round(i: Any, carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
+            replica, records = carry
+            replica, _ = advance(keys, numbers, replica, done + i, shared)
+            if every == 1:
+                is_record, record = True, measure(numbers, replica, shared)
+            else:  # what stands in the record's place until it is due is never read
+                is_record = (done + i + 1) % every == 0
+                record = lax.cond(
+                    is_record, lambda: measure(numbers, replica, shared), lambda: nothing
+                )
+            row = (done + i) // every - done // every
+            records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
+            since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
+            return replica._replace(since=since), records
+
+        replica = _with_keys(replica, self.replica)
+        replica = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: replica)
+        before = measure(numbers, replica, shared)
+        nothing = jax.tree.map(jnp.zeros_like, before)
+        kept = (self.records_kept, len(seeds))
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.record)
-        state, records = lax.fori_loop(0, count, one_record, (state, records))
-        return _without_keys(state), before, records
+        replica, records = lax.fori_loop(0, count, one_round, (replica, records))
+        return without_keys(replica), before, records
 
 
 class _Traced(NamedTuple):
     """What tracing a program tells; its properties explain the fields."""
 
-    state: State
-    record: Trace
-    fingerprint: str
+    replica: Replica
+    record: Record
+    sizes: tuple[int, int]
     updates: int
     has_closed_form: bool
 
@@ -360,10 +416,9 @@ class Compiled(NamedTuple):
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
-    def updates_per_record(self, batch: int) -> int:
-        """The most local trainings between two records of a batch, without its padding."""
-        replicas = np.unique(self.replicas(batch))
-        return len(replicas) * self.program.updates_per_round * self.program.grid.record_every
+    def updates_per_round(self, batch: int) -> int:
+        """The most local trainings of a batch in a round, without its padding."""
+        return len(np.unique(self.replicas(batch))) * self.program.updates_per_round
 
     def label(self, batch: int) -> str:
         """The batch in words."""
@@ -400,8 +455,8 @@ class Plan:
     @property
     def client_updates(self) -> int:
         """The most local trainings in all."""
-        return self.grid.num_records * sum(
-            each.updates_per_record(batch) for each, batch in self.batches
+        return self.grid.num_rounds * sum(
+            each.updates_per_round(batch) for each, batch in self.batches
         )
 
     @property
@@ -433,6 +488,7 @@ def make_plan(
     limit: float | None = None,
     batch_sizes: Sequence[int] | None = None,
     report: Callable[[str], None] = lambda _: None,
+    approve: Callable[[Mapping[str, str]], None] | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with as many replicas at once as do well and fit.
 
@@ -443,6 +499,7 @@ def make_plan(
       limit: bytes of memory; by default 60 % of what is free.
       batch_sizes: one for each program, to repeat an earlier plan.
       report: told what is being done.
+      approve: called with the text of every program by its label, before they are compiled.
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
@@ -455,11 +512,14 @@ def make_plan(
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     room, limit = _room(grid, programs, where, limit)
+    room = -agree(-room)[0]  # processes must choose alike
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
     report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
     lowered = [_lower(*each, where) for each in zip(programs, batch_sizes, strict=True)]
+    if approve:
+        approve({p.label: each.as_text() for p, each in zip(programs, lowered, strict=True)})
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         calls = list(threads.map(lambda each: each.compile(), lowered))
     compiled = [
@@ -483,17 +543,17 @@ def _room(
         limit = 0.75 * device.memory_stats()["bytes_limit"] if limit is None else limit
         room = limit
     if room <= 0:
-        result = _in_gib(_result_bytes(grid, programs))
+        result, used = _result_bytes(grid, programs), psutil.Process().memory_info().rss
         raise ValueError(
-            f"the result alone takes {result}, and {_in_gib(limit)} may be used; "
-            "record less often (record_every), or allow more memory"
+            f"the result takes {_in_gib(result)} and this process already {_in_gib(used)}, but "
+            f"{_in_gib(limit)} may be used; record less often (record_every), or allow more memory"
         )
     return room, limit
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
     """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
-    state, record = num_bytes(program.state), num_bytes(program.record)
+    state, record = num_bytes(program.replica), num_bytes(program.record)
     most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
     if where.is_cpu:
         most = min(most, where.padded(1) * max(1, _CACHE_BYTES // max(1, state)))
@@ -569,17 +629,24 @@ def label_of(value: Any) -> Any:
     return getattr(value, "__name__", str(value))
 
 
-def _without_keys(tree: Any) -> Any:
+def without_keys(tree: Any) -> Any:
     """Random keys as plain arrays, which can be saved."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 
 def _with_keys(tree: Any, like: Any) -> Any:
-    """The inverse of `_without_keys`."""
+    """The inverse of `without_keys`."""
     return jax.tree.map(
         lambda x, shape: jax.random.wrap_key_data(x) if _is_key(shape) else x, tree, like
     )
 
 
 def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _add_counts(total: Array, new: Array) -> Array:
+    """The sum, or -1 if it does not fit, as in `Trace`; counts are not negative otherwise."""
+    new = new.astype(jnp.int32)
+    added = total + new
+    return jnp.where((total < 0) | (new < 0) | (added < total), -1, added).astype(jnp.int32)

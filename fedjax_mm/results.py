@@ -67,7 +67,7 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     return dataset
 
 
-def check_counts(trace: Trace) -> None:
+def check_counts(trace: Any) -> None:
     """Raises `OverflowError` if a counter was too small for what happened between two records."""
     for name in ("client_updates", "gradients"):
         if np.any(np.asarray(getattr(trace, name)) < 0):
@@ -134,7 +134,7 @@ def prepare_directory(path: Path) -> None:
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes a file under a temporary name and renames it: it is there whole or not at all."""
-    aside = path.with_name(f".{os.getpid()}.{path.name}")
+    aside = path.with_name(f".{path.name}.part")  # one name, so that a killed write is replaced
     try:
         write(aside)
         aside.replace(path)
@@ -142,7 +142,7 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
         aside.unlink(missing_ok=True)
 
 
-def save_dataset(dataset: xr.Dataset, path: Path) -> None:
+def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     """Writes NetCDF, whole or not at all; the manifest becomes JSON.
 
     Args:
@@ -166,6 +166,7 @@ def save_dataset(dataset: xr.Dataset, path: Path) -> None:
     }
     flat = dataset.drop_attrs(deep=False).assign_attrs(attrs)
     encoding = {name: {"zlib": True, "complevel": 1} for name in flat.data_vars}
+    path = Path(path)
     try:
         write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
     except (OSError, RuntimeError) as error:

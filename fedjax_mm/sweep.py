@@ -1,11 +1,14 @@
 """Sweeps: a plan carried out in segments, watched, saved, continued, and labelled."""
 
 import hashlib
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -16,9 +19,20 @@ import xarray as xr
 
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.devices import agree
-from fedjax_mm.plan import Compiled, Grid, Plan, Program, Setup, label_of, make_plan
+from fedjax_mm.plan import (
+    Compiled,
+    Grid,
+    Plan,
+    Program,
+    Record,
+    Replica,
+    Setup,
+    label_of,
+    make_plan,
+    without_keys,
+)
 from fedjax_mm.results import check_counts, manifest, to_dataset
-from fedjax_mm.simulate import ClientMap, State, Trace
+from fedjax_mm.simulate import ClientMap, Trace
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
@@ -161,7 +175,12 @@ def _prepare(grid: Grid, how: Execution, config: Any) -> Plan:
         choices = how.checkpoints.claim(_identity(grid, how, config))
         batch_sizes = choices["batch_sizes"] if choices else None
     plan = make_plan(
-        grid, split=how.split, limit=how.memory, batch_sizes=batch_sizes, report=report
+        grid,
+        split=how.split,
+        limit=how.memory,
+        batch_sizes=batch_sizes,
+        report=report,
+        approve=partial(_claim_programs, how.checkpoints) if how.checkpoints else None,
     )
     sizes = [each.batch_size for each in plan.compiled]
     if batch_sizes not in (None, sizes):
@@ -174,25 +193,33 @@ def _prepare(grid: Grid, how: Execution, config: Any) -> Plan:
     return plan
 
 
+def _claim_programs(checkpoints: Checkpoints, texts: Mapping[str, str]) -> None:
+    """What is compiled must be what was: code, constants, and data that was not shared."""
+    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    checkpoints.claim({"program": hashes})
+
+
 def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
-    """All that results depend on to the last bit."""
+    """All that results depend on to the last bit, but for the programs themselves."""
     about = manifest({}, seed=grid.seed, data="")
     shared = hashlib.sha256()
-    for leaf in jax.tree.leaves(grid.shared):
+    for leaf in jax.tree.leaves(without_keys(grid.shared)):
         shared.update(np.asarray(leaf).tobytes())
-    return {
-        "config": config,
+    described = {
         "axes": {name: [label_of(v) for v in values] for name, values in grid.axes.items()},
         "num_rounds": grid.num_rounds,
         "num_seeds": grid.num_seeds,
         "seed": grid.seed,
         "record_every": grid.record_every,
         "client_map": grid.client_map,
+    }
+    return {
+        **({"config": config} if config else described),
         "split": how.split,
         "precision": str(jnp.result_type(float)),
         **{name: about[name] for name in ("versions", "device", "prng")},
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "shared data": shared.hexdigest(),
-        "code": {program.label: program.fingerprint for program in grid.programs},
     }
 
 
@@ -205,7 +232,7 @@ def carry_out(
     on_divergence: Literal["mark", "stop"],
 ) -> xr.Dataset:
     """Runs a plan to its end; `sweep` explains the result."""
-    clock, last = time.perf_counter(), plan.grid.num_records
+    clock, last = time.perf_counter(), plan.grid.num_rounds
     result = _Result(plan)
 
     def labelled() -> xr.Dataset:
@@ -216,51 +243,51 @@ def carry_out(
             how.announce(plan)
         journal = _Journal(plan, how, signals)
         for part, (compiled, batch) in enumerate(plan.batches):
-            replicas, trace = compiled.replicas(batch), _empty_trace(compiled, last)
-            for done in _segments(plan, part, trace, journal):
+            replicas, records = compiled.replicas(batch), _no_records(compiled)
+            for done in _segments(plan, part, records, journal):
                 if on_divergence == "mark":
                     continue
-                divergence = _first_divergence(compiled.program, replicas, trace, done)
+                divergence = _first_divergence(compiled.program, replicas, records, done)
                 if divergence:
-                    result.place(compiled.program, replicas, trace, done)
+                    result.place(compiled.program, replicas, records, done)
                     raise DivergenceError(divergence, labelled())
-            result.place(compiled.program, replicas, trace, last)
+            result.place(compiled.program, replicas, records, last)
     return labelled()
 
 
-def _empty_trace(compiled: Compiled, num_records: int) -> Trace:
+def _no_records(compiled: Compiled) -> Record:
     """Zeros ``[1 + records, replicas, models]``."""
-    shape = (1 + num_records, compiled.batch_size)
-    return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), compiled.program.record)
+    program = compiled.program
+    shape = (1 + program.grid.num_records, compiled.batch_size)
+    return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.record)
 
 
-def _segments(plan: Plan, part: int, trace: Trace, journal: "_Journal") -> Iterator[int]:
-    """Fills the trace of a batch segment by segment, and yields the records done."""
+def _segments(plan: Plan, part: int, records: Record, journal: "_Journal") -> Iterator[int]:
+    """Fills the records of a batch segment by segment, and yields the rounds done."""
     compiled, batch = plan.batches[part]
-    program, where, last = compiled.program, plan.where, plan.grid.num_records
-    done, state = journal.load(part, trace)
-    seeds, numbers, state, shared, _ = program.inputs(where, compiled.replicas(batch), state)
-    count = 1
+    program, where, last = compiled.program, plan.where, plan.grid.num_rounds
+    done, replica = journal.load(part, records)
+    seeds, numbers, replica, shared, _ = program.inputs(where, compiled.replicas(batch), replica)
+    every, count = plan.grid.record_every, 1
     while done < last:
         clock = time.perf_counter()
-        count = min(count, program.records_kept, last - done)
+        count = min(count, program.records_kept * every - done % every, last - done)
         control = where.put(program.control(done, count), None)
-        state, first, rows = compiled.call(seeds, numbers, state, shared, control)
-        first, rows = where.fetch((first, rows))
+        replica, before, rows = compiled.call(seeds, numbers, replica, shared, control)
+        before, rows = where.fetch((before, rows))
         if done == 0:
-            for name, values in first.items():
-                trace.metrics[name][0] = values
-        _write(trace, slice(done + 1, done + 1 + count), rows)
+            _write(records, slice(1), jax.tree.map(lambda x: x[None], before))
+        _write(records, slice(1 + done // every, 1 + (done + count) // every), rows)
         check_counts(rows)
         done += count
         yield done
-        seconds = journal.note(part, done, trace, state, time.perf_counter() - clock)
+        seconds = journal.note(part, done, records, replica, time.perf_counter() - clock)
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
 
 
-def _write(trace: Trace, where: slice, rows: Trace) -> None:
+def _write(records: Record, where: slice, rows: Record) -> None:
     """Writes as many of the rows as there is place for."""
-    for array, new in zip(jax.tree.leaves(trace), jax.tree.leaves(rows), strict=True):
+    for array, new in zip(jax.tree.leaves(records), jax.tree.leaves(rows), strict=True):
         place = array[where]
         place[:] = new[: len(place)]
 
@@ -275,52 +302,55 @@ class _Journal:
         self.plan, self.how, self.signals = plan, how, signals
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
-        self.work = [compiled.updates_per_record(batch) for compiled, batch in plan.batches]
+        self.work = [compiled.updates_per_round(batch) for compiled, batch in plan.batches]
 
-    def load(self, part: int, trace: Trace) -> tuple[int, State | None]:
-        """The records done of a batch, which are written into the trace, and its state."""
+    def load(self, part: int, records: Record) -> tuple[int, Replica | None]:
+        """The rounds done of a batch, whose records are written down, and its replicas."""
         saved = self.how.checkpoints and self.how.checkpoints.load(part)
         if not saved:
             return self._report(part, 0), None
-        rows, structure = jax.tree.leaves(trace), self.plan.batches[part][0].program.state
+        rows, structure = jax.tree.leaves(records), self.plan.batches[part][0].program.replica
         for row, array in zip(rows, saved.arrays, strict=False):
-            row[: 1 + saved.records] = array
-        done, rest = saved.records, saved.arrays[len(rows) :]
-        if done == self.plan.grid.num_records:  # nothing to report: it took no time
+            row[: len(array)] = array
+        done, rest = saved.rounds, saved.arrays[len(rows) :]
+        if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
             return done, None
         self._report(part, done)
         return done, jax.tree.unflatten(jax.tree.structure(structure), rest)
 
-    def note(self, part: int, done: int, trace: Trace, state: State, seconds: float) -> float:
+    def note(
+        self, part: int, done: int, records: Record, replica: Replica, seconds: float
+    ) -> float:
         """Reports and saves after a segment; the seconds it took, by the slowest process."""
         self._report(part, done)
         if not self.how.checkpoints:
             return agree(seconds)[0]
+        grid = self.plan.grid
         is_due = time.perf_counter() - self.last_save >= self.how.save_every
         number = self.signals[-1] if self.signals else 0
         seconds, due, stop = agree(seconds, is_due, number)
-        rows = [x[: 1 + done] for x in jax.tree.leaves(trace)]
-        is_last = done == self.plan.grid.num_records
+        rows = [x[: 1 + done // grid.record_every] for x in jax.tree.leaves(records)]
+        is_last = done == grid.num_rounds
         if is_last:
             self.finished[part] = rows
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much:
             for each, arrays in self.finished.items():
-                self.how.checkpoints.save(each, self.plan.grid.num_records, arrays)
+                self.how.checkpoints.save(each, grid.num_rounds, arrays)
             self.finished.clear()
             if not is_last:
-                rest = jax.tree.leaves(self.plan.where.fetch(state))
+                rest = jax.tree.leaves(self.plan.where.fetch(replica))
                 self.how.checkpoints.save(part, done, [*rows, *rest])
             self.last_save = time.perf_counter()
         if stop:
             raise InterruptedRunError(int(stop), self._done(part, done) / self._done())
         return seconds
 
-    def _done(self, part: int | None = None, records: int = 0) -> int:
-        """Local trainings up to a record of a part; all of them if None."""
+    def _done(self, part: int | None = None, rounds: int = 0) -> int:
+        """Local trainings up to a round of a part; all of them if None."""
         if part is None:
-            return self.plan.grid.num_records * sum(self.work)
-        return self.plan.grid.num_records * sum(self.work[:part]) + records * self.work[part]
+            return self.plan.grid.num_rounds * sum(self.work)
+        return self.plan.grid.num_rounds * sum(self.work[:part]) + rounds * self.work[part]
 
     def _report(self, part: int, done: int) -> int:
         compiled, batch = self.plan.batches[part]
@@ -346,6 +376,7 @@ def _signals(is_saving: bool) -> Iterator[list[int]]:
         del frame
         noted.append(number)
         restore()
+        print("\nsaving after this segment; once more stops at once", file=sys.stderr)
 
     for number in usual:
         signal.signal(number, note)
@@ -363,26 +394,30 @@ class _Result:
         programs = [each.program for each in plan.compiled]
         num_models = max(program.num_models for program in programs)
         self.shape = (*plan.grid.shape, plan.grid.num_records + 1, num_models)
-        types = {name: x.dtype for p in programs for name, x in p.record.metrics.items()}
+        # Where a model is not there its metrics are NaN, so that counts and truths become floats.
+        types = {
+            name: x.dtype if x.dtype.kind == "f" else np.float64
+            for p in programs
+            for name, x in p.record.metrics.items()
+        }
         self.metrics = {name: np.full(self.shape, np.nan, dtype) for name, dtype in types.items()}
         self.client_updates, self.gradients = np.zeros((2, *self.shape), np.int32)
         self.diverged = np.full(self.shape[:-2] + self.shape[-1:], -1, np.int32)
         self.upload_size, self.download_size = np.zeros((2, *plan.grid.shape, 1, 1), np.int64)
 
-    def place(self, program: Program, replicas: np.ndarray, trace: Trace, done: int) -> None:
-        """Writes a batch's records up to `done` where they belong."""
-        index = tuple(each[replicas] for each in program.index)
+    def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
+        """Writes the records of a batch's first rounds where they belong."""
+        every = self.plan.grid.record_every
+        rows, index = slice(1 + done // every), tuple(each[replicas] for each in program.index)
         models = slice(program.num_models)
-        cells = (*index, slice(done + 1), models)
-        for name, values in trace.metrics.items():
-            self.metrics[name][cells] = np.swapaxes(values[: done + 1], 0, 1)
-        self.client_updates[cells] = np.swapaxes(trace.client_updates[: done + 1], 0, 1)
-        self.gradients[cells] = np.swapaxes(trace.gradients[: done + 1], 0, 1)
-        record = _first_not_finite(trace, done)
-        rounds = np.where(record < 0, -1, record * self.plan.grid.record_every)
-        self.diverged[(*index, models)] = rounds
-        self.upload_size[index] = trace.upload_size
-        self.download_size[index] = trace.download_size
+        cells = (*index, rows, models)
+        for name, values in records.metrics.items():
+            self.metrics[name][cells] = np.swapaxes(values[rows], 0, 1)
+        self.client_updates[cells] = np.swapaxes(records.client_updates[rows], 0, 1)
+        self.gradients[cells] = np.swapaxes(records.gradients[rows], 0, 1)
+        record = _first_not_finite(records, done // every)
+        self.diverged[(*index, models)] = np.where(record < 0, -1, record * every)
+        self.upload_size[index], self.download_size[index] = program.message_sizes
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """The labelled result."""
@@ -405,26 +440,24 @@ class _Result:
         return dataset
 
 
-def _first_not_finite(trace: Trace, done: int) -> np.ndarray:
-    """The first record that is not finite, or -1; ``int[replicas, models]``."""
-    finite = np.all([np.isfinite(x[: done + 1]) for x in trace.metrics.values()], axis=0)
+def _first_not_finite(records: Record, last: int) -> np.ndarray:
+    """The first record up to the last that is not finite, or -1; ``int[replicas, models]``."""
+    finite = records.is_finite[: last + 1]
     return np.where(finite.all(0), -1, np.argmin(finite, axis=0))
 
 
 def _first_divergence(
-    program: Program, replicas: np.ndarray, trace: Trace, done: int
+    program: Program, replicas: np.ndarray, records: Record, done: int
 ) -> str | None:
-    """What stopped being finite first, in words."""
-    records = _first_not_finite(trace, done)
-    if np.all(records < 0):
+    """Which model stopped being finite first, in words."""
+    record = _first_not_finite(records, done // program.grid.record_every)
+    if np.all(record < 0):
         return None
-    first = np.where(records < 0, np.iinfo(records.dtype).max, records)
+    first = np.where(record < 0, np.iinfo(record.dtype).max, record)
     row, model = np.unravel_index(np.argmin(first), first.shape)
-    record = records[row, model]
-    name = next(n for n, x in trace.metrics.items() if not np.isfinite(x[record, row, model]))
     point = "".join(f", {n}={x[replicas[row]]:g}" for n, x in program.numbers.items())
     return (
-        f"{program.label}{point} diverged: {name} of model {model + 1}, "
+        f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "
         f"seed {program.index[-1][replicas[row]]}, is not finite in round "
-        f"{record * program.grid.record_every}; lower the learning rate"
+        f"{record[row, model] * program.grid.record_every}; lower the learning rate"
     )

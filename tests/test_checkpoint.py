@@ -1,6 +1,7 @@
 """Unfinished runs: killed, stopped, damaged or out of room, they end as if nothing had been."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import pytest
 import xarray as xr
 from jax.experimental.compilation_cache import compilation_cache
 
-from fedjax_mm import Assignment, Setup, cli, fedavg, plan, sweep
+from fedjax_mm import Assignment, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.plan import make_plan
 from fedjax_mm.results import save_dataset
@@ -79,7 +80,7 @@ def check_finished(directory, expected):
 
 
 def saved(directory):
-    """The records at which each part was saved."""
+    """The rounds at which each part was saved."""
     parts = sorted((directory / "grid" / "unfinished").glob("part-*"))
     return {
         part.name: sorted(int(path.name) for path in part.iterdir() if path.name.isdigit())
@@ -169,8 +170,9 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
             process.send_signal(number)
             _, errors = process.communicate()
         assert process.returncode == 128 + number
-        assert errors.count("\n") == 1
-        assert errors.startswith(f"fedjax-mm: {number.name}: stopped at ")
+        *_, notice, last = errors.splitlines()
+        assert notice == "saving after this segment; once more stops at once"
+        assert last.startswith(f"fedjax-mm: {number.name}: stopped at ")
         assert "continue with --resume" in errors
         assert saved(tmp_path) != before
         before = saved(tmp_path)
@@ -298,7 +300,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
     assert "stopped at 7" in line
     assert "continue with --resume" in line
     assert files(tmp_path / "grid") == ["unfinished"]
-    assert [len(records) for records in saved(tmp_path).values()] == [1, 1, 1]
+    assert [len(rounds) for rounds in saved(tmp_path).values()] == [1, 1, 1]
 
     monkeypatch.setattr(cli, "_log_lines", lambda: signalling(None, 2, after))
     assert call(*command, "--resume").code == 0
@@ -369,10 +371,60 @@ def change_record(unfinished, change):
 
 def test_another_program_is_refused(small, unfinished):
     """Of equal settings, if the code has changed."""
-    change_record(unfinished, lambda record: record["identity"]["code"].update({"MFA-RR": "old"}))
+    change_record(
+        unfinished, lambda record: record["identity"]["program"].update({"MFA-RR": "old"})
+    )
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    check_refused(unfinished, outcome, 'code.MFA-RR was "old"', before=before)
+    check_refused(unfinished, outcome, 'program.MFA-RR was "old"', before=before)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["plain", "jitted"])
+def test_other_data_closed_over_are_refused(tmp_path, jit):
+    def build(data):
+        pull = jit(lambda client: jnp.take(data, client))
+
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass(frozen=True)
+        class Pulled(Towards):
+            def batch(self, rng_key, client, step, size):
+                return pull(client)
+
+        setup = Pulled(jnp.zeros(4)), fedavg(0.1, local_steps=1), mfa_rand(4, 2)
+        return lambda: Setup(*setup)
+
+    ones, twos = np.ones(4, np.float32), np.full(4, 2, np.float32)
+    how = Execution(signalling(signal.SIGTERM, 0.3, []))
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep(build(ones), {}, num_rounds=9, execution=how._replace(checkpoints=checkpoints))
+    for data, fits in ((twos, False), (ones, True)):
+        with Checkpoints(tmp_path, resume=True) as checkpoints:
+            again = Execution(checkpoints=checkpoints)
+            if fits:
+                sweep(build(data), {}, num_rounds=9, execution=again)
+            else:
+                with pytest.raises(ValueError, match=r"program\.run was .*, is "):
+                    sweep(build(data), {}, num_rounds=9, execution=again)
+
+
+def test_a_run_stops_between_two_records_and_continues(tmp_path):
+    """One record at the end of nine rounds: what was counted since the last one is saved too."""
+
+    def build():
+        return Setup(
+            Towards(jnp.arange(4.0)), fedavg(0.1, local_steps=2), mfa_rr(4, 2, redraw="frame")
+        )
+
+    size = {"num_rounds": 9, "record_every": 9, "num_seeds": 2}
+    whole = sweep(build, {}, **size)
+    how = Execution(signalling(signal.SIGTERM, 0.3, []))
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep(build, {}, **size, execution=how._replace(checkpoints=checkpoints))
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        assert 0 < checkpoints.load(0).rounds < 9
+        rest = sweep(build, {}, **size, execution=Execution(checkpoints=checkpoints))
+    assert whole.gradients.isel(round=-1).sum("model").values.tolist() == [72, 72]
+    xr.testing.assert_identical(whole.drop_attrs(), rest.drop_attrs())
 
 
 def test_other_batches_are_refused(small, unfinished, monkeypatch):
@@ -464,9 +516,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
 
 def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished):
     damaged = [
-        unfinished / "grid" / "unfinished" / name / str(records)
+        unfinished / "grid" / "unfinished" / name / str(rounds)
         for name in ("part-0000", "part-0002")
-        for records in reversed(small.saves[name])
+        for rounds in reversed(small.saves[name])
     ]
     for path in damaged:
         cut(path)
@@ -478,10 +530,10 @@ def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished
 
 
 def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
-    arrays = {records: some_arrays(records) for records in (1, 2)}
+    arrays = {rounds: some_arrays(rounds) for rounds in (1, 2)}
     with Checkpoints(tmp_path / "good") as checkpoints:
-        for records in arrays:
-            checkpoints.save(0, records, arrays[records])
+        for rounds in arrays:
+            checkpoints.save(0, rounds, arrays[rounds])
     newest = tmp_path / "good" / "unfinished" / "part-0000" / "2"
     names = [path.relative_to(tmp_path / "good") for path in newest.rglob("*") if path.is_file()]
     passed_over = 0
@@ -494,8 +546,8 @@ def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
         ):
             warnings.simplefilter("always")
             loaded = checkpoints.load(0)
-        assert len(warned) == 2 - loaded.records, name
-        check_equal(loaded.arrays, arrays[loaded.records])
+        assert len(warned) == 2 - loaded.rounds, name
+        check_equal(loaded.arrays, arrays[loaded.rounds])
         passed_over += len(warned)
     assert passed_over >= 3
 
@@ -556,9 +608,9 @@ def test_a_result_that_finds_no_room_is_an_error_in_one_line(small, tmp_path):
 # The directory
 
 
-def some_arrays(records):
+def some_arrays(rounds):
     return [
-        np.arange(records * 6, dtype=np.float32).reshape(3, -1) / 7,
+        np.arange(rounds * 6, dtype=np.float32).reshape(3, -1) / 7,
         np.float64(np.pi),
         np.array([True, False]),
         np.int32(-3),
@@ -581,17 +633,17 @@ def check_equal(actual, expected):
 def test_arrays_are_loaded_as_they_were_saved(tmp_path, arrays):
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(3, 5, arrays)
-        records, loaded = checkpoints.load(3)
-    assert records == 5
+        rounds, loaded = checkpoints.load(3)
+    assert rounds == 5
     check_equal(loaded, arrays)
 
 
 def test_the_last_two_states_of_a_part_are_kept(tmp_path):
     with Checkpoints(tmp_path / "grid") as checkpoints:
-        for records in (1, 3, 7, 8):
-            checkpoints.save(0, records, some_arrays(records))
+        for rounds in (1, 3, 7, 8):
+            checkpoints.save(0, rounds, some_arrays(rounds))
         checkpoints.save(1, 2, [])
-        assert checkpoints.load(0).records == 8
+        assert checkpoints.load(0).rounds == 8
         assert checkpoints.load(2) is None
     assert saved(tmp_path) == {"part-0000": [7, 8], "part-0001": [2]}
 
@@ -603,9 +655,9 @@ def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
     for name in ("2.orbax-checkpoint-tmp", "7.orbax-checkpoint-tmp"):
         shutil.copytree(part / "1", part / name)
     with Checkpoints(tmp_path / "grid", resume=True) as checkpoints:
-        assert checkpoints.load(0).records == 1
+        assert checkpoints.load(0).rounds == 1
         checkpoints.save(0, 2, some_arrays(2))
-        assert checkpoints.load(0).records == 2
+        assert checkpoints.load(0).rounds == 2
     assert files(part) == ["1", "2"]
 
 

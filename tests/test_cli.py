@@ -287,8 +287,8 @@ def test_run_stops_where_a_model_diverges_and_keeps_what_came_before(monkeypatch
     code, out, err = call("run", "hot.toml", *(f"--set={setting}" for setting in settings))
     assert (code, out) == (1, "")
     found = re.fullmatch(
-        r"fedjax-mm: A diverged: \w+ of model \d, seed \d, is not finite in round (\d+); lower the "
-        r"learning rate\n",
+        r"fedjax-mm: A diverged: the loss or a parameter of model \d, seed \d, is not finite in "
+        r"round (\d+); lower the learning rate\n",
         err,
     )
     assert found, err
@@ -589,7 +589,7 @@ def test_wrong_axes_are_refused_in_one_line(monkeypatch, tmp_path, name, options
     ("options", "fragments"),
     [
         (("--memory", 0), ("--memory is 0", "positive")),
-        (("--memory", 1e-6), ("the result alone takes", "allow more memory")),
+        (("--memory", 1e-6), ("the result takes", "this process already", "allow more memory")),
         (("--save-every", -1), ("--save-every is -1", "negative")),
         (("--split", "models"), ("--split", "models")),
     ],

@@ -26,7 +26,7 @@ ALLOWED = {
     "results": {"simulate"},
     "devices": set(),
     "plan": {"base", "checks", "devices", "simulate"},
-    "checkpoint": {"results"},
+    "checkpoint": {"devices", "results"},
     "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
     "experiment": {"algorithms", "assignment", "base", "plan", "schedules", "tasks"},
     "runs": {"experiment", "plan", "sweep"},

@@ -1,5 +1,7 @@
 """Sweeps: few compilations, the numbers of single runs at every point, labels, and refusals."""
 
+import dataclasses
+import functools
 import math
 import re
 
@@ -311,8 +313,8 @@ def hot():
 
 
 def first_not_finite(dataset):
-    """A loop: the first round in which a metric is not finite, or -1."""
-    metrics = dataset[["loss", "excess_loss", "distance"]].to_array()
+    """A loop: the first round in which the loss is not finite, or -1."""
+    metrics = dataset[["loss"]].to_array()
     first = xr.full_like(dataset.distance.isel(round=0, drop=True), -1, int)
     for t in dataset["round"].values[::-1]:
         finite = np.isfinite(metrics.sel(round=t)).all("variable")
@@ -358,17 +360,17 @@ def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
     first = min(t for t in together.values if t >= 0)
     message = str(stopped.value)
     found = re.fullmatch(
-        r"assignment=mfa_rr, num_models=2, learning_rate=(\S+) diverged: (\w+) of model (\d), "
-        r"seed (\d), is not finite in round (\d+); lower the learning rate",
+        r"assignment=mfa_rr, num_models=2, learning_rate=(\S+) diverged: the loss or a parameter "
+        r"of model (\d), seed (\d), is not finite in round (\d+); lower the learning rate",
         message,
     )
     assert found, message
-    rate, name, model, seed, t = found.groups()
+    rate, model, seed, t = found.groups()
     assert int(t) == first
     assert float(rate) == HOTTER
     point = hot.sel(learning_rate=float(rate), model=int(model), seed=int(seed))
     assert point.diverged == first
-    assert not np.isfinite(point[name].sel(round=first))
+    assert not np.isfinite(point.loss.sel(round=first))
 
     partial = stopped.value.partial.isel(assignment=0, num_models=0, drop=True)
     assert partial.sizes == hot.sizes
@@ -379,6 +381,61 @@ def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
     xr.testing.assert_equal(partial.distance.sel(computed), hot.distance.sel(computed))
     assert partial.distance.sel(round=slice(done + 1, None)).isnull().all()
     assert partial.distance.sel(learning_rate=0.2).isnull().all()  # in the batch that never ran
+
+
+@dataclasses.dataclass(frozen=True)
+class Hits(Towards):
+    """Its metrics stay finite when its parameters do not, and one is infinite from the start."""
+
+    def metrics(self, params):
+        return {"hits": jnp.sum(params["w"] > 0, dtype=jnp.int32), "log": -jnp.inf}
+
+
+jax.tree_util.register_dataclass(Hits, data_fields=["targets"], meta_fields=["dim"])
+
+
+def test_divergence_is_of_parameters_and_absent_counts_are_nan():
+    def build(num_models, learning_rate):
+        assignment = mfa_rand(4, num_models)
+        return Setup(Hits(jnp.arange(4.0)), fedavg(learning_rate, local_steps=3), assignment)
+
+    axes = {"num_models": [1, 2], "learning_rate": [0.1, 1e9]}
+    result = sweep(build, axes, num_rounds=6)
+    assert np.all(result.diverged.sel(learning_rate=0.1) == -1)
+    hot = result.diverged.sel(learning_rate=1e9)
+    assert 0 < hot.sel(num_models=1, model=1).item() <= 6
+    assert hot.sel(num_models=1, model=2).item() == -1  # there is no such model
+    assert result.hits.sel(num_models=1, model=2).isnull().all()
+    assert result.hits.sel(model=1).notnull().all()
+
+
+def test_keys_and_data_may_be_closed_over_or_shared():
+    """A key is an array like others; the numbers are those of the plain simulation."""
+    task, start = Towards(jnp.arange(4.0)), jax.random.key(3)
+
+    def setup(key):
+        params = {"w": jax.random.normal(key, (3,), jnp.float32)}
+        return Setup(task, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
+
+    shared = sweep(lambda key: setup(key), {}, num_rounds=3, shared={"key": start})
+    closed = sweep(lambda: setup(start), {}, num_rounds=3)
+    xr.testing.assert_allclose(shared, closed)
+    _, trace = simulate(seed_keys(0, 1)[0], *setup(start)[:3], 3, params=setup(start).params)
+    np.testing.assert_allclose(closed.norm.squeeze(), trace.metrics["norm"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        ({"rate": 0.1}, "the axis 'rate' is 0.1; give a list of values"),
+        ({"start": "zeros"}, "the axis 'start' is 'zeros'; give a list of values"),
+        ({"rule": [functools.partial(mfa_rr, redraw="round")]}, "name differs in every process"),
+        ({"rate": [0.1]}, "build returned tuple; return Setup"),
+    ],
+)
+def test_what_is_no_axis_or_no_setup_is_refused_in_words(axes, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(lambda **point: (1, 2, 3), axes, num_rounds=2)
 
 
 def test_what_to_do_on_divergence_is_checked():
@@ -430,7 +487,7 @@ def test_what_cannot_fit_is_refused_before_anything_runs(monkeypatch):
 
 def test_a_result_that_cannot_fit_is_refused_before_compiling(monkeypatch):
     work = Work(monkeypatch)
-    with pytest.raises(ValueError, match=r"result alone takes \d\d\.\d\d GiB.*record_every"):
+    with pytest.raises(ValueError, match=r"result takes \d\d\.\d\d GiB.*record_every"):
         make_plan(Grid(build, ONE, 100_000_000 // 3, SEEDS), limit=above(2**30))
     assert work.programs == 0
 
