@@ -2,6 +2,7 @@
 
 import datetime
 import gc
+import json
 import math
 import sys
 import time
@@ -25,7 +26,7 @@ from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_dev
 from fedjax_mm.experiment import Config, Experiment, Sweep, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
 from fedjax_mm.plan import Plan
-from fedjax_mm.results import prepare_directory, save_dataset, save_json
+from fedjax_mm.results import manifest, plain, prepare_directory, save_dataset, save_json
 from fedjax_mm.runs import plan as plan_experiment
 from fedjax_mm.runs import run as run_experiment
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, RefusedError
@@ -70,7 +71,10 @@ Overrides = Annotated[
 
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Continue an unfinished run bit by bit; start if there is none."),
+    typer.Option(
+        "--resume",
+        help="Continue an unfinished run bit by bit; start if there is none; leave a complete one.",
+    ),
 ]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
 Memory = Annotated[
@@ -220,6 +224,9 @@ def reproduce(
     holds = []
     with _output(folders):
         for item, config, folder in zip(items, configs, folders, strict=True):
+            if resume and (done := _done_already(folder / "summary.json", config)):
+                holds.append(all(claim["holds"] for claim in done["claims"]))
+                continue
             with _execution(folder, resume, save_every) as execution:
                 holds.append(_reproduce(item, config, folder, execution))
     raise typer.Exit(0 if all(holds) else CLAIM_FAILED)
@@ -241,7 +248,7 @@ def _find(name: str) -> Reproduction:
 def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Execution) -> bool:
     """One reproduction, from running to files; whether all claims hold."""
     dataset = item.run(config, execution)
-    judgement, manifest = item.judge(dataset, config), dataset.attrs["manifest"]
+    judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]
     if jax.process_index() > 0:
         return all(claim.holds for claim in judgement.claims)
     save_dataset(dataset, directory / "result.nc")
@@ -251,13 +258,13 @@ def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Exec
         "paper": item.paper,
         "measured": judgement.measured,
         "claims": [claim._asdict() for claim in judgement.claims],
-        "data": manifest["data"],
-        "manifest": manifest,
+        "data": about["data"],
+        "manifest": about,
     }
     save_json(summary, directory / "summary.json")
     changed = "" if config == item.config else ", with other settings"
     _show(f"{item.id}: {item.title}{changed}", judgement)
-    _show_end(manifest["wall_seconds"], directory, "figure.png, result.nc, summary.json")
+    _show_end(about["wall_seconds"], directory, "figure.png, result.nc, summary.json")
     return all(claim.holds for claim in judgement.claims)
 
 
@@ -317,6 +324,8 @@ def run(
     with _checking_input():
         experiment = load(config, Experiment, overrides or [])
     directory = out / config.stem
+    if resume and _done_already(directory / "manifest.json", experiment):
+        return
     with (
         _output([directory]),
         _execution(directory, resume, save_every, memory, split) as execution,
@@ -367,6 +376,8 @@ def sweep(
             plan = plan_experiment(experiment, _how(memory, split)._replace(progress=report))
         _show_plan(plan)
         return
+    if resume and _done_already(directory / "manifest.json", experiment):
+        return
     with (
         _output([directory]),
         _execution(directory, resume, save_every, memory, split) as execution,
@@ -397,6 +408,20 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
         raise
     save(dataset)
     return dataset
+
+
+def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
+    """The content of a file that this configuration and code have made, if there is one."""
+    if Checkpoints(path.parent).has_work or not path.exists():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text())
+    about = content.get("manifest", content)
+    now = plain(manifest(config.model_dump(), seed=0, data=""))
+    same = all(about.get(name) == now[name] for name in ("config", "versions", "git_revision"))
+    if not same or "stopped" in about:
+        return None
+    console.print(f"{path.parent} is complete; nothing to resume", highlight=False, soft_wrap=True)
+    return content
 
 
 @contextmanager

@@ -161,7 +161,7 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
       [1.0, 0.5]
     """
     attrs = {
-        name: json.dumps(_plain(value)) if isinstance(value, Mapping) else value
+        name: json.dumps(plain(value)) if isinstance(value, Mapping) else value
         for name, value in dataset.attrs.items()
     }
     flat = dataset.drop_attrs(deep=False).assign_attrs(attrs)
@@ -175,18 +175,18 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
 
 def save_json(content: Mapping[str, Any], path: Path) -> None:
     """Writes indented JSON; numbers that are not finite become null."""
-    text = json.dumps(_plain(content), indent=2, allow_nan=False)
+    text = json.dumps(plain(content), indent=2, allow_nan=False)
     write_aside(path, lambda aside: aside.write_text(text + "\n"))
 
 
-def _plain(value: Any) -> Any:
-    """JSON's types."""
+def plain(value: Any) -> Any:
+    """JSON's types; numbers that are not finite become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, np.ndarray | np.generic):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value

@@ -250,7 +250,9 @@ def carry_out(
                 divergence = _first_divergence(compiled.program, replicas, records, done)
                 if divergence:
                     result.place(compiled.program, replicas, records, done)
-                    raise DivergenceError(divergence, labelled())
+                    partial_result = labelled()
+                    partial_result.attrs["manifest"]["stopped"] = divergence
+                    raise DivergenceError(divergence, partial_result)
             result.place(compiled.program, replicas, records, last)
     return labelled()
 

@@ -277,6 +277,19 @@ def lines_of(outcome):
     return [line for line in outcome.err.splitlines() if line.startswith("fedjax-mm: ")]
 
 
+def test_a_complete_run_is_left_alone(small, tmp_path):
+    """Unless its settings are others."""
+    command = ("sweep", small.config, "--out", tmp_path, "--resume")
+    first = call(*command)
+    before = contents(tmp_path)
+    again = call(*command)
+    assert (first.code, again.code) == (0, 0)
+    assert "is complete; nothing to resume" in again.out
+    assert contents(tmp_path) == before
+    assert "is complete" not in call(*command, "--set", "seed=5").out
+    assert contents(tmp_path) != before
+
+
 def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
     (first, second, third), states = small.saves, list(small.saves.values())
     assert (first, second, third) == ("part-0000", "part-0001", "part-0002")
