@@ -28,6 +28,7 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
+from fedjax_mm.bench import WORKLOADS
 from fedjax_mm.devices import layout
 from fedjax_mm.experiment import Sweep, validate
 from fedjax_mm.plan import Grid, Program, make_plan, seed_keys
@@ -608,3 +609,32 @@ def test_a_point_that_does_not_fit_is_named_before_anything_is_compiled(monkeypa
     with pytest.raises(ValueError, match="num_models is 9, more than the clients there are"):
         sweep(build, ONE | {"num_models": [2, 9]}, num_rounds=2)
     assert work.programs == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("x64", "tolerance"), [(False, 1e-6), (True, 1e-12)])
+def test_every_run_of_the_benchmark_sweep_is_its_single_run(x64, tolerance):
+    """All 4,096 runs of S1, one after the other, each alone in its program."""
+    with jax.enable_x64(x64):
+        grid = WORKLOADS["S1"].grid()
+        plan = make_plan(grid)
+        assert len(plan.compiled) == 4
+        result = carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
+        keys = seed_keys(grid.seed, grid.num_seeds)
+        for program in grid.programs:
+
+            @jax.jit
+            def alone(key, rate, program=program):
+                task, algorithm, assignment, _ = program.setup({"learning_rate": rate}, {})
+                every = grid.record_every
+                return simulate(
+                    key, task, algorithm, assignment, grid.num_rounds, record_every=every
+                )[1].metrics
+
+            points = result.sel(program.fixed).isel(model=slice(program.num_models))
+            for rate in grid.axes["learning_rate"]:
+                for seed, key in enumerate(keys):
+                    point = points.sel(learning_rate=rate, seed=seed)
+                    for name, values in alone(key, rate).items():
+                        scale = tolerance * np.abs(values).max()
+                        np.testing.assert_allclose(point[name], values, rtol=0, atol=scale)
