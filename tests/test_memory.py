@@ -28,7 +28,7 @@ SHAPES = {  # models, rounds, seeds, clients, rates
     "many clients": (10, 3, 1, 1_000_000, 2),
     "many models": (200, 100, 100, 1000, 2),
 }
-MEASURE = """
+MEASURE = r"""
 import pathlib, re, sys
 from fedjax_mm.cli import main
 try:
