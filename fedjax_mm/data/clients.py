@@ -74,8 +74,35 @@ def client_data(examples_per_client: Sequence[Any]) -> ClientData:
                 "give every array the same positive number"
             )
         counts += lengths
-    flat = jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate(leaves)), *examples_per_client)
+    flat = jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples_per_client)
+    return flat_client_data(flat, counts)
+
+
+def flat_client_data(examples: Any, counts: Any) -> ClientData:
+    """The store of examples that already lie one client after the other.
+
+    Args:
+      examples: a pytree of arrays with a leading axis over all examples.
+      counts: ``[clients]``, n_k >= 1.
+
+    Raises:
+      ValueError: if there is no client, a client has no examples, or the counts do not add up.
+
+    Example:
+      >>> import numpy as np
+      >>> flat_client_data(np.arange(3), [2, 1]).offsets.tolist()
+      [0, 2]
+    """
+    counts = np.asarray(counts)
+    if counts.ndim != 1 or not len(counts) or counts.min() < 1:
+        raise ValueError(f"counts is {counts}; give every one of at least one client 1 or more")
+    for leaf in jax.tree.leaves(examples):
+        if len(leaf) != counts.sum():
+            raise ValueError(f"counts add up to {counts.sum()}, but there are {len(leaf)} examples")
     offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
     return ClientData(
-        flat, jnp.asarray(offsets, jnp.int32), jnp.asarray(counts, jnp.int32), max(counts)
+        jax.tree.map(jnp.asarray, examples),
+        jnp.asarray(offsets, jnp.int32),
+        jnp.asarray(counts, jnp.int32),
+        int(counts.max()),
     )
