@@ -2,7 +2,16 @@
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
-from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Contribution, SparseUpdate, Task
+from fedjax_mm.base import (
+    Algorithm,
+    AnalyticTask,
+    Assignment,
+    Batching,
+    Contribution,
+    EpochTask,
+    SparseUpdate,
+    Task,
+)
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.data.clients import ClientData, client_data
 from fedjax_mm.devices import join_processes, layout, use_cpu_devices
@@ -21,10 +30,12 @@ __all__ = [
     "Algorithm",
     "AnalyticTask",
     "Assignment",
+    "Batching",
     "Checkpoints",
     "ClientData",
     "Contribution",
     "DivergenceError",
+    "EpochTask",
     "Execution",
     "Experiment",
     "InterruptedRunError",

@@ -11,7 +11,7 @@ Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per m
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -27,6 +27,23 @@ Round: TypeAlias = int | Int[Array, ""]
 Scalar: TypeAlias = float | Float[Array, ""]
 Schedule: TypeAlias = Callable[[Any], Any]
 """An optax schedule, always evaluated at the round t (or the frame l): constant inside a round."""
+
+
+class Batching(NamedTuple):
+    """How a client's examples become the batches of its local steps.
+
+    Attributes:
+      size: B, the rows of a batch; None takes all of the client's examples.
+      order: "iid" draws every row independently and uniformly; "epochs" gives every example once
+        per epoch of ``ceil(n_k / B)`` steps, in an order of its own, its last batch filled with
+        rows that do not count.
+      limit: N_s(t), if it is not None: as many of the client's examples are drawn without
+        replacement for each step, but not more than it has; the other rows do not count.
+    """
+
+    size: int | None = None
+    order: Literal["iid", "epochs"] = "iid"
+    limit: Int[Array, ""] | None = None
 
 
 @runtime_checkable
@@ -47,9 +64,9 @@ class Task(Protocol):
         """The client's weight in weighted averages: n_k, its number of examples."""
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> Batch:
-        """The examples of local step `step` (from 0): `size` of them, or all if None.
+        """The examples of local step `step` (from 0).
 
         `rng_key` is the same for all steps of one client and round.
         """
@@ -59,6 +76,14 @@ class Task(Protocol):
 
     def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
         """What is recorded of one global model."""
+
+
+@runtime_checkable
+class EpochTask(Task, Protocol):
+    """A task whose clients' examples make epochs."""
+
+    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
+        """Steps of one epoch, ``ceil(n_k / B)``; a plain int where they are those of all clients."""
 
 
 @runtime_checkable
@@ -106,6 +131,9 @@ class Algorithm(NamedTuple):
       server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum
         of the participants' contributions with dense updates. A model that nobody trained
         stays as it is.
+      num_steps: ``(task, client) -> steps``, where clients take different numbers of local steps:
+        those that take about as many are then computed together. A plain int, or None, where all
+        take as many.
     """
 
     init: Callable[[Task, Params], tuple[ServerState, ClientState]]
@@ -117,6 +145,7 @@ class Algorithm(NamedTuple):
         [Round, Params, ServerState, Contribution],
         tuple[Params, ServerState],
     ]
+    num_steps: Callable[[Task, Int[Array, ""]], int | Int[Array, ""]] | None = None
 
 
 class Assignment(NamedTuple):

@@ -114,6 +114,11 @@ def hash_words(rng_key: PRNGKeyArray) -> UInt32[Array, " 2"]:
     return data[0] if len(data) == 1 else _mix(data[0] ^ _mix(data[1]))
 
 
+def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
+    """Another key for every number."""
+    return _mix(words + jnp.asarray(number, jnp.uint32) * _GOLDEN)
+
+
 def _below(word: UInt32[Array, "*words"], size: UInt32[Array, ""]) -> UInt32[Array, "*words"]:
     """The word scaled to ``0, ..., size - 1``, for sizes up to 2^16; cheaper than a remainder."""
     return (word >> 16) * size >> 16

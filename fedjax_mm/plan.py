@@ -5,7 +5,6 @@ axis of a compiled program; every other axis makes programs of its own.
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import os
@@ -43,13 +42,13 @@ class Setup(NamedTuple):
 
     Attributes:
       tasks: one for all models, or one per model.
-      algorithm: how clients train and the server aggregates.
+      algorithm: how clients train and the server aggregates; one for all models, or one per model.
       assignment: who trains what.
       params: initial parameters; drawn by the tasks if None.
     """
 
     tasks: Task | Sequence[Task]
-    algorithm: Algorithm
+    algorithm: Algorithm | Sequence[Algorithm]
     assignment: Assignment
     params: Params | None = None
 
@@ -65,7 +64,7 @@ class Grid:
     seed: int = 0
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     record_every: int = 1
-    client_map: ClientMap = "vmap"
+    client_map: ClientMap = "auto"
 
     def __post_init__(self) -> None:
         check_count("num_rounds", self.num_rounds)
@@ -208,7 +207,7 @@ class Program:
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Before round 1."""
         state = init(rng_key, *self.setup(numbers, shared))
-        nothing = jnp.zeros(len(jax.tree.leaves(state.models.params)[0]), jnp.int32)
+        nothing = jnp.zeros(self.setup(numbers, shared).assignment.num_models, jnp.int32)
         return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing))
 
     @cached_property
@@ -246,14 +245,9 @@ class Program:
 
     def measure(self, numbers: Any, replica: Replica, shared: Any) -> Record:
         """The record of one replica."""
-        tasks, _, assignment, _ = self.setup(numbers, shared)
-        metrics = measure(replica.state, tasks, assignment)
-        values = [*jax.tree.leaves(replica.state.models.params), metrics.get("loss", 0.0)]
-        finite = [
-            jnp.isfinite(x).reshape(len(x), -1).all(1) if jnp.ndim(x) else jnp.isfinite(x)
-            for x in values
-        ]
-        is_finite = functools.reduce(jnp.logical_and, finite)
+        setup = self.setup(numbers, shared)
+        metrics = measure(replica.state, *setup[:3], client_map=self.grid.client_map)
+        is_finite = are_finite(replica.state, *setup[:3]) & jnp.isfinite(metrics.get("loss", 0.0))
         return Record(metrics, *replica.since, is_finite)
 
     @cached_property
@@ -288,8 +282,8 @@ class Program:
         return self._traced.record
 
     @property
-    def message_sizes(self) -> tuple[int, int]:
-        """Numbers that one client sends up, and receives, per local training."""
+    def message_sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Numbers that one client sends up, and receives, per local training of each model."""
         return self._traced.sizes
 
     @property
@@ -386,7 +380,7 @@ class _Traced(NamedTuple):
 
     replica: Replica
     record: Record
-    sizes: tuple[int, int]
+    sizes: tuple[tuple[int, ...], tuple[int, ...]]
     updates: int
     has_closed_form: bool
 

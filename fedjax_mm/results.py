@@ -56,8 +56,8 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     variables = {name: np.asarray(values) for name, values in trace.metrics.items()} | {
         "client_updates": updates,
         "gradients": gradients,
-        "parameters_up": updates * trace.upload_size,
-        "parameters_down": updates * trace.download_size,
+        "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
+        "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
     rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}

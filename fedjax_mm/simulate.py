@@ -5,6 +5,7 @@ seeds and over any number of the task or the algorithm, differentiate it.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -12,11 +13,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import (
     Algorithm,
+    AnalyticTask,
     Assignment,
     AssignmentState,
     ClientState,
@@ -27,17 +30,23 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.contribution import add_chunk, finish_sum, zero_sum
+from fedjax_mm.kinds import (
+    Kind,
+    Models,
+    axis_of,
+    in_order,
+    is_lockstep,
+    join,
+    kinds_of,
+    over_models,
+    split,
+)
 
-ClientMap: TypeAlias = Literal["vmap", "scan"] | int
-"""How a group's clients are computed: all at once, one by one, or in chunks of that many."""
+ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
+"""How local trainings are computed: those of all models at once, one by one, or, model by model, in
+chunks of that many; "auto" chooses by the device and the size of a model."""
 
-
-class Models(NamedTuple):
-    """What the rounds change of the M models; every leaf has a leading models axis."""
-
-    params: Params
-    server: ServerState
-    clients: ClientState  # second axis: all clients
+_CHUNK_BYTES = 128 * 2**10  # parameters of clients that one CPU device trains at once
 
 
 class State(NamedTuple):
@@ -60,26 +69,26 @@ class Trace:
       client_updates: ``int32[records, models]``, local trainings since the record before.
       gradients: ``int32[records, models]``, gradients computed since the record before; -1 in
         either of the two if there were more than 32 bits hold.
-      upload_size: numbers that one client sends up per local training.
-      download_size: numbers that one client receives per local training.
+      upload_size: numbers that one client sends up per local training of each model.
+      download_size: numbers that one client receives per local training of each model.
     """
 
     round: Array
     metrics: dict[str, Array]
     client_updates: Array
     gradients: Array
-    upload_size: int = dataclasses.field(metadata={"static": True})
-    download_size: int = dataclasses.field(metadata={"static": True})
+    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 def simulate(
     rng_key: PRNGKeyArray,
     tasks: Task | Sequence[Task],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
     num_rounds: int,
     *,
-    client_map: ClientMap = "vmap",
+    client_map: ClientMap = "auto",
     record_every: int = 1,
     params: Params | None = None,
     client_axis: str | None = None,
@@ -89,15 +98,16 @@ def simulate(
     Args:
       rng_key: the seed; every draw is keyed by (seed, round, model, client), so that results do not
         depend on `client_map` or on what runs beside.
-      tasks: one task that all models learn, or one per model, of equal structure.
-      algorithm: how clients train and the server aggregates.
+      tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
+        but for the arrays that they share; others are unrolled inside the compiled round.
+      algorithm: how clients train and the server aggregates; one for all models, or one per model.
       assignment: who trains what.
       num_rounds: T.
-      client_map: "vmap", "scan" or a chunk size: a choice of speed and memory, with equal results
-        up to the order of summation.
+      client_map: "auto", "vmap", "scan" or a chunk size: a choice of speed and memory, with equal
+        results up to the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters, of one model (shared by all) or with a leading models axis; drawn
-        by the tasks if None.
+        by the tasks if None. Where models differ in structure, a list with those of each model.
       client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
         everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
@@ -134,63 +144,75 @@ def simulate(
 def init(
     rng_key: PRNGKeyArray,
     tasks: Task | Sequence[Task],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
     params: Params | None = None,
 ) -> State:
     """The state before round 1. Arguments as in `simulate`."""
-    task, task_axis = _stack(tasks, assignment)
+    kinds = kinds_of(tasks, algorithm, assignment)
     init_key = jax.random.fold_in(rng_key, 0)
     model_keys = _model_keys(init_key, assignment.num_models)
+    given = _given_params(params, kinds)
+    models = join([_init_kind(model_keys, *each) for each in zip(kinds, given, strict=True)])
+    assignment_state = assignment.init(jax.random.fold_in(init_key, 0))
+    return State(rng_key, jnp.asarray(0), models, assignment_state)
+
+
+def _init_kind(model_keys: PRNGKeyArray, kind: Kind, params: Params | None) -> Models:
+    """The models of one kind before round 1."""
+    model_keys, task_axis = model_keys[np.array(kind.models)], axis_of(kind.shared)
     drawn = jax.vmap(lambda key, task: task.init(key), (0, task_axis))
     if params is None:
-        params = drawn(model_keys, task)
+        params = drawn(model_keys, kind.task)
     else:
-        params = _per_model(params, jax.eval_shape(drawn, model_keys, task))
+        params = _per_model(params, jax.eval_shape(drawn, model_keys, kind.task))
 
     def init_model(task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        server, client = algorithm.init(task, params)
-        clients = (assignment.num_clients,)
+        server, client = kind.algorithm.init(task, params)
+        clients = (task.num_clients,)
         return server, jax.tree.map(lambda x: jnp.broadcast_to(x, clients + jnp.shape(x)), client)
 
-    server, clients = jax.vmap(init_model, (task_axis, 0))(task, params)
-    assignment_state = assignment.init(jax.random.fold_in(init_key, 0))
-    return State(rng_key, jnp.asarray(0), Models(params, server, clients), assignment_state)
+    server, clients = jax.vmap(init_model, (task_axis, 0))(kind.task, params)
+    return Models(params, server, clients)
 
 
 def advance(
     state: State,
     tasks: Task | Sequence[Task],
-    algorithm: Algorithm,
+    algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
     num_rounds: int,
     *,
-    client_map: ClientMap = "vmap",
+    client_map: ClientMap = "auto",
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """`num_rounds` more rounds from a state. Arguments and result as in `simulate`."""
-    task, task_axis = _stack(tasks, assignment)
+    kinds = kinds_of(tasks, algorithm, assignment)
     _check_rounds(num_rounds, record_every)
-    chunk_size = _chunk_size(client_map)
+    _check_client_map(client_map)
 
     def one_round(state: State, _: None) -> tuple[State, tuple[Array, Array]]:
-        t, models = state.round + 1, state.models
+        t = state.round + 1
         key = jax.random.fold_in(state.rng_key, t)
         groups, assignment_state = assignment.assign(
             jax.random.fold_in(key, 0), t, state.assignment
         )
-        part = partial(train, algorithm, t, chunk_size, client_axis)
-        over_models = jax.vmap(part, (0, task_axis, 0, 0))
-        total, clients = over_models(_model_keys(key, assignment.num_models), task, groups, models)
-        models = models._replace(clients=clients)
+        model_keys = _model_keys(key, assignment.num_models)
+        models, gradients = [], []
+        for kind, old in zip(kinds, split(state.models, kinds), strict=True):
+            which = np.array(kind.models)
+            new, computed = _train_kind(
+                kind, t, client_map, client_axis, model_keys[which], groups[which], old
+            )
+            models.append(new)
+            gradients.append(computed)
         participants = jnp.sum(groups >= 0, axis=1, dtype=jnp.int32)
-        models = jax.vmap(partial(aggregate, algorithm, t))(participants, total, models)
-        counts = participants, total.num_gradients
-        return State(state.rng_key, t, models, assignment_state), counts
+        counts = participants, in_order(kinds, gradients)
+        return State(state.rng_key, t, join(models), assignment_state), counts
 
     def record(state: State) -> tuple[Array, dict[str, Array]]:
-        return state.round, measure(state, tasks, assignment)
+        return state.round, measure(state, tasks, algorithm, assignment, client_map=client_map)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Any]:
         state, counts = lax.scan(one_round, state, length=record_every)
@@ -198,21 +220,82 @@ def advance(
 
     nothing = jnp.zeros(assignment.num_models, jnp.int32)
     first = record(state), (nothing, nothing)
-    upload_size, download_size = _message_sizes(algorithm, task, task_axis, state)
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
     (rounds, metrics), (client_updates, gradients) = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
-    return state, Trace(rounds, metrics, client_updates, gradients, upload_size, download_size)
+    sizes = _message_sizes(kinds, state)
+    return state, Trace(rounds, metrics, client_updates, gradients, *sizes)
 
 
 def measure(
-    state: State, tasks: Task | Sequence[Task], assignment: Assignment
+    state: State,
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment,
+    *,
+    client_map: ClientMap = "auto",
 ) -> dict[str, Float[Array, " models"]]:
-    """The tasks' metrics of all models."""
-    task, task_axis = _stack(tasks, assignment)
-    over_models = jax.vmap(lambda task, params: task.metrics(params), (task_axis, 0))
-    return over_models(task, state.models.params)
+    """The tasks' metrics of all models; NaN where a model's task does not have one."""
+    kinds = kinds_of(tasks, algorithm, assignment)
+    measured = []
+    for kind, models in zip(kinds, split(state.models, kinds), strict=True):
+        one_by_one = _chunk_size(client_map, kind, models.params, 1) is not None
+        measured.append(
+            over_models(
+                lambda task, params: task.metrics(params),
+                kind,
+                models.params,
+                one_by_one=one_by_one,
+            )
+        )
+    names = dict.fromkeys(name for metrics in measured for name in metrics)
+
+    def of_kind(name: str, metrics: dict[str, Array], kind: Kind) -> Array:
+        return metrics[name] if name in metrics else jnp.full(len(kind.models), jnp.nan)
+
+    return {
+        name: in_order(kinds, [of_kind(name, *each) for each in zip(measured, kinds, strict=True)])
+        for name in names
+    }
+
+
+def are_finite(
+    state: State,
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment,
+) -> Bool[Array, " models"]:
+    """Whether all parameters of each model are."""
+    kinds = kinds_of(tasks, algorithm, assignment)
+
+    def of_kind(models: Models) -> Bool[Array, " models"]:
+        leaves = jax.tree.leaves(models.params)
+        finite = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in leaves]
+        return functools.reduce(jnp.logical_and, finite)
+
+    return in_order(kinds, [of_kind(models) for models in split(state.models, kinds)])
+
+
+def _train_kind(
+    kind: Kind,
+    round: Round,
+    client_map: ClientMap,
+    client_axis: str | None,
+    model_keys: PRNGKeyArray,
+    groups: Int[Array, "models group"],
+    models: Models,
+) -> tuple[Models, Int[Array, " models"]]:
+    """One round of the models of one kind, and the gradients computed for each."""
+    chunk_size = _chunk_size(client_map, kind, models.params, groups.size)
+    one_by_one = chunk_size is not None or not is_lockstep(kind.algorithm, kind.task)
+    part = partial(train, kind.algorithm, round, chunk_size, client_axis)
+    args = model_keys, groups, models
+    total, clients = over_models(part, kind, *args, one_by_one=one_by_one)
+    models = models._replace(clients=clients)
+    participants = jnp.sum(groups >= 0, axis=1, dtype=jnp.int32)
+    models = jax.vmap(partial(aggregate, kind.algorithm, round))(participants, total, models)
+    return models, total.num_gradients
 
 
 def train(
@@ -220,58 +303,104 @@ def train(
     round: Round,
     chunk_size: int | None,
     client_axis: str | None,
-    model_key: PRNGKeyArray,
     task: Task,
+    model_key: PRNGKeyArray,
     group: Int[Array, " group"],
     model: Models,
 ) -> tuple[Contribution, ClientState]:
     """The sum of one group's contributions to one model, and the clients' new states.
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
-    grow with the group. Their states come home by rows: only participants' rows move. With a client
-    axis every device of it trains a share of the group, and rows and sums are put together.
+    grow with the group. Where they take different numbers of local steps, those with the most come
+    first, one, two, four, ... at a time, so that at most twice the steps that count are computed.
+    Their states come home by rows: only participants' rows move. With a client axis every device of
+    it trains a share of the group, and rows and sums are put together.
     """
+    num_steps = _steps_of(algorithm, task, group)
+    if num_steps is not None:
+        group = group[jnp.argsort(-num_steps)]
     if client_axis is not None:
         group = _share(group, client_axis)
-    chunk_size = min(chunk_size or len(group), len(group))
-    padding = -len(group) % chunk_size
-    chunks = jnp.pad(group, (0, padding), constant_values=-1).reshape(-1, chunk_size)
+    # As plain words: keys that a scan is fed are falsely called reused by JAX's checker under vmap.
+    keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(model_key, group))
 
     def contribute(
-        client: Int[Array, ""], client_state: ClientState
+        client: Int[Array, ""], key: UInt32[Array, " words"], client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
-        key = jax.random.fold_in(model_key, client)
+        key = jax.random.wrap_key_data(key, impl=jax.random.key_impl(model_key))
         return algorithm.client(key, round, task, client, model.params, model.server, client_state)
 
     def add_clients(
-        carry: tuple[Contribution, ClientState], chunk: Int[Array, " chunk"]
+        carry: tuple[Contribution, ClientState], chunk: tuple[Int[Array, " chunk"], Array]
     ) -> tuple[tuple[Contribution, ClientState], None]:
-        total, clients = carry
-        present = chunk >= 0
-        row = jnp.where(present, chunk, 0)
+        (total, clients), (numbers, keys) = carry, chunk
+        present = numbers >= 0
+        row = jnp.where(present, numbers, 0)
         states = jax.tree.map(lambda x: x[row], clients)
-        contributions, states = jax.vmap(contribute)(row, states)
+        contributions, states = jax.vmap(contribute)(row, keys, states)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
-        home = jnp.where(present, chunk, task.num_clients)
+        home = jnp.where(present, numbers, task.num_clients)
         if client_axis is not None and jax.tree.leaves(states):
             home, states = lax.all_gather((home, states), client_axis, tiled=True)
         clients = jax.tree.map(lambda x, new: x.at[home].set(new, mode="drop"), clients, states)
         return (add_chunk(total, contributions, present), clients), None
 
     one_state = jax.tree.map(lambda x: x[0], model.clients)
-    contribution, _ = jax.eval_shape(contribute, jnp.int32(0), one_state)
-    start = zero_sum(contribution, model.params), model.clients
-    (total, clients), _ = lax.scan(add_clients, start, chunks)
+    contribution, _ = jax.eval_shape(contribute, jnp.int32(0), keys[0], one_state)
+    total, clients = zero_sum(contribution, model.params), model.clients
+    first, sizes = 0, _chunks(len(group), chunk_size or len(group), growing=num_steps is not None)
+    for size, count in sizes:
+        rows = slice(first, first + size * count)
+        chunks = _in_chunks(group[rows], size, -1), _in_chunks(keys[rows], size, 0)
+        (total, clients), _ = lax.scan(add_clients, (total, clients), chunks)
+        first += size * count
     total = finish_sum(total, model.params)
     return total if client_axis is None else lax.psum(total, client_axis), clients
 
 
+def _steps_of(
+    algorithm: Algorithm, task: Task, group: Int[Array, " group"]
+) -> Int[Array, " group"] | None:
+    """The local steps of each client, 0 for padding; None if all take as many."""
+    if is_lockstep(algorithm, task):
+        return None
+    steps = jax.vmap(algorithm.num_steps, (None, 0))(task, jnp.maximum(group, 0))
+    return jnp.where(group >= 0, steps, 0)
+
+
+def _chunks(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
+    """Sizes of chunks, and how many there are of each; `growing` starts with 1, 2, 4, ...
+
+    A chunk takes as long as its first client. Beginning at the r-th one it holds at most r clients,
+    and those at places r/2 to r take no fewer steps than it: so at most twice the steps that count
+    are computed, whatever their distribution.
+
+    Example:
+      >>> _chunks(100, 10, growing=True)
+      [(1, 1), (2, 1), (4, 1), (8, 1), (10, 9)]
+    """
+    chunk_size, sizes, done = min(chunk_size, group_size), [], 0
+    while growing and done + 1 < chunk_size and done < group_size:
+        sizes.append((done + 1, 1))
+        done += done + 1
+    rest = -(-max(0, group_size - done) // chunk_size)
+    return [*sizes, (chunk_size, rest)] if rest else sizes
+
+
+def _in_chunks(array: Array, size: int, fill: int) -> Array:
+    """A leading axis cut into chunks, the last one filled up."""
+    padding = [(0, -len(array) % size)] + [(0, 0)] * (array.ndim - 1)
+    return jnp.pad(array, padding, constant_values=fill).reshape(-1, size, *array.shape[1:])
+
+
 def _share(group: Int[Array, " group"], client_axis: str) -> Int[Array, " share"]:
-    """This device's part of a group; parts are equally long, and padded."""
+    """This device's part of a group, every so many-th client; parts are equally long, and padded.
+
+    Dealt out in turn, so that devices get as many long local trainings.
+    """
     num_devices = lax.axis_size(client_axis)
-    share_size = -(-len(group) // num_devices)
-    group = jnp.pad(group, (0, share_size * num_devices - len(group)), constant_values=-1)
-    return group.reshape(num_devices, share_size)[lax.axis_index(client_axis)]
+    group = jnp.pad(group, (0, -len(group) % num_devices), constant_values=-1)
+    return group.reshape(-1, num_devices)[:, lax.axis_index(client_axis)]
 
 
 def aggregate(
@@ -301,29 +430,19 @@ def _model_keys(rng_key: PRNGKeyArray, num_models: int) -> PRNGKeyArray:
     return jax.vmap(lambda model: jax.random.fold_in(rng_key, model))(1 + jnp.arange(num_models))
 
 
-def _stack(tasks: Task | Sequence[Task], assignment: Assignment) -> tuple[Task, int | None]:
-    """The tasks as one pytree, and its models axis: None if all models learn the same task."""
-    if isinstance(tasks, Task):
-        task, axis, sizes = tasks, None, {tasks.num_clients}
-    else:
-        if len(tasks) != assignment.num_models:
-            raise ValueError(
-                f"there are {len(tasks)} tasks but the assignment has {assignment.num_models} "
-                "models; give one task for all models or one per model"
-            )
-        sizes = {task.num_clients for task in tasks}
-        try:
-            task, axis = jax.tree.map(lambda *leaves: jnp.stack(leaves), *tasks), 0
-        except ValueError as error:
-            raise ValueError(
-                "the tasks differ in structure or array shapes; give tasks of equal structure"
-            ) from error
-    if sizes != {assignment.num_clients}:
+def _given_params(params: Params | None, kinds: Sequence[Kind]) -> list[Params | None]:
+    """Given initial parameters of each kind."""
+    if params is None or len(kinds) == 1:
+        return [params] * len(kinds)
+    num_models = sum(len(kind.models) for kind in kinds)
+    if not isinstance(params, Sequence) or len(params) != num_models:
         raise ValueError(
-            f"the tasks have {sorted(sizes)} clients but the assignment draws from "
-            f"{assignment.num_clients}; make them equal"
+            f"the models differ in structure; give a list of {num_models} initial parameters"
         )
-    return task, axis
+    return [
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[m] for m in kind.models))
+        for kind in kinds
+    ]
 
 
 def _per_model(params: Params, shapes: Params) -> Params:
@@ -344,23 +463,27 @@ def _per_model(params: Params, shapes: Params) -> Params:
     return jax.tree.map(fit, params, shapes)
 
 
-def _message_sizes(
-    algorithm: Algorithm, task: Task, task_axis: int | None, state: State
-) -> tuple[int, int]:
+def _message_sizes(kinds: Sequence[Kind], state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers that one client sends up and receives per local training, from shapes alone."""
+    sizes = {}
+    for kind, models in zip(kinds, split(state.models, kinds), strict=True):
 
-    def message(task: Task, model: Models) -> tuple[Any, Params]:
-        client, client_state = jnp.int32(0), jax.tree.map(lambda x: x[0], model.clients)
-        contribution, _ = algorithm.client(
-            state.rng_key, 1, task, client, model.params, model.server, client_state
+        def message(task: Task, model: Models, kind: Kind = kind) -> tuple[Any, Params]:
+            client, client_state = jnp.int32(0), jax.tree.map(lambda x: x[0], model.clients)
+            contribution, _ = kind.algorithm.client(
+                state.rng_key, 1, task, client, model.params, model.server, client_state
+            )
+            total = finish_sum(zero_sum(contribution, model.params), model.params)
+            return total.update, model.params
+
+        messages = jax.vmap(message, (axis_of(kind.shared), 0))
+        up, down = (
+            sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(each))
+            for each in jax.eval_shape(messages, kind.task, models)
         )
-        return finish_sum(zero_sum(contribution, model.params), model.params).update, model.params
-
-    messages = jax.eval_shape(jax.vmap(message, (task_axis, 0)), task, state.models)
-    up, down = (
-        sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message)) for message in messages
-    )
-    return up, down
+        sizes |= dict.fromkeys(kind.models, (up, down))
+    up_sizes, down_sizes = zip(*(sizes[model] for model in sorted(sizes)), strict=True)
+    return up_sizes, down_sizes
 
 
 def _check_rounds(num_rounds: int, record_every: int) -> None:
@@ -372,14 +495,21 @@ def _check_rounds(num_rounds: int, record_every: int) -> None:
         )
 
 
-def _chunk_size(client_map: ClientMap) -> int | None:
-    """Clients computed at once; None means all."""
-    if client_map == "vmap":
+def _check_client_map(client_map: ClientMap) -> None:
+    is_size = type(client_map) is int and client_map > 0
+    if not is_size and client_map not in ("auto", "vmap", "scan"):
+        raise ValueError(
+            f"client_map is {client_map!r}; it must be 'auto', 'vmap', 'scan' or a positive chunk "
+            "size"
+        )
+
+
+def _chunk_size(client_map: ClientMap, kind: Kind, params: Params, num_clients: int) -> int | None:
+    """Clients computed at once, model by model; None means all clients of all models."""
+    if client_map != "auto":
+        return {"vmap": None, "scan": 1}.get(client_map, client_map)
+    if jax.default_backend() != "cpu" or isinstance(kind.task, AnalyticTask):
         return None
-    if client_map == "scan":
-        return 1
-    if type(client_map) is int and client_map > 0:
-        return client_map
-    raise ValueError(
-        f"client_map is {client_map!r}; it must be 'vmap', 'scan' or a positive chunk size"
-    )
+    model_bytes = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(params))
+    chunk_size = max(1, _CHUNK_BYTES // max(1, model_bytes))
+    return chunk_size if chunk_size < num_clients else None

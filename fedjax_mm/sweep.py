@@ -93,7 +93,7 @@ def sweep(
     seed: int = 0,
     shared: Mapping[str, Any] | None = None,
     record_every: int = 1,
-    client_map: ClientMap = "vmap",
+    client_map: ClientMap = "auto",
     on_divergence: Literal["mark", "stop"] = "mark",
     data: str = "synthetic",
     execution: Execution | None = None,
@@ -115,7 +115,7 @@ def sweep(
       shared: further arguments of `build`, by name: pytrees of arrays, for instance a task with its
         data, which should be an argument of the compiled program and not a constant in it.
       record_every: rounds between records; it divides `num_rounds`.
-      client_map: "vmap", "scan" or a chunk size, as in `simulate`.
+      client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
         with the others, or "stop".
       data: "real", "synthetic" or "surrogate", for the manifest.
@@ -405,7 +405,9 @@ class _Result:
         self.metrics = {name: np.full(self.shape, np.nan, dtype) for name, dtype in types.items()}
         self.client_updates, self.gradients = np.zeros((2, *self.shape), np.int32)
         self.diverged = np.full(self.shape[:-2] + self.shape[-1:], -1, np.int32)
-        self.upload_size, self.download_size = np.zeros((2, *plan.grid.shape, 1, 1), np.int64)
+        self.upload_size, self.download_size = np.zeros(
+            (2, *plan.grid.shape, 1, num_models), np.int64
+        )
 
     def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
         """Writes the records of a batch's first rounds where they belong."""
@@ -419,7 +421,9 @@ class _Result:
         self.gradients[cells] = np.swapaxes(records.gradients[rows], 0, 1)
         record = _first_not_finite(records, done // every)
         self.diverged[(*index, models)] = np.where(record < 0, -1, record * every)
-        self.upload_size[index], self.download_size[index] = program.message_sizes
+        upload_size, download_size = program.message_sizes
+        self.upload_size[(*index, 0, models)] = upload_size
+        self.download_size[(*index, 0, models)] = download_size
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """The labelled result."""

@@ -75,7 +75,7 @@ class Towards:
     def weight(self, client):
         return jnp.float32(1)
 
-    def batch(self, rng_key, client, step, size):
+    def batch(self, rng_key, client, step, how):
         return self.targets[client]
 
     def loss(self, params, batch):

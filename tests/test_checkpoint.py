@@ -400,7 +400,7 @@ def test_other_data_closed_over_are_refused(tmp_path, jit):
         @jax.tree_util.register_dataclass
         @dataclasses.dataclass(frozen=True)
         class Pulled(Towards):
-            def batch(self, rng_key, client, step, size):
+            def batch(self, rng_key, client, step, how):
                 return pull(client)
 
         setup = Pulled(jnp.zeros(4)), fedavg(0.1, local_steps=1), mfa_rand(4, 2)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import client_data, least_squares
+from fedjax_mm.base import Batching
 
 DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5))]
 
@@ -13,9 +14,9 @@ DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5)
 def test_full_batches_weigh_every_example_once():
     data = client_data(DATA)
     for k, examples in enumerate(DATA):
-        values, weights = data.batch(jax.random.key(0), jnp.int32(k), jnp.int32(0), None)
+        values, weights = data.batch(jax.random.key(0), jnp.int32(k), jnp.int32(0), Batching())
         assert values.shape == weights.shape == (5,)
-        assert weights.sum() == pytest.approx(1)
+        assert weights.sum() == len(examples)
         used = np.asarray(values)[np.asarray(weights) > 0]
         np.testing.assert_array_equal(used, examples)
         assert set(np.asarray(values)) <= set(examples), "no other client's example is read"
@@ -25,10 +26,10 @@ def test_minibatches_are_uniform_over_the_client_and_fresh_every_step():
     data = client_data(DATA)
 
     def draw(step):
-        return data.batch(jax.random.key(1), jnp.int32(2), step, 2)
+        return data.batch(jax.random.key(1), jnp.int32(2), step, Batching(2))
 
     values, weights = jax.vmap(draw)(jnp.arange(20_000))
-    np.testing.assert_allclose(weights, 0.5)
+    np.testing.assert_array_equal(weights, 1)
     counts = np.array([(np.asarray(values) == value).sum() for value in DATA[2]])
     assert counts.sum() == 40_000
     assert np.abs(counts - 8000).max() < 4 * np.sqrt(40_000 * 0.2 * 0.8)

@@ -1,5 +1,6 @@
 """The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
 
+import dataclasses
 import math
 
 import jax
@@ -20,6 +21,7 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
+from fedjax_mm.base import Batching
 from tests import reference
 from tests.helpers import roll_out
 
@@ -153,6 +155,11 @@ def test_least_squares_constants():
     assert metrics["loss"] == pytest.approx(reference.least_squares_loss(problem, other), rel=1e-12)
 
 
+def row_numbers(targets):
+    """In place of the examples, the number of each among its client's."""
+    return jnp.concatenate([jnp.arange(len(each)) for each in targets])
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("batch_size", [None, 3])
 @pytest.mark.parametrize("make", [mfa_rand, mfa_rr])
@@ -165,11 +172,13 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
     algorithm = fedavg(0.05, local_steps=6, batch_size=batch_size, weighted=weighted)
     start = np.random.default_rng(2).normal(size=(3, 4))
 
+    numbered = dataclasses.replace(task.data, examples=row_numbers(targets))
+
     def rows(m, k, t, e):
         key = rng_key
-        for number in (t, m + 1, k, e):
+        for number in (t, m + 1, k):
             key = jax.random.fold_in(key, number)
-        return np.asarray(jax.random.randint(key, (batch_size,), 0, len(targets[k]), jnp.int32))
+        return np.asarray(numbered.batch(key, jnp.int32(k), jnp.int32(e), Batching(batch_size))[0])
 
     def gradient(m, k, w, t, e):
         chosen = None if batch_size is None else rows(m, k, t, e)

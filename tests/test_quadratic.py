@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import quadratic
+from fedjax_mm.base import Batching
 from tests import reference
 
 SIZES = [(24, 4, 2e-4), (5, 4, 2e-4), (2, 1, 0.5), (1, 3, 0.1), (7, 2, 1e-8), (3, 5, 100.0)]
@@ -96,7 +97,7 @@ def test_memory_of_a_million_clients_is_linear():
 
 def test_minibatches_are_refused():
     with pytest.raises(ValueError, match="batch_size is 10; the quadratic has no examples"):
-        quadratic(4, 2, mu=0.1).batch(jax.random.key(0), jnp.int32(0), jnp.int32(0), 10)
+        quadratic(4, 2, mu=0.1).batch(jax.random.key(0), jnp.int32(0), jnp.int32(0), Batching(10))
 
 
 @pytest.mark.parametrize(

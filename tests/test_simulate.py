@@ -22,7 +22,7 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
-from fedjax_mm.base import Task
+from fedjax_mm.base import Batching, Task
 from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out
 
 N, ROUNDS = 13, 12
@@ -184,14 +184,14 @@ def test_counts(strategy):
     np.testing.assert_array_equal(trace.client_updates[1:], present.sum(axis=2))
     np.testing.assert_array_equal(trace.gradients, 3 * trace.client_updates)
     assert (trace.client_updates[0] == 0).all()
-    assert (trace.upload_size, trace.download_size) == (3, 3)
+    assert trace.upload_size == trace.download_size == (3,) * trace.gradients.shape[1]
 
 
 def test_upload_of_a_sparse_update_counts_the_model():
     _, trace = simulate(
         jax.random.key(0), quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), mfa_rr(N, 2), 1
     )
-    assert trace.upload_size == trace.download_size == 2 * N + 1
+    assert trace.upload_size == trace.download_size == (2 * N + 1,) * 2
 
 
 # The points where such a contract usually breaks.
@@ -325,7 +325,7 @@ def test_draws_do_not_depend_on_precision_or_company(strategy):
 def test_minibatch_draws_do_not_depend_on_precision():
     def batch():
         task = examples()
-        (features, _), _ = task.batch(jax.random.key(3), jnp.int32(2), jnp.int32(1), 4)
+        (features, _), _ = task.batch(jax.random.key(3), jnp.int32(2), jnp.int32(1), Batching(4))
         return np.asarray(features)
 
     single = batch()

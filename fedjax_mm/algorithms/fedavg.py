@@ -11,8 +11,10 @@ from fedjax_mm.algorithms.local import LocalOptimizer, train_locally
 from fedjax_mm.base import (
     Algorithm,
     AnalyticTask,
+    Batching,
     ClientState,
     Contribution,
+    EpochTask,
     Params,
     Round,
     Scalar,
@@ -33,8 +35,10 @@ class FedAvgState(NamedTuple):
 def fedavg(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | Schedule | None = None,
+    order: Literal["iid", "epochs"] | None = None,
     local_optimizer: LocalOptimizer = optax.sgd,
     server_optimizer: optax.GradientTransformation | None = None,
     server_scale: Literal["mean", "1/N"] = "mean",
@@ -44,8 +48,13 @@ def fedavg(
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E.
-      batch_size: B examples per local step; None takes the full gradient.
+      local_steps: E, for every client; or else give `epochs`.
+      epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
+      batch_size: B examples per local step; None takes the full gradient. A schedule N_s(t) takes,
+        in round t, that many of the client's examples without replacement for each step, at most
+        all of them.
+      order: "iid" draws every example of a batch independently, "epochs" goes through all in a
+        fresh order again and again; by default "epochs" where `epochs` is given, else "iid".
       local_optimizer: from the round's rate to an optax optimizer, restarted every round. With
         `optax.sgd` and full gradients a task may use its own closed form.
       server_optimizer: receives minus the mean update as a gradient; None is a plain step of size
@@ -70,11 +79,31 @@ def fedavg(
     """
     check_positive("learning_rate", learning_rate)
     check_count("local_steps", local_steps)
-    check_count("batch_size", batch_size)
+    check_count("epochs", epochs)
+    if (local_steps is None) == (epochs is None):
+        raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
+    if not callable(batch_size):
+        check_count("batch_size", batch_size)
+    if order not in ("iid", "epochs", None):
+        raise ValueError(f"order is {order!r}; it must be 'iid', 'epochs' or None")
+    if order == "iid" and epochs is not None:
+        raise ValueError("epochs of iid draws would not see every example; give local_steps")
     if server_scale not in ("mean", "1/N"):
         raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
     schedule = learning_rate if callable(learning_rate) else lambda t: learning_rate
     server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+
+    def batching(round: Round) -> Batching:
+        if callable(batch_size):
+            return Batching(limit=batch_size(round))
+        return Batching(batch_size, order or ("iid" if epochs is None else "epochs"))
+
+    def num_steps(task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
+        if local_steps is not None:
+            return local_steps
+        if not isinstance(task, EpochTask):
+            raise ValueError(f"{type(task).__name__} has no num_batches; give local_steps")
+        return epochs * task.num_batches(client, None if callable(batch_size) else batch_size)
 
     def weight_of(task: Task, client: Int[Array, ""]) -> Float[Array, ""]:
         weight = task.weight(client)
@@ -85,13 +114,13 @@ def fedavg(
         return FedAvgState(server.init(params), weights.sum()), ()
 
     def client_update(
-        rng_key: PRNGKeyArray, rate: Scalar, task: Task, client: Int[Array, ""], params: Params
+        rng_key: PRNGKeyArray, round: Round, task: Task, client: Int[Array, ""], params: Params
     ) -> Any:
-        if batch_size is None and local_optimizer is optax.sgd and isinstance(task, AnalyticTask):
-            return task.local_sgd(params, client, rate, local_steps)
-        local = train_locally(
-            rng_key, task, client, params, local_optimizer(rate), local_steps, batch_size
-        )
+        rate, how, steps = schedule(round), batching(round), num_steps(task, client)
+        is_plain = batch_size is None and local_optimizer is optax.sgd
+        if is_plain and isinstance(task, AnalyticTask):
+            return task.local_sgd(params, client, rate, steps)
+        local = train_locally(rng_key, task, client, params, local_optimizer(rate), steps, how)
         return jax.tree.map(jnp.subtract, local, params)
 
     def client(
@@ -104,9 +133,9 @@ def fedavg(
         client_state: ClientState,
     ) -> tuple[Contribution, ClientState]:
         del server_state
-        update = client_update(rng_key, schedule(round), task, client, params)
+        update = client_update(rng_key, round, task, client, params)
         weight = weight_of(task, client)
-        gradients = jnp.int32(local_steps)
+        gradients = jnp.int32(num_steps(task, client))
         return Contribution(scale_update(update, weight), weight, gradients), client_state
 
     def server_step(
@@ -118,4 +147,4 @@ def fedavg(
         updates, optimizer_state = server.update(gradient, state.optimizer, params)
         return optax.apply_updates(params, updates), state._replace(optimizer=optimizer_state)
 
-    return Algorithm(init, client, server_step)
+    return Algorithm(init, client, server_step, num_steps)

@@ -8,7 +8,7 @@ import optax
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import Params, Scalar, Task
+from fedjax_mm.base import Batch, Batching, Params, Scalar, Task
 
 LocalOptimizer = Callable[[Scalar], optax.GradientTransformation]
 """From the round's learning rate to an optax optimizer, for example `optax.sgd`."""
@@ -20,8 +20,8 @@ def train_locally(
     client: Int[Array, ""],
     params: Params,
     optimizer: optax.GradientTransformation,
-    num_steps: int,
-    batch_size: int | None,
+    num_steps: int | Int[Array, ""],
+    how: Batching,
 ) -> Params:
     """The client's parameters after `num_steps` optimizer steps from the global `params`.
 
@@ -31,17 +31,22 @@ def train_locally(
       client: the client's number.
       params: global parameters.
       optimizer: a fresh optimizer, its learning rate fixed.
-      num_steps: E.
-      batch_size: examples per step; all of the client's examples if None.
+      num_steps: E; where it is traced, gradients of the result cannot be taken.
+      how: which of the client's examples each step sees.
     """
 
-    def step(
-        carry: tuple[Params, optax.OptState], step: Int[Array, ""]
-    ) -> tuple[tuple[Params, optax.OptState], None]:
-        params, state = carry
-        batch = task.batch(rng_key, client, step, batch_size)
-        updates, state = optimizer.update(jax.grad(task.loss)(params, batch), state, params)
-        return (optax.apply_updates(params, updates), state), None
+    def batch_of(step: int | Int[Array, ""]) -> Batch:
+        return task.batch(rng_key, client, jnp.asarray(step, jnp.int32), how)
 
-    (params, _), _ = lax.scan(step, (params, optimizer.init(params)), jnp.arange(num_steps))
+    # Each step draws the batch of the next one: what is carried is computed once, where XLA would
+    # else draw a row's number again for every feature that it reads.
+    def step(
+        step: Int[Array, ""], carry: tuple[Params, optax.OptState, Batch]
+    ) -> tuple[Params, optax.OptState, Batch]:
+        params, state, batch = carry
+        updates, state = optimizer.update(jax.grad(task.loss)(params, batch), state, params)
+        return optax.apply_updates(params, updates), state, batch_of(step + 1)
+
+    start = params, optimizer.init(params), batch_of(0)
+    params, _, _ = lax.fori_loop(0, num_steps, step, start)
     return params

@@ -7,7 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from fedjax_mm.base import Batching
+from fedjax_mm.draws import drawn, fold_words, hash_words, shuffled
 
 
 @jax.tree_util.register_dataclass
@@ -17,34 +20,70 @@ class ClientData:
 
     Attributes:
       examples: a pytree of arrays with a leading axis over all examples.
-      offsets: ``int32[clients]``, where each client's examples begin.
-      counts: ``int32[clients]``, n_k >= 1.
-      max_count: S, the largest n_k.
+      offsets: ``int32[clients]``, with a leading axis if it is a stack: where each client's examples begin.
+      counts: the same, n_k >= 1.
+      min_count: a lower bound of all n_k.
+      max_count: S, an upper bound of all n_k.
+      num_examples: an upper bound of the sum of all n_k.
     """
 
     examples: Any
     offsets: Array
     counts: Array
+    min_count: int = dataclasses.field(metadata={"static": True})
     max_count: int = dataclasses.field(metadata={"static": True})
+    num_examples: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.counts.shape[-1]
+
+    def select(self, index: Any) -> "ClientData":
+        """One of those that `stack_client_data` put together; `index` may be traced."""
+        return dataclasses.replace(self, offsets=self.offsets[index], counts=self.counts[index])
+
+    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
+        """How many batches make an epoch, ``ceil(n_k / B)``; a plain int if of all clients alike.
+
+        Example:
+          >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
+          2
+        """
+        if size is None:
+            return 1
+        least, most = (-(-count // size) for count in (self.min_count, self.max_count))
+        return most if least == most else (self.counts[client] + size - 1) // size
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
-    ) -> tuple[Any, Float[Array, " batch"]]:
-        """The examples of one local step, and their weights, which sum to 1.
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
+    ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+        """The rows of one local step, for `take`, and their weights: 1, or 0 where they only fill.
 
-        `size` independent uniform draws from the client's examples; or all of them if None, where
-        rows past the client's last example have weight 0.
+        `Batching` tells which; rows that fill a batch are some of the client's own.
         """
-        count = self.counts[client]
-        if size is None:
-            rows = jnp.arange(self.max_count, dtype=jnp.int32)
-            weights = jnp.where(rows < count, 1 / count.astype(float), 0.0)
-            rows = jnp.minimum(rows, count - 1)
-        else:
-            step_key = jax.random.fold_in(rng_key, step)
-            rows = jax.random.randint(step_key, (size,), 0, count, jnp.int32)
-            weights = jnp.full(size, 1 / size)
-        return jax.tree.map(lambda x: x[self.offsets[client] + rows], self.examples), weights
+        rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
+        return self.offsets[client] + rows, is_there.astype(float)
+
+    def take(self, rows: Int[Array, " batch"]) -> Any:
+        """The examples of some rows."""
+        return jax.tree.map(lambda x: x[rows], self.examples)
+
+    def _rows(
+        self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
+    ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+        """Numbers of the client's examples, and which of them count."""
+        places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
+        if how.limit is not None:
+            rows = shuffled(fold_words(words, step), places, count)
+            return rows, places < jnp.clip(how.limit, 1, count)
+        if how.size is None:
+            return jnp.minimum(places, count - 1), places < count
+        if how.order == "iid":
+            return drawn(words, step * how.size + places, count), places >= 0
+        per_epoch = (count + how.size - 1) // how.size
+        places += step % per_epoch * how.size
+        return shuffled(fold_words(words, step // per_epoch), places, count), places < count
 
 
 def client_data(examples_per_client: Sequence[Any]) -> ClientData:
@@ -104,5 +143,41 @@ def flat_client_data(examples: Any, counts: Any) -> ClientData:
         jax.tree.map(jnp.asarray, examples),
         jnp.asarray(offsets, jnp.int32),
         jnp.asarray(counts, jnp.int32),
+        int(counts.min()),
         int(counts.max()),
+        int(counts.sum()),
+    )
+
+
+def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
+    """The same clients with several data each, in one flat store; take them by `select`.
+
+    What is selected shares the store, so that models or replicas with data of their own need it
+    only once, and nothing is padded to the largest.
+
+    Args:
+      stores: of equally many clients and with examples of the same form.
+
+    Raises:
+      ValueError: if numbers of clients differ.
+
+    Example:
+      >>> import numpy as np
+      >>> both = stack_client_data([client_data([np.ones(2)]), client_data([np.zeros(3)])])
+      >>> both.select(1).offsets.tolist(), both.select(0).examples is both.examples
+      ([2], True)
+    """
+    sizes = {store.num_clients for store in stores}
+    if len(sizes) != 1:
+        raise ValueError(f"the stores have {sorted(sizes)} clients; give equally many")
+    examples = jax.tree.map(lambda *x: jnp.concatenate(x), *(store.examples for store in stores))
+    starts = np.cumsum([0, *(store.num_examples for store in stores[:-1])])
+    offsets = [store.offsets + int(start) for store, start in zip(stores, starts, strict=True)]
+    return ClientData(
+        examples,
+        jnp.stack(offsets),
+        jnp.stack([store.counts for store in stores]),
+        min(store.min_count for store in stores),
+        max(store.max_count for store in stores),
+        max(store.num_examples for store in stores),
     )

@@ -1,14 +1,20 @@
 """A dataset as a federation sees it: every client's training and test examples."""
 
-from typing import Literal, NamedTuple
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from fedjax_mm.data.clients import ClientData
+import jax
 
-Kind = Literal["real", "synthetic", "surrogate"]
+from fedjax_mm.data.clients import ClientData, stack_client_data
+
+DataKind = Literal["real", "synthetic", "surrogate"]
 """Where data comes from; a surrogate stands in for real data that is not there."""
 
 
-class FederatedData(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FederatedData:
     """Every client's examples ``(features, labels)``; all sources return one.
 
     Attributes:
@@ -20,8 +26,32 @@ class FederatedData(NamedTuple):
       test: the same of the same N clients, or of one pool that stands for all.
     """
 
-    name: str
-    kind: Kind
-    num_classes: int
+    name: str = dataclasses.field(metadata={"static": True})
+    kind: DataKind = dataclasses.field(metadata={"static": True})
+    num_classes: int = dataclasses.field(metadata={"static": True})
     train: ClientData
     test: ClientData
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.train.num_clients
+
+    def select(self, index: Any) -> "FederatedData":
+        """One of those that `stack_data` put together; `index` may be traced."""
+        return dataclasses.replace(
+            self, train=self.train.select(index), test=self.test.select(index)
+        )
+
+
+def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
+    """Datasets of equally many clients, such as several draws, as one; take them by `select`.
+
+    Raises:
+      ValueError: if numbers of clients differ.
+    """
+    return dataclasses.replace(
+        datasets[0],
+        train=stack_client_data([data.train for data in datasets]),
+        test=stack_client_data([data.test for data in datasets]),
+    )

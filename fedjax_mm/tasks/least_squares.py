@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from fedjax_mm.base import Batching
 from fedjax_mm.checks import check_positive
 from fedjax_mm.data.clients import ClientData, client_data
 
@@ -36,7 +37,7 @@ class LeastSquares:
     @property
     def num_clients(self) -> int:
         """N."""
-        return len(self.data.counts)
+        return self.data.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
         """Zeros."""
@@ -48,16 +49,22 @@ class LeastSquares:
         return self.data.counts[client].astype(self.minimizer.dtype)
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> Any:
-        """Uniform draws from the client's examples, or all of them; see `ClientData.batch`."""
-        return self.data.batch(rng_key, client, step, size)
+        """Rows of the client's examples and their weights; see `ClientData.batch`."""
+        return self.data.batch(rng_key, client, step, how)
+
+    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
+        """Steps of an epoch."""
+        return self.data.num_batches(client, size)
 
     def loss(self, params: Float[Array, " dim"], batch: Any) -> Float[Array, ""]:
         """Half the weighted mean squared error of the batch, and the ridge."""
-        (features, targets), weights = batch
+        rows, weights = batch
+        features, targets = self.data.take(rows)
         errors = features @ params - targets
-        return (jnp.sum(weights * errors**2) + self.ridge * jnp.sum(params**2)) / 2
+        mean = jnp.sum(weights * errors**2) / jnp.sum(weights)
+        return (mean + self.ridge * jnp.sum(params**2)) / 2
 
     def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import Scalar, SparseUpdate
+from fedjax_mm.base import Batching, Scalar, SparseUpdate
 from fedjax_mm.checks import check_count, check_positive
 
 
@@ -50,12 +50,12 @@ class Quadratic:
         return jnp.ones((), self.minimizer.dtype)
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], size: int | None
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> Int[Array, ""]:
         """The client's number: a quadratic has no examples to sample."""
         del rng_key, step
-        if size is not None:
-            raise ValueError(f"batch_size is {size}; the quadratic has no examples, use None")
+        if how.size is not None or how.limit is not None:
+            raise ValueError(f"batch_size is {how.size}; the quadratic has no examples, use None")
         return client
 
     def loss(self, params: Float[Array, " dim"], batch: Int[Array, ""]) -> Float[Array, ""]:
