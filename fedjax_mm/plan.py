@@ -26,6 +26,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
+from fedjax_mm.kinds import is_lockstep, kinds_of
 from fedjax_mm.simulate import ClientMap, State, Trace, advance, init, measure
 
 _RESERVED = (
@@ -63,6 +64,7 @@ class Grid:
     num_seeds: int = 1
     seed: int = 0
     shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    per_seed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     record_every: int = 1
     client_map: ClientMap = "auto"
 
@@ -79,9 +81,16 @@ class Grid:
             for name, values in self.axes.items()
         }
         object.__setattr__(self, "axes", plain)
+        for name, values in self.per_seed.items():
+            if np.ndim(values) != 1 or len(values) != self.num_seeds:
+                raise ValueError(
+                    f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
+                    f"{self.num_seeds} seeds"
+                )
         for name, values in self.axes.items():
-            if name in (*_RESERVED, *self.shared):
-                what = "an argument in shared" if name in self.shared else "every result's own"
+            if name in (*_RESERVED, *self.shared, *self.per_seed):
+                is_argument = name in self.shared or name in self.per_seed
+                what = "an argument in shared or per_seed" if is_argument else "every result's own"
                 raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
             if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
                 raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
@@ -165,7 +174,7 @@ class Program:
       grid: the grid that it is a part of.
       fixed: the value on each structural axis.
       index: where each replica stands on every axis and in the seeds, ``int[replicas]`` each.
-      numbers: the values on the numeric axes, ``float[replicas]`` each.
+      numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
     """
 
     def __init__(self, grid: Grid, choice: Mapping[str, int]) -> None:
@@ -183,6 +192,8 @@ class Program:
             for name, index in zip(grid.axes, self.index, strict=False)
             if name not in choice
         }
+        of_seeds = {name: np.asarray(values) for name, values in grid.per_seed.items()}
+        self.numbers |= {name: values[self.index[-1]] for name, values in of_seeds.items()}
 
     def __len__(self) -> int:
         """The number of replicas."""
@@ -256,12 +267,14 @@ class Program:
         facts: dict[str, Any] = {}
 
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
-            tasks, _, assignment, _ = self.setup(numbers, shared)
+            tasks, algorithm, assignment, _ = self.setup(numbers, shared)
             replica = self.start(rng_key, numbers, shared)
             groups, _ = jax.eval_shape(assignment.assign, rng_key, round, replica.state.assignment)
             facts["updates"] = min(groups.size, assignment.num_clients)
             task = tasks if isinstance(tasks, Task) else tasks[0]
             facts["has_closed_form"] = isinstance(task, AnalyticTask)
+            kinds = kinds_of(tasks, algorithm, assignment)
+            facts["is_lockstep"] = all(is_lockstep(each.algorithm, each.task) for each in kinds)
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size
             return replica, self.measure(numbers, replica, shared)
@@ -295,6 +308,11 @@ class Program:
     def has_closed_form(self) -> bool:
         """Whether the task brings its own local updates."""
         return self._traced.has_closed_form
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether all local trainings take the same number of steps."""
+        return self._traced.is_lockstep
 
     @property
     def num_models(self) -> int:
@@ -383,6 +401,7 @@ class _Traced(NamedTuple):
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
     updates: int
     has_closed_form: bool
+    is_lockstep: bool
 
 
 class Compiled(NamedTuple):
@@ -506,7 +525,6 @@ def make_plan(
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     room, limit = _room(grid, programs, where, limit)
-    room = -agree(-room)[0]  # processes must choose alike
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
@@ -536,6 +554,7 @@ def _room(
         device = where.mesh.local_devices[0]
         limit = 0.75 * device.memory_stats()["bytes_limit"] if limit is None else limit
         room = limit
+    room = -agree(-room)[0]  # processes must choose alike
     if room <= 0:
         result, used = _result_bytes(grid, programs), psutil.Process().memory_info().rss
         raise ValueError(
@@ -550,7 +569,9 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     state, record = num_bytes(program.replica), num_bytes(program.record)
     most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
     if where.is_cpu:
-        most = min(most, where.padded(1) * max(1, _CACHE_BYTES // max(1, state)))
+        # Where local trainings differ in length, replicas side by side would wait for the longest.
+        per_device = _CACHE_BYTES // max(1, state) if program.is_lockstep else 1
+        most = min(most, where.padded(1) * max(1, per_device))
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 

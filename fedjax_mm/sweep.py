@@ -92,6 +92,7 @@ def sweep(
     num_seeds: int = 1,
     seed: int = 0,
     shared: Mapping[str, Any] | None = None,
+    per_seed: Mapping[str, Any] | None = None,
     record_every: int = 1,
     client_map: ClientMap = "auto",
     on_divergence: Literal["mark", "stop"] = "mark",
@@ -114,6 +115,8 @@ def sweep(
       seed: the root of all draws.
       shared: further arguments of `build`, by name: pytrees of arrays, for instance a task with its
         data, which should be an argument of the compiled program and not a constant in it.
+      per_seed: further arguments of `build`, by name: a number for each seed, for instance which of
+        several draws of the data it has.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
@@ -147,7 +150,17 @@ def sweep(
     """
     if on_divergence not in ("mark", "stop"):
         raise ValueError(f"on_divergence is {on_divergence!r}; it must be 'mark' or 'stop'")
-    grid = Grid(build, axes, num_rounds, num_seeds, seed, shared or {}, record_every, client_map)
+    grid = Grid(
+        build,
+        axes,
+        num_rounds,
+        num_seeds,
+        seed,
+        shared or {},
+        per_seed or {},
+        record_every,
+        client_map,
+    )
     how = execution or Execution()
     return carry_out(prepare(grid, how), how, data=data, on_divergence=on_divergence)
 
@@ -209,6 +222,7 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
         "axes": {name: [label_of(v) for v in values] for name, values in grid.axes.items()},
         "num_rounds": grid.num_rounds,
         "num_seeds": grid.num_seeds,
+        "per_seed": {name: np.asarray(x).tolist() for name, x in grid.per_seed.items()},
         "seed": grid.seed,
         "record_every": grid.record_every,
         "client_map": grid.client_map,
