@@ -157,6 +157,7 @@ def _gather(
     if 0 in counts:
         raise ValueError(f"client {counts.index(0)} has no {split} example; give every client one")
     rows = np.concatenate(parts)
-    if rows.min() < 0 or rows.max() >= len(y):
-        raise ValueError(f"the parts name row {rows.max()} of {len(y)} {split} examples")
+    unknown = rows[(rows < 0) | (rows >= len(y))]
+    if len(unknown):
+        raise ValueError(f"the parts name row {unknown[0]} of {len(y)} {split} examples")
     return flat_client_data((x[rows], y[rows]), counts)
