@@ -109,6 +109,24 @@ def test_the_labels_are_those_of_the_definition(alpha, num_classes):
         within([(y == label).mean() for _, y in of_clients(data.train)], 1 / num_classes)
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
+def test_the_models_have_their_moments(alpha):
+    law = module._Law(alpha, 1.0, 3, 2, "fedprox", False)
+    clients = module._fedprox(law, 20_000, np.random.default_rng(0))
+    W, b = clients.weights, clients.biases
+    assert (W.shape, b.shape) == ((20_000, 3, 2), (20_000, 2))
+    for entries in (W[:, 0, 0], W[:, 2, 1], b[:, 1]):
+        within(entries, 0)
+        within(entries**2, alpha**2 + 1)
+    if alpha:
+        within(W[:, 1, 0] * b[:, 0], alpha**2)
+
+
+def test_alpha_moves_all_logits_of_an_example_alike():
+    """So that the published law of the labels does not depend on it."""
+    same(synthetic(50, alpha=0, dim=10, seed=1), synthetic(50, alpha=3, dim=10, seed=1))
+
+
 def test_iid_clients_share_one_model_and_means_without_spread():
     data = synthetic(2000, beta=1.0, dim=3, num_classes=2, iid=True, seed=1)
     clients = of_clients(data.train)

@@ -44,7 +44,8 @@ def synthetic(
 
     Args:
       num_clients: N.
-      alpha: how much the clients' models differ; FedProx's generator only.
+      alpha: spread of u_k; FedProx's generator only. As published, u_k moves all logits of an
+        example alike, so alpha does not change a label: W_k and b_k differ between clients anyway.
       beta: how much the clients' features differ; FedProx's generator only.
       dim: d, the number of features.
       num_classes: C.
