@@ -18,7 +18,7 @@ ALLOWED = {
     "draws": set(),
     "contribution": {"base"},
     "assignment": {"base", "draws"},
-    "data": set(),
+    "data": {"checks"},
     "tasks": {"base", "checks", "data"},
     "algorithms": {"base", "checks", "contribution"},
     "metrics": set(),

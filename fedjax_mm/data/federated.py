@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 
 from fedjax_mm.data.clients import ClientData, stack_client_data
 
@@ -21,8 +22,8 @@ class FederatedData:
       name: of the source, for titles and manifests.
       kind: real, synthetic or surrogate.
       num_classes: C; labels are 0 ... C - 1.
-      train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255 with
-        channels last; other features are float32.
+      train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255
+        with channels last; other features are float32.
       test: the same of the same N clients, or of one pool that stands for all.
     """
 
@@ -42,6 +43,25 @@ class FederatedData:
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
+
+
+class Pool(NamedTuple):
+    """A dataset not yet dealt to clients; `federate` deals it.
+
+    Attributes:
+      name: of the source.
+      kind: real, synthetic or surrogate.
+      num_classes: C; labels are 0 ... C - 1.
+      train: ``(x [examples, ...], y int32[examples])``, NumPy arrays. Images are uint8 0 ... 255
+        ``[examples, height, width, channels]``.
+      test: the same.
+    """
+
+    name: str
+    kind: DataKind
+    num_classes: int
+    train: tuple[np.ndarray, np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:

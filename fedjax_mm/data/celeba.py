@@ -1,0 +1,258 @@
+"""CelebA as it is published: a client is a celebrity, a label column an attribute."""
+
+import difflib
+import hashlib
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedjax_mm.checks import check_count
+from fedjax_mm.data.dealing import federate, split_parts
+from fedjax_mm.data.federated import FederatedData, Pool
+from fedjax_mm.data.partition import by_id
+
+_ATTRIBUTES = "list_attr_celeba.txt"
+_IDENTITIES = "identity_CelebA.txt"
+_IMAGES = "img_align_celeba"
+
+
+def load_celeba(
+    directory: str | Path,
+    *,
+    attributes: Sequence[str],
+    image_size: int = 84,
+    min_images: int = 5,
+    num_clients: int | None = None,
+    balance: bool = False,
+    test_fraction: float = 0.1,
+    seed: int = 0,
+    cache: str | Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> FederatedData:
+    """CelebA, one client for each celebrity with enough images.
+
+    Labels are ``int32[examples, attributes]`` of 0 and 1, a column for each of `attributes`; C is
+    2. Images are uint8 RGB, resized to a square. The decoded images are kept in `cache`.
+
+    Args:
+      directory: with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and ``img_align_celeba/``.
+      attributes: names, such as ``["Smiling", "Eyeglasses"]``.
+      image_size: pixels a side.
+      min_images: celebrities with fewer are left out.
+      num_clients: so many celebrities at random; by default all.
+      balance: leaves out random images of the larger class until both have the same number, in all
+        clients together (a client's own classes are often one: Male). For one attribute only: no
+        selection balances several at once.
+      test_fraction: of each client's images.
+      seed: of the choice of clients and images, and of the split.
+      cache: folder of the decoded images; by default ``decoded`` in `directory`.
+      progress: called with the number of decoded images and of all, after each image.
+
+    Raises:
+      FileNotFoundError: if a file or an image is missing.
+      ValueError: if a row of a file is malformed, an attribute is unknown, an image is unreadable,
+        or too few images or celebrities are left.
+
+    Example:
+      >>> load_celeba("celeba", attributes=["Smiling"])
+      Traceback (most recent call last):
+      FileNotFoundError: no list_attr_celeba.txt in celeba: give the folder of CelebA's own files
+
+    Reference:
+      Liu et al., "Deep learning face attributes in the wild", 2015; Caldas et al., "LEAF", 2018.
+    """
+    directory = Path(directory)
+    for name, value in (("image_size", image_size), ("num_clients", num_clients)):
+        check_count(name, value)
+    check_count("min_images", min_images)
+    if min_images < 2:
+        raise ValueError("min_images is 1; a training and a test set need 2 images")
+    if balance and len(attributes) != 1:
+        raise ValueError("balance needs exactly one attribute; load the attributes one by one")
+    files, labels = _read_attributes(directory, attributes)
+    owner = _read_identities(directory, files)
+    rng = np.random.Generator(np.random.PCG64(seed))
+    rows = _select(labels, owner, min_images, num_clients, balance, rng)
+    x = _decoded(
+        [directory / _IMAGES / files[row] for row in rows],
+        image_size,
+        Path(cache or directory / "decoded"),
+        progress,
+    )
+    pool = Pool("celeba", "real", 2, (x, labels[rows]), (x, labels[rows]))
+    train, test = split_parts(by_id(owner[rows]), test_fraction=test_fraction, seed=seed)
+    return federate(pool, train, test)
+
+
+def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """File names, and the labels of the chosen attributes ``[images, attributes]``."""
+    path = directory / _ATTRIBUTES
+    lines = _lines(path)
+    if len(lines) < 3 or not lines[0].strip().isdecimal():
+        raise ValueError(f"{path}: line 1 must be the number of images, line 2 the attributes")
+    names, rows = lines[1].split(), [line.split() for line in lines[2:]]
+    if int(lines[0]) != len(rows):
+        raise ValueError(
+            f"{path}: line 1 promises {lines[0].strip()} images, there are {len(rows)}"
+        )
+    columns = [1 + names.index(_known(name, names)) for name in attributes]
+    if not columns:
+        raise ValueError("attributes is empty; name at least one")
+    for number, row in enumerate(rows, start=3):
+        if len(row) != 1 + len(names) or not {"1", "-1"}.issuperset(row[1:]):
+            raise ValueError(
+                f"{path}: line {number} must be a file name and {len(names)} values 1 or -1"
+            )
+    labels = np.array([[row[column] == "1" for column in columns] for row in rows], np.int32)
+    return [row[0] for row in rows], labels
+
+
+def _known(name: str, names: list[str]) -> str:
+    if name in names:
+        return name
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+    raise ValueError(f"attribute {name!r} is unknown; {hint}")
+
+
+def _read_identities(directory: Path, files: list[str]) -> np.ndarray:
+    """The celebrity of each file."""
+    path = directory / _IDENTITIES
+    owners: dict[str, int] = {}
+    for number, line in enumerate(_lines(path), start=1):
+        row = line.split()
+        if len(row) != 2 or not row[1].isdecimal():
+            raise ValueError(f"{path}: line {number} must be a file name and a number")
+        owners[row[0]] = int(row[1])
+    missing = [file for file in files if file not in owners]
+    if missing:
+        raise ValueError(f"{path}: no line for {missing[0]}, which {_ATTRIBUTES} lists")
+    return np.array([owners[file] for file in files])
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"no {path.name} in {path.parent}: give the folder of CelebA's own files"
+        )
+    return path.read_text().splitlines()
+
+
+def _select(
+    labels: np.ndarray,
+    owner: np.ndarray,
+    min_images: int,
+    num_clients: int | None,
+    balance: bool,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """The rows of the images that are used, in order."""
+    rows = _frequent(np.arange(len(owner)), owner, min_images)
+    if balance:
+        rows = _balanced(rows, labels[:, 0], owner, min_images, rng)
+    clients = np.unique(owner[rows])
+    if len(clients) < (num_clients or 1):
+        raise ValueError(
+            f"{len(clients)} celebrities have {min_images} images or more; "
+            "lower num_clients or min_images"
+        )
+    if num_clients is None:
+        return rows
+    chosen = rng.permutation(clients)[:num_clients]
+    rows = rows[np.isin(owner[rows], chosen)]
+    return _thinned(rows, labels[:, 0], owner, min_images, rng) if balance else rows
+
+
+def _frequent(rows: np.ndarray, owner: np.ndarray, min_images: int) -> np.ndarray:
+    _, client, counts = np.unique(owner[rows], return_inverse=True, return_counts=True)
+    return rows[counts[client] >= min_images]
+
+
+def _balanced(
+    rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Drops images of the larger class, then celebrities with too few, until neither is needed."""
+    while surplus := abs(int((2 * y[rows] - 1).sum())):
+        larger = rng.permutation(np.flatnonzero(y[rows] == _larger(y[rows])))
+        rows = _frequent(np.delete(rows, larger[:surplus]), owner, min_images)
+    return rows
+
+
+def _thinned(
+    rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Drops images of the larger class, but no celebrity."""
+    surplus = abs(int((2 * y[rows] - 1).sum()))
+    clients, counts = np.unique(owner[rows], return_counts=True)
+    spare = dict(zip(clients.tolist(), (counts - min_images).tolist(), strict=True))
+    dropped: list[int] = []
+    for i in rng.permutation(np.flatnonzero(y[rows] == _larger(y[rows]))):
+        if len(dropped) < surplus and spare[owner[rows[i]]]:
+            spare[owner[rows[i]]] -= 1
+            dropped.append(i)
+    if len(dropped) < surplus:
+        raise ValueError(
+            f"the chosen celebrities cannot be balanced with {min_images} images each; "
+            "raise num_clients or lower min_images"
+        )
+    return np.delete(rows, dropped)
+
+
+def _larger(y: np.ndarray) -> bool:
+    return bool(2 * y.sum() > len(y))
+
+
+def _decoded(
+    paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
+) -> np.ndarray:
+    """The images ``uint8[images, size, size, 3]``, from the cache if they are there."""
+    shape = (len(paths), image_size, image_size, 3)
+    target = cache / f"images-{_digest(paths, image_size)}.npy"
+    if target.is_file():
+        try:
+            images = np.load(target, allow_pickle=False)
+        except (ValueError, EOFError):
+            images = np.empty(0)  # damaged: decode again
+        if images.shape == shape and images.dtype == np.uint8:
+            return images
+    images = np.empty(shape, np.uint8)
+    for i, path in enumerate(paths):
+        images[i] = _image(path, image_size)
+        progress(i + 1, len(paths))
+    _save(images, target)
+    return images
+
+
+def _digest(paths: list[Path], image_size: int) -> str:
+    """Changes with the selection, the order, the size, and the image files."""
+    digest = hashlib.sha256(f"{image_size}\n".encode())
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"no {path.name} in {path.parent}")
+        stat = path.stat()
+        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:32]
+
+
+def _image(path: Path, image_size: int) -> np.ndarray:
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB").resize((image_size, image_size)))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"{path}: unreadable image: {error}") from error
+
+
+def _save(images: np.ndarray, target: Path) -> None:
+    """Written aside and renamed: a cache file is whole or not there."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part", delete=False) as file:
+        try:
+            np.save(file, images, allow_pickle=False)
+            file.close()
+            Path(file.name).replace(target)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

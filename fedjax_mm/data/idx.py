@@ -1,0 +1,149 @@
+"""IDX files: MNIST, Fashion-MNIST and EMNIST as they are published."""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from fedjax_mm.data.federated import Pool
+
+Name = Literal["mnist", "fashion-mnist", "emnist"]
+
+_DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_EMNIST_CLASSES = {
+    "byclass": 62,
+    "bymerge": 47,
+    "balanced": 47,
+    "letters": 26,
+    "digits": 10,
+    "mnist": 10,
+}
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """The array in an IDX file, compressed with gzip or not.
+
+    Args:
+      path: of the file: two zero bytes, a type, the number of dimensions, their big-endian sizes,
+        and the values, big-endian.
+
+    Raises:
+      ValueError: if the file is not IDX, or is shorter or longer than its header says. The message
+        names the record, counted from 0 along the first dimension.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> path = pathlib.Path(tempfile.mkdtemp(), "labels")
+      >>> path.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
+      11
+      >>> read_idx(path)
+      array([7, 2, 1], dtype=uint8)
+
+    Reference:
+      LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
+    """
+    raw = _read(Path(path))
+    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES or raw[3] == 0:
+        raise ValueError(f"{path}: not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
+    dtype, start = np.dtype(_DTYPES[raw[2]]), 4 + 4 * raw[3]
+    if len(raw) < start:
+        raise ValueError(f"{path}: the header is cut off after {len(raw)} of {start} bytes")
+    shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
+    record = math.prod(shape[1:]) * dtype.itemsize
+    size, expected = len(raw) - start, shape[0] * record
+    if size < expected:
+        raise ValueError(
+            f"{path}: record {size // record} of {shape[0]} is cut off: "
+            f"the header promises {expected} bytes of values, there are {size}"
+        )
+    if size > expected:
+        raise ValueError(f"{path}: {size - expected} bytes follow the last of {shape[0]} records")
+    array = np.frombuffer(raw, dtype, offset=start).reshape(shape)
+    return array.astype(dtype.newbyteorder("="))
+
+
+def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
+    """MNIST, Fashion-MNIST or EMNIST from their official files.
+
+    EMNIST's images are stored transposed and are turned upright here; its letters are numbered from
+    1 in the files and from 0 here.
+
+    Args:
+      directory: holds the files, compressed or not, or a folder `name` with them.
+      name: which dataset.
+      split: of EMNIST: byclass (62 classes), bymerge, balanced, letters, digits or mnist.
+
+    Raises:
+      FileNotFoundError: if a file is missing; the message names it.
+      ValueError: if the name or the split is unknown, a file is damaged, or files do not fit.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for part in ("train", "t10k"):
+      ...     images = folder / f"{part}-images-idx3-ubyte"
+      ...     _ = images.write_bytes(bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 1, 9, 9]))
+      ...     labels = folder / f"{part}-labels-idx1-ubyte"
+      ...     _ = labels.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 1, 7]))
+      >>> pool = load_idx(folder)
+      >>> pool.train[0].shape, pool.train[1]
+      ((1, 2, 1, 1), array([7], dtype=int32))
+    """
+    if name not in get_args(Name):
+        raise ValueError(f"name is {name!r}; it must be one of {', '.join(get_args(Name))}")
+    if name != "emnist":
+        files, title, num_classes = ("train", "t10k"), str(name), 10
+    elif split in _EMNIST_CLASSES:
+        files = f"emnist-{split}-train", f"emnist-{split}-test"
+        title, num_classes = f"emnist, {split}", _EMNIST_CLASSES[split]
+    else:
+        raise ValueError(f"split is {split!r}; it must be one of {', '.join(_EMNIST_CLASSES)}")
+    places = [Path(directory), Path(directory, name)]
+    train, test = (_images_and_labels(places, file, title, num_classes) for file in files)
+    return Pool(title, "real", num_classes, train, test)
+
+
+def _images_and_labels(
+    places: list[Path], file: str, title: str, num_classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    images_path = _find(places, f"{file}-images-idx3-ubyte")
+    labels_path = _find(places, f"{file}-labels-idx1-ubyte")
+    images, labels = read_idx(images_path), read_idx(labels_path)
+    for path, array, ndim in ((images_path, images, 3), (labels_path, labels, 1)):
+        if array.ndim != ndim or array.dtype != np.uint8:
+            raise ValueError(
+                f"{path}: {array.ndim} dimensions of {array.dtype}; there must be {ndim} of uint8"
+            )
+    if len(images) != len(labels):
+        raise ValueError(f"{images_path}: {len(images)} images, but {len(labels)} labels beside it")
+    first = int(title == "emnist, letters")
+    wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
+    if len(wrong):
+        raise ValueError(
+            f"{labels_path}: record {wrong[0]} is label {labels[wrong[0]]}, "
+            f"outside {first} ... {first + num_classes - 1}"
+        )
+    if title.startswith("emnist"):
+        images = images.swapaxes(1, 2)
+    return np.ascontiguousarray(images)[..., None], labels.astype(np.int32) - first
+
+
+def _find(places: list[Path], file: str) -> Path:
+    for place in places:
+        for path in (place / file, place / f"{file}.gz"):
+            if path.is_file():
+                return path
+    raise FileNotFoundError(f"no {file} (or {file}.gz) in {' or '.join(map(str, places))}")
+
+
+def _read(path: Path) -> bytes:
+    raw = path.read_bytes()
+    if not raw.startswith(b"\x1f\x8b"):
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path}: the compressed file is damaged: {error}") from error

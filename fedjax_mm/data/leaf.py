@@ -1,0 +1,126 @@
+"""Directories of LEAF: a natural partition in JSON files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.data.federated import FederatedData
+
+_Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
+
+
+def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
+    """The clients in a LEAF directory, with the order of the training files.
+
+    Args:
+      directory: with the folders `train` and `test` of JSON files ``{users, num_samples, user_data:
+        {user: {x, y}}}``; the files of a folder are merged in the order of their names, and other
+        entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
+      name: of the dataset.
+
+    Raises:
+      FileNotFoundError: if a folder has no JSON files.
+      ValueError: if a file contradicts itself or another one; the message names file, user, reason.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for split in ("train", "test"):
+      ...     (folder / split).mkdir()
+      ...     user = {"x": [[1, 2], [3, 4]], "y": [0, 1]}
+      ...     content = {"users": ["a"], "num_samples": [2], "user_data": {"a": user}}
+      ...     _ = (folder / split / "data.json").write_text(json.dumps(content))
+      >>> data = load_leaf(folder)
+      >>> data.num_classes, data.train.examples[0].shape
+      (2, (2, 2))
+
+    Reference:
+      Caldas et al., "LEAF: a benchmark for federated settings", 2018.
+    """
+    train, test = _split(Path(directory, "train")), _split(Path(directory, "test"))
+    for one, other, place in ((train, test, "test"), (test, train, "train")):
+        for user, (path, *_) in one.items():
+            if user not in other:
+                raise ValueError(f"{path}: user {user!r}: missing from the {place} files")
+    first = next(iter(train.values()))[1].shape[1:]
+    for users in (train, test):
+        for user, (path, x, _) in users.items():
+            if x.shape[1:] != first:
+                raise _error(path, user, f"x has shape {x.shape[1:]}, the first user's {first}")
+    num_classes = 1 + max(int(y.max()) for users in (train, test) for _, _, y in users.values())
+    return FederatedData(
+        name, "real", num_classes, _store(train, list(train)), _store(test, list(train))
+    )
+
+
+def _split(folder: Path) -> _Users:
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise FileNotFoundError(f"{folder} has no .json files")
+    users: _Users = {}
+    for path in paths:
+        for user, (x, y) in _file(path).items():
+            if user in users:
+                raise _error(path, user, f"already in {users[user][0].name}")
+            users[user] = path, x, y
+    if not users:
+        raise ValueError(f"{folder}: the files have no users")
+    return users
+
+
+def _file(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    try:
+        content = json.loads(path.read_bytes())
+        users, sizes, data = (content[key] for key in ("users", "num_samples", "user_data"))
+    except (ValueError, KeyError, TypeError) as error:
+        reason = f"no entry {error}" if isinstance(error, KeyError) else f"{error}"
+        raise ValueError(f"{path}: not a LEAF file: {reason}") from error
+    if not isinstance(users, list) or not isinstance(sizes, list) or not isinstance(data, dict):
+        raise ValueError(f"{path}: not a LEAF file: users or num_samples or user_data is malformed")
+    if len(users) != len(sizes):
+        raise ValueError(f"{path}: {len(users)} users, but num_samples has {len(sizes)} entries")
+    if sorted(map(str, users)) != sorted(data):
+        user = sorted({*map(str, users)} ^ set(data)) or ["listed twice"]
+        raise _error(path, user[0], "users and user_data do not agree")
+    return {
+        user: _examples(path, user, data[user], size)
+        for user, size in zip(map(str, users), sizes, strict=True)
+    }
+
+
+def _examples(path: Path, user: str, entry: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
+        raise _error(path, user, "no entries x and y")
+    x, y = (_numbers(path, user, key, entry[key]) for key in ("x", "y"))
+    if not x.ndim or y.ndim != 1:
+        raise _error(path, user, f"x has {x.ndim} dimensions, y has {y.ndim}; y must have 1")
+    if not len(x) == len(y) == size:
+        raise _error(path, user, f"{len(x)} x and {len(y)} y, but num_samples says {size}")
+    if not size:
+        raise _error(path, user, "no examples; leave out such users")
+    if (y < 0).any() or (y != np.rint(y)).any():
+        raise _error(path, user, "y must be class numbers 0, 1, ...")
+    return x.astype(np.float32), y.astype(np.int32)
+
+
+def _numbers(path: Path, user: str, key: str, values: Any) -> np.ndarray:
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise _error(path, user, f"{key} is ragged: rows have different lengths") from error
+    if array.dtype.kind not in "iuf":
+        raise _error(path, user, f"{key} is not numbers; turn text into vectors first")
+    if not np.isfinite(array).all():
+        raise _error(path, user, f"{key} is not finite")
+    return array
+
+
+def _store(users: _Users, order: list[str]) -> ClientData:
+    return client_data([users[user][1:] for user in order])
+
+
+def _error(path: Path, user: str, reason: str) -> ValueError:
+    return ValueError(f"{path}: user {user!r}: {reason}")

@@ -1,0 +1,327 @@
+"""Who holds which examples: from labels to one array of row numbers per client.
+
+Every partitioner takes ``labels [examples]`` and the number of clients, draws from `seed`, and
+gives no example to two clients, with one exception that says so: `iid_share`.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fedjax_mm.checks import check_count, check_positive
+
+Parts = list[np.ndarray]
+"""For each client the rows of its examples."""
+
+_MAX_DRAWS = 1000
+
+
+def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
+    """Every client draws from all examples alike; sizes differ by at most 1.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      seed: of the draw.
+
+    Raises:
+      ValueError: if there are fewer examples than clients.
+
+    Example:
+      >>> [len(rows) for rows in iid(np.zeros(7), 3)]
+      [3, 2, 2]
+    """
+    _check(labels, num_clients)
+    return np.array_split(_rng(seed).permutation(len(labels)), num_clients)
+
+
+def dirichlet(
+    labels: np.ndarray, num_clients: int, *, alpha: float, min_examples: int = 1, seed: int = 0
+) -> Parts:
+    """Every label is divided over the clients in proportions that follow Dirichlet(alpha).
+
+    The smaller alpha, the fewer clients share a label. The proportions of all labels are redrawn
+    until every client has `min_examples`.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      alpha: concentration.
+      min_examples: what a client has at least.
+      seed: of the draw.
+
+    Raises:
+      ValueError: if alpha is not positive, or no draw gives every client `min_examples`.
+
+    Example:
+      >>> parts = dirichlet(np.arange(1000) % 10, 5, alpha=0.5, min_examples=50)
+      >>> sum(len(rows) for rows in parts)
+      1000
+
+    Reference:
+      Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019; divided
+      by label as in Yurochkin et al., "Bayesian nonparametric federated learning", 2019.
+    """
+    _check(labels, num_clients, examples_per_client=min_examples)
+    check_positive("alpha", alpha)
+    check_count("min_examples", min_examples)
+    rng = _rng(seed)
+    by_label = [rng.permutation(rows) for rows in by_id(labels)]
+    sizes = np.array([len(rows) for rows in by_label])
+    for _ in range(_MAX_DRAWS):
+        shares = rng.dirichlet(np.full(num_clients, alpha), len(sizes))
+        cuts = (np.cumsum(shares[:, :-1], axis=1) * sizes[:, None]).astype(np.int64)
+        counts = np.diff(cuts, axis=1, prepend=0, append=sizes[:, None])
+        if counts.sum(axis=0).min() >= min_examples:
+            break
+    else:
+        raise ValueError(
+            f"in {_MAX_DRAWS} draws of Dirichlet({alpha}) a client had fewer than {min_examples} "
+            "examples; raise alpha, or lower min_examples or num_clients"
+        )
+    pieces = [np.split(rows, cut) for rows, cut in zip(by_label, cuts, strict=True)]
+    return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+
+
+def shards(
+    labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, seed: int = 0
+) -> Parts:
+    """The examples, sorted by label, are cut into equal shards; a client gets some at random.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      shards_per_client: 2 of the 200 shards of MNIST for each of 100 clients.
+      seed: of the order within a label, and of the deal.
+
+    Raises:
+      ValueError: if there are fewer examples than shards.
+
+    Example:
+      >>> labels = np.arange(100) % 10
+      >>> [len(set(labels[rows].tolist())) for rows in shards(labels, 5)]
+      [2, 2, 2, 2, 2]
+
+    Reference:
+      McMahan et al., "Communication-efficient learning", 2017; Pawlik, section 2.2.2.
+    """
+    check_count("shards_per_client", shards_per_client)
+    _check(labels, num_clients, examples_per_client=shards_per_client)
+    rng = _rng(seed)
+    ordered = np.concatenate([rng.permutation(rows) for rows in by_id(labels)])
+    pieces = np.array_split(ordered, num_clients * shards_per_client)
+    deal = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
+    return [np.concatenate([pieces[i] for i in mine]) for mine in deal]
+
+
+def label_clusters(
+    labels: np.ndarray, num_clients: int, *, num_clusters: int = 5, seed: int = 0
+) -> Parts:
+    """Labels and clients fall into clusters; a cluster's clients share its labels' examples alike.
+
+    Which label and which client belong to which cluster depends on the seed and the numbers of
+    labels, clients and clusters alone: training and test labels give the same clusters.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      num_clusters: 5 clusters of 2 labels each for 10 labels.
+      seed: of the clusters and of the deal.
+
+    Raises:
+      ValueError: if the clusters cannot have the same number of labels, there are more clusters
+        than clients, or a cluster has fewer examples than clients.
+
+    Example:
+      >>> labels = np.arange(100) % 10
+      >>> parts = label_clusters(labels, 10)
+      >>> [len(set(labels[rows].tolist())) for rows in parts] == [2] * 10
+      True
+
+    Reference:
+      Cho et al., "Maximizing global model appeal in federated learning", figures 3, 4, table 3.
+    """
+    _check(labels, num_clients)
+    check_count("num_clusters", num_clusters)
+    names = np.unique(labels)
+    if len(names) % num_clusters:
+        raise ValueError(f"{len(names)} labels do not make {num_clusters} equal clusters")
+    if num_clusters > num_clients:
+        raise ValueError(f"{num_clusters} clusters need as many clients; there are {num_clients}")
+    rng = _rng(seed)
+    label_cluster = np.array_split(rng.permutation(names), num_clusters)
+    client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
+    parts: Parts = [np.empty(0, np.int64)] * num_clients
+    for mine, clients in zip(label_cluster, client_cluster, strict=True):
+        rows = rng.permutation(np.flatnonzero(np.isin(labels, mine)))
+        if len(rows) < len(clients):
+            raise ValueError(
+                f"labels {mine.tolist()} have {len(rows)} examples for {len(clients)} clients; "
+                "lower num_clients or num_clusters"
+            )
+        for client, piece in zip(clients, np.array_split(rows, len(clients)), strict=True):
+            parts[client] = piece
+    return parts
+
+
+def iid_share(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    percent: float,
+    labels_per_client: int = 2,
+    overlap: bool = True,
+    seed: int = 0,
+) -> Parts:
+    """Percent of every client's examples are IID, the others of a few labels that it draws.
+
+    That percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of
+    ``n = examples // clients`` from the pool, and the rest in equal parts from the remainder of
+    random labels. The clients draw their labels independently, so a label may be asked for more
+    than it has: then, as in the paper, clients overlap, and as little as possible: no example of a
+    label is used k + 1 times before all are used k times. No client has an example twice.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      percent: p, from 0 to 100.
+      labels_per_client: how many labels a client draws.
+      overlap: False refuses partitions in which clients share examples. MNIST's labels are too
+        unequal for one at the paper's sizes.
+      seed: of all draws.
+
+    Raises:
+      ValueError: if percent is out of range, a client would need an example twice, or, without
+        `overlap`, two clients would need the same one.
+
+    Example:
+      >>> parts = iid_share(np.arange(1000) % 10, 10, percent=80)
+      >>> [len(rows) for rows in parts] == [100] * 10
+      True
+
+    Reference:
+      Pawlik, section 2.2.1.
+    """
+    _check(labels, num_clients)
+    _check_percent(percent)
+    by_label = by_id(labels)
+    if not 1 <= labels_per_client <= len(by_label):
+        raise ValueError(f"labels_per_client is {labels_per_client} of {len(by_label)} labels")
+    rng = _rng(seed)
+    cut = [np.split(rng.permutation(r), [round(percent / 100 * len(r))]) for r in by_label]
+    deal_iid = _dealer(rng.permutation(np.concatenate([pool for pool, _ in cut])), overlap)
+    deal_label = [_dealer(rest, overlap) for _, rest in cut]
+    size = len(labels) // num_clients
+    num_iid = math.ceil(percent * size / 100)
+    rest = np.array_split(np.arange(size - num_iid), labels_per_client)
+    parts = []
+    for _ in range(num_clients):
+        mine = rng.choice(len(by_label), labels_per_client, replace=False)
+        pieces = [deal_label[k](len(part)) for k, part in zip(mine, rest, strict=True)]
+        parts.append(np.concatenate([deal_iid(num_iid), *pieces]))
+    return parts
+
+
+def iid_clients(
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    percent: float,
+    shards_per_client: int = 2,
+    seed: int = 0,
+) -> Parts:
+    """Percent of the clients, drawn at random, are `iid`, the others have `shards`.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      percent: p, from 0 to 100.
+      shards_per_client: of the clients that are not IID.
+      seed: of all draws.
+
+    Raises:
+      ValueError: if percent is out of range, or there are too few examples.
+
+    Example:
+      >>> labels = np.arange(1000) % 10
+      >>> parts = iid_clients(labels, 10, percent=50)
+      >>> sorted(len(set(labels[rows].tolist())) == 10 for rows in parts)[4:6]
+      [False, True]
+    """
+    labels = np.asarray(labels)
+    _check(labels, num_clients, examples_per_client=shards_per_client)
+    _check_percent(percent)
+    first, second, third = np.random.SeedSequence(seed).generate_state(3).tolist()
+    num_iid = round(percent / 100 * num_clients)
+    rows = _rng(first).permutation(len(labels))
+    mixed, rest = np.split(rows, [len(rows) * num_iid // num_clients])
+    parts = list(np.array_split(mixed, num_iid)) if num_iid else []
+    if num_iid < num_clients:
+        others = shards(
+            labels[rest], num_clients - num_iid, shards_per_client=shards_per_client, seed=second
+        )
+        parts += [rest[other] for other in others]
+    return [parts[i] for i in _rng(third).permutation(num_clients)]
+
+
+def by_id(ids: np.ndarray) -> Parts:
+    """One client for each different id, in their order: the natural partition.
+
+    Args:
+      ids: ``[examples]``, numbers or text.
+
+    Raises:
+      ValueError: if there are no examples.
+
+    Example:
+      >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
+      [[1], [0, 2]]
+    """
+    ids = np.asarray(ids)
+    if ids.ndim != 1 or not len(ids):
+        raise ValueError(f"ids has shape {ids.shape}; give one id for each of at least one example")
+    _, counts = np.unique(ids, return_counts=True)
+    return np.split(np.argsort(ids, kind="stable"), np.cumsum(counts)[:-1])
+
+
+def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
+    """Deals rows in turn, and after the last the first: multiplicities differ by at most 1."""
+    dealt = 0
+
+    def deal(number: int) -> np.ndarray:
+        nonlocal dealt
+        if number > len(rows):
+            raise ValueError(
+                f"a client needs {number} of {len(rows)} examples; raise num_clients or "
+                "labels_per_client, or change percent"
+            )
+        if not overlap and dealt + number > len(rows):
+            raise ValueError(
+                f"clients ask for more than the {len(rows)} examples of a label or of the pool; "
+                "raise num_clients, or allow overlap as the paper does"
+            )
+        start, dealt = dealt, dealt + number
+        return rows[np.arange(start, dealt) % len(rows)] if number else rows[:0]
+
+    return deal
+
+
+def _check(labels: np.ndarray, num_clients: int, *, examples_per_client: int = 1) -> None:
+    check_count("num_clients", num_clients)
+    if np.ndim(labels) != 1:
+        raise ValueError(f"labels has shape {np.shape(labels)}; give one label for each example")
+    if len(labels) < num_clients * examples_per_client:
+        raise ValueError(
+            f"{len(labels)} examples are too few for {num_clients} clients with "
+            f"{examples_per_client} or more each; lower num_clients"
+        )
+
+
+def _check_percent(percent: float) -> None:
+    if not 0 <= percent <= 100:
+        raise ValueError(f"percent is {percent}; it must lie between 0 and 100")
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))

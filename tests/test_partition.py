@@ -1,0 +1,272 @@
+"""Partitions: which examples a client holds, and what becomes of the dataset."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_mm.data.dealing import federate, flip_labels, flipped_clients, split_parts
+from fedjax_mm.data.federated import Pool
+from fedjax_mm.data.partition import (
+    by_id,
+    dirichlet,
+    iid,
+    iid_clients,
+    iid_share,
+    label_clusters,
+    shards,
+)
+
+PARTITIONERS = {
+    "iid": iid,
+    "dirichlet": lambda labels, n, seed=0: dirichlet(labels, n, alpha=1.0, seed=seed),
+    "shards": shards,
+    "label_clusters": label_clusters,
+    "iid_clients": lambda labels, n, seed=0: iid_clients(labels, n, percent=60, seed=seed),
+    "iid_share": lambda labels, n, seed=0: iid_share(labels, n, percent=60, seed=seed),
+    "by_id": lambda labels, n, seed=0: by_id(
+        np.random.default_rng(seed).integers(0, n, len(labels))
+    ),
+}
+COVERING = [name for name in PARTITIONERS if name != "iid_share"]
+LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), range(150, 250, 10)))
+"""Lopsided: label k occurs 150 + 10 k times."""
+
+
+def histogram(rows, labels=LABELS):
+    return np.bincount(labels[rows], minlength=10)
+
+
+@pytest.mark.parametrize("name", COVERING)
+@given(num_clients=st.integers(5, 40), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=20, deadline=None)
+def test_every_example_has_one_client(name, num_clients, seed):
+    parts = PARTITIONERS[name](LABELS, num_clients, seed=seed)
+    assert len(parts) == num_clients
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+    assert min(map(len, parts)) >= 1
+
+
+@pytest.mark.parametrize("name", PARTITIONERS)
+def test_the_seed_decides(name):
+    one, again, other = (PARTITIONERS[name](LABELS, 8, seed=seed) for seed in (1, 1, 2))
+    assert all(map(np.array_equal, one, again))
+    assert not all(map(np.array_equal, one, other))
+    order = [int(rows[0]) for rows in one]
+    assert name == "by_id" or order != sorted(order), "clients are not in the examples' order"
+
+
+def test_iid_sizes_and_frequencies():
+    parts = iid(LABELS, 7)
+    assert {len(rows) for rows in parts} == {len(LABELS) // 7, len(LABELS) // 7 + 1}
+    shares = np.array([histogram(iid(LABELS, 7, seed=s)[3])[9] for s in range(400)])
+    expected = 240 / 7
+    assert abs(shares.mean() - expected) < 4 * shares.std() / 20
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_dirichlet_shares_have_their_variance(alpha):
+    """A client's share of a label is Beta(alpha, (N-1) alpha)."""
+    num_clients, labels = 6, np.repeat([0, 1], 20_000)
+    squares = []
+    for seed in range(300):
+        parts = dirichlet(labels, num_clients, alpha=alpha, seed=seed, min_examples=1)
+        shares = np.array([np.bincount(labels[rows], minlength=2)[0] for rows in parts]) / 20_000
+        assert shares.sum() == pytest.approx(1)
+        squares.append(((shares - 1 / num_clients) ** 2).mean())
+    p = 1 / num_clients
+    expected = p * (1 - p) / (num_clients * alpha + 1)
+    error = np.std(squares) / np.sqrt(len(squares))
+    # Redrawing until every client has an example narrows the shares at the smallest alpha.
+    slack = 0.15 * expected if alpha < 0.5 else 0
+    assert abs(np.mean(squares) - expected) < 4 * error + slack
+
+
+@given(alpha=st.floats(0.3, 100), seed=st.integers(0, 2**32 - 1), minimum=st.integers(1, 20))
+@settings(max_examples=30, deadline=None)
+def test_dirichlet_keeps_the_minimum(alpha, seed, minimum):
+    parts = dirichlet(LABELS, 8, alpha=alpha, min_examples=minimum, seed=seed)
+    assert min(map(len, parts)) >= minimum
+
+
+def test_shards_of_the_papers():
+    labels = np.repeat(np.arange(10), 6000)
+    parts = shards(labels, 100)
+    assert {len(rows) for rows in parts} == {600}
+    held = [set(labels[rows].tolist()) for rows in parts]
+    assert {len(mine) for mine in held} <= {1, 2}
+    counts = np.array([np.bincount(labels[rows], minlength=10) for rows in parts])
+    assert set(np.unique(counts)) == {0, 300, 600}
+
+
+def test_clusters_share_no_label_and_agree_between_training_and_test():
+    parts, tested = label_clusters(LABELS, 20), label_clusters(LABELS[::3], 20)
+    held = [tuple(np.flatnonzero(histogram(rows))) for rows in parts]
+    assert len(set(held)) == 5
+    assert sorted(label for mine in set(held) for label in mine) == list(range(10))
+    assert all(held.count(mine) == 4 for mine in held)
+    assert held == [tuple(np.flatnonzero(histogram(rows, LABELS[::3]))) for rows in tested]
+    # Homogeneous inside a cluster: 4 clients, 2 labels, so one quarter of each label.
+    for rows, (label, _) in zip(parts, held, strict=True):
+        total = (label == LABELS).sum()
+        assert abs(histogram(rows)[label] - total / 4) < 4 * np.sqrt(total * 3 / 16)
+
+
+@pytest.mark.parametrize("percent", [0, 35, 80, 100])
+def test_share_of_iid_examples(percent):
+    size, num_clients = len(LABELS) // 20, 20
+    parts = iid_share(LABELS, num_clients, percent=percent, seed=3)
+    num_iid = -(-percent * size // 100)
+    excess = []
+    for rows in parts:
+        assert len(rows) == len(set(rows.tolist())) == size
+        tail = histogram(rows[num_iid:])
+        assert np.count_nonzero(tail) == (2 if percent < 100 else 0)
+        assert np.ptp(tail[tail > 0]) <= 1 if percent < 100 else not tail.any()
+        excess.append(histogram(rows[:num_iid]))
+    if percent:
+        shares = np.sum(excess, axis=0) / (num_iid * num_clients)
+        np.testing.assert_allclose(shares, np.bincount(LABELS) / len(LABELS), atol=0.01)
+
+
+def test_shared_examples_overlap_as_little_as_possible():
+    parts = iid_share(LABELS, 20, percent=80)
+    used = np.bincount(np.concatenate(parts), minlength=len(LABELS))
+    num_iid = -(-80 * (len(LABELS) // 20) // 100)
+    pool = np.unique(np.concatenate([rows[:num_iid] for rows in parts]))
+    assert np.ptp(used[pool]) <= 1
+    rest = np.setdiff1d(np.arange(len(LABELS)), pool)
+    for label in range(10):
+        assert np.ptp(used[rest[LABELS[rest] == label]]) <= 1
+
+
+def test_without_overlap_the_same_partition_or_none():
+    labels = np.tile(np.arange(10), 100)
+    parts = iid_share(labels, 10, percent=100, overlap=False)
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(1000))
+    with pytest.raises(ValueError, match="allow overlap"):
+        iid_share(labels, 10, percent=10, overlap=False)
+
+
+@pytest.mark.parametrize("percent", [0, 30, 100])
+def test_iid_clients_are_so_many(percent):
+    labels = np.repeat(np.arange(10), 500)
+    parts = iid_clients(labels, 20, percent=percent, seed=4)
+    mixed = [np.count_nonzero(histogram(rows, labels)) == 10 for rows in parts]
+    assert sum(mixed) == 20 * percent // 100
+    assert {len(rows) for rows in parts} == {250}
+    if percent == 30:
+        assert mixed not in (sorted(mixed), sorted(mixed, reverse=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: iid(np.zeros(3), 4), "3 examples are too few for 4 clients"),
+        (lambda: iid(np.zeros((3, 1)), 2), r"labels has shape \(3, 1\)"),
+        (lambda: iid(np.zeros(3), 0), "num_clients is 0"),
+        (lambda: dirichlet(LABELS, 4, alpha=0), "alpha is 0"),
+        (lambda: dirichlet(LABELS, 40, alpha=1, min_examples=60), "are too few for 40 clients"),
+        (lambda: dirichlet(LABELS, 40, alpha=0.01, min_examples=30), "raise alpha, or lower min"),
+        (lambda: shards(np.zeros(5), 3), "5 examples are too few for 3 clients with 2"),
+        (lambda: label_clusters(LABELS, 9, num_clusters=3), "10 labels do not make 3 equal"),
+        (lambda: label_clusters(LABELS, 3), "5 clusters need as many clients"),
+        (
+            lambda: label_clusters(np.repeat([0, 1], [1, 9]), 8, num_clusters=2),
+            "lower num_clients or num_clusters",
+        ),
+        (lambda: iid_share(LABELS, 4, percent=101), "percent is 101"),
+        (lambda: iid_share(LABELS, 2, percent=0), "a client needs"),
+        (lambda: iid_share(LABELS, 4, percent=5, labels_per_client=11), "labels_per_client is 11"),
+        (lambda: iid_clients(LABELS, 4, percent=-1), "percent is -1"),
+        (lambda: by_id(np.zeros(0)), "give one id"),
+        (lambda: split_parts([np.arange(1)], test_fraction=0.5), "client 0 has 1 examples"),
+        (lambda: split_parts([np.arange(4)], test_fraction=0), "test_fraction is 0"),
+        (lambda: flipped_clients(4, fraction=1.5), "fraction is 1.5"),
+        (lambda: federate(POOL, [np.arange(3), np.arange(0)]), "client 1 has no training example"),
+        (lambda: federate(POOL, [np.array([2000])]), "row 2000 of 1950 training"),
+        (lambda: federate(POOL, [np.array([3, -1])]), "row -1 of 1950 training"),
+        (lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2), "parts of 1 clients, but"),
+        (
+            lambda: federate(POOL, [np.arange(2)], [np.arange(2)], test_fraction=0.5),
+            "not both",
+        ),
+        (lambda: flip_labels(federate(POOL, iid(LABELS, 3)), fraction=0.5), "one pool"),
+    ],
+)
+def test_what_cannot_be_made_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+X = np.arange(len(LABELS), dtype=np.float32)[:, None]
+POOL = Pool(
+    "toy", "real", 10, (X, LABELS.astype(np.int32)), (-X[:90], LABELS[:90].astype(np.int32))
+)
+
+
+def test_dealing_gives_every_client_its_rows():
+    parts = dirichlet(LABELS, 5, alpha=1.0)
+    data = federate(POOL, parts)
+    np.testing.assert_array_equal(data.train.examples[0][:, 0], np.concatenate(parts))
+    np.testing.assert_array_equal(data.train.examples[1], LABELS[np.concatenate(parts)])
+    assert data.train.counts.tolist() == [len(rows) for rows in parts]
+    assert data.test.counts.tolist() == [90]
+    assert (data.name, data.kind, data.num_classes) == ("toy", "real", 10)
+    own = federate(POOL, parts, iid(LABELS[:90], 5))
+    assert own.test.counts.tolist() == [18] * 5
+    assert own.test.examples[0].max() <= 0, "from the pool's test examples"
+
+
+@given(
+    sizes=st.lists(st.integers(2, 30), min_size=1, max_size=8),
+    fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_client_is_divided_into_training_and_test(sizes, fraction, seed):
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    train, test = split_parts(parts, test_fraction=fraction, seed=seed)
+    for whole, mine, held in zip(parts, train, test, strict=True):
+        np.testing.assert_array_equal(np.sort(np.concatenate([mine, held])), whole)
+        assert abs(len(held) - fraction * len(whole)) <= 1
+        assert min(len(mine), len(held)) >= 1
+
+
+def test_the_split_of_a_client_is_random():
+    firsts = [split_parts([np.arange(10)], test_fraction=0.3, seed=s)[1][0] for s in range(500)]
+    counts = np.bincount(np.concatenate(firsts), minlength=10)
+    assert np.abs(counts - 150).max() < 4 * np.sqrt(500 * 0.3 * 0.7)
+
+
+def test_flips_are_those_of_the_named_clients_in_training_and_test():
+    data = federate(POOL, iid(LABELS, 10), test_fraction=0.4, seed=1)
+    flipped = flip_labels(data, fraction=0.3, seed=5)
+    clients = flipped_clients(10, fraction=0.3, seed=5)
+    assert len(set(clients.tolist())) == 3
+    for before, after in ((data.train, flipped.train), (data.test, flipped.test)):
+        np.testing.assert_array_equal(before.examples[0], after.examples[0])
+        np.testing.assert_array_equal(before.counts, after.counts)
+        owner = np.repeat(np.arange(10), before.counts)
+        old, new = np.asarray(before.examples[1]), np.asarray(after.examples[1])
+        mine = np.isin(owner, clients)
+        np.testing.assert_array_equal(new[mine], 9 - old[mine])
+        np.testing.assert_array_equal(new[~mine], old[~mine])
+        assert new.dtype == np.int32
+
+
+def test_flipping_twice_is_the_identity_and_attributes_flip_each():
+    y = np.stack([LABELS % 2, LABELS % 3 == 0], axis=1).astype(np.int32)
+    pool = Pool("attributes", "surrogate", 2, (X, y), (X, y))
+    data = federate(pool, iid(LABELS, 4), iid(LABELS, 4))
+    once = flip_labels(data, fraction=1)
+    np.testing.assert_array_equal(once.train.examples[1], 1 - np.asarray(data.train.examples[1]))
+    twice = flip_labels(once, fraction=1)
+    np.testing.assert_array_equal(twice.test.examples[1], data.test.examples[1])
+
+
+def test_which_clients_flip_is_uniform():
+    hits = np.bincount(
+        np.concatenate([flipped_clients(10, fraction=0.3, seed=s) for s in range(1000)])
+    )
+    assert np.abs(hits - 300).max() < 4 * np.sqrt(1000 * 0.3 * 0.7)
