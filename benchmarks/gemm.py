@@ -1,6 +1,6 @@
 """The machine's measured peak in float32 matrix products, against which work is compared.
 
-    python -m benchmarks.gemm
+python -m benchmarks.gemm
 """
 
 import time

@@ -10,10 +10,10 @@ is the mean cross-entropy of a softmax; everything is float32.
 | W2b | the same | 305 | 10,000 | 40 | 1,000 | 5 | 20 |
 | W3 | perceptron 784-64-30-10, ReLU | 52,500 | 100 | 300 | 10 | 30 | 32 |
 | W3b | the same | 52,500 | 100 | 300 | 100 | 30 | 32 |
-| W4 | McMahan et al. (2017): two convolutions 5 x 5, dense 512, dense 10 | 1,663,370 | 10 | 600 | 10 \
-| 60 | 10 |
+| W4 | two convolutions 5 x 5, dense 512, dense 10 | 1,663,370 | 10 | 600 | 10 | 60 | 10 |
 
-Data are synthetic, of these shapes: the work does not depend on their values.
+W4's model is the CNN of McMahan et al. (AISTATS 2017), one epoch of 600 images 28 x 28. Data are
+synthetic, of these shapes: the work does not depend on their values.
 """
 
 import math
@@ -59,8 +59,7 @@ class Model(NamedTuple):
         """
         total = 0
         for layer, shape in enumerate(self.kernel_shapes):
-            pixels = self.example_shape[0] * self.example_shape[1] // 4**layer
-            m = pixels if len(shape) == 4 else 1
+            m = math.prod(self.example_shape[:-1]) // 4**layer if len(shape) == 4 else 1
             total += (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
         return total
 
