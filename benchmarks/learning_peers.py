@@ -10,8 +10,8 @@ What was tried, in client updates per second (two CPU cores, shared and noisy):
 
 - FedJAX, W4: the maximum of 2 x 2 as `reshape(...).max` 2.7, as `lax.reduce_window` 2.2; taken
   before ReLU, which then has a quarter of the work; a convolution as such 2.7, as a product 2.5.
-- DrJAX, W4: mapped over clients, a convolution is a grouped one: 0.1; as a product of the 25 shifted
-  images 1.9, which is kept.
+- DrJAX, W4: mapped over clients, a convolution is a grouped one: 0.1; as a product of the 25
+  shifted images 1.9, which is kept.
 - DrJAX: the examples of a round gathered before its steps, or by number in each step: W2 66,000 or
   33,000, W2b 48,000 or 35,000, W4 1.9 or 0.6; but W3 161 or 462, W3b 73 or 179. The faster is kept.
 - DrJAX: a batch of random examples, or of shuffled ones: W2 66,000 or 22,000, W2b 48,000 or 30,000.

@@ -68,6 +68,14 @@ def test_chunks_do_the_same_work(build):
     _assert_close(build(workload, 3, batches=batches, chunk_size=4)(), expected)
 
 
+@pytest.mark.parametrize("num_steps", [5, 6], ids=["all steps", "one step"])
+def test_compiled_does_the_same_work(num_steps):
+    workload = SMALL["W2"]._replace(num_steps=num_steps)
+    batches = _batches(workload)
+    run = VMAP(workload, 3, batches=batches, compiled=True)
+    _assert_close(run(), numpy_rounds(workload, batches)())
+
+
 @pytest.mark.parametrize("build", [FEDJAX, DRJAX, LOOP, VMAP, BADDBMM])
 def test_own_batches_learn(build):
     """Drawn batches visit the examples: on one client's, training approaches the labels."""
@@ -107,11 +115,13 @@ PEERS = [
     ("W2", "PyTorch", "loop", LOOP, 20, {}),
     ("W2", "PyTorch", "vmap", VMAP, 150, {}),
     ("W2", "PyTorch", "baddbmm", BADDBMM, 250, {}),
+    ("W2", "PyTorch", "compiled vmap", VMAP, 1000, {"compiled": True}),
     ("W2b", "FedJAX", "loop", FEDJAX, 1, {}),
     ("W2b", "DrJAX", "vmap", DRJAX, 40, {}),
     ("W2b", "PyTorch", "loop", LOOP, 2, {}),
     ("W2b", "PyTorch", "vmap", VMAP, 25, {}),
     ("W2b", "PyTorch", "baddbmm", BADDBMM, 25, {"chunk_size": 100}),
+    ("W2b", "PyTorch", "compiled vmap", VMAP, 80, {"compiled": True, "chunk_size": 100}),
     ("W3", "FedJAX", "loop", FEDJAX, 10, {}),
     ("W3", "DrJAX", "vmap", DRJAX, 50, {}),
     ("W3", "PyTorch", "loop", LOOP, 20, {"num_threads": 2}),
