@@ -5,19 +5,19 @@ drawn uniformly with replacement by one `torch.randint` a round, or prescribed b
 data are tensors before the clock starts; there is no DataLoader.
 
 What was tried, in client updates per second (two CPU cores, shared: two threads often fight for
-them, and a factor below 1.3 says nothing):
+them, and a factor below 1.3 says little):
 
-- Loop, W2: batches gathered once a client 2,300, in each step 1,900; the step by `autograd.grad` and
-  `torch._foreach_add_`, as `torch.optim.SGD` (1,900 to 2,200), as it with `foreach` (1,200 to 1,700).
-- Loop, W4: images and kernels channels last 2.5, as they come 2.2, without oneDNN 1.5.
-- Loop with a compiled step: W2 2,100 or 1,900 without, W3 76 or 57, W4 1.1 or 1.6: not kept, it also
+- Loop, W2: batches gathered once a client 2,300, in each step 1,900; steps by `autograd.grad` and
+  `torch._foreach_add_` are kept, `torch.optim.SGD` 1,900 to 2,200, with `foreach` 1,200 to 1,700.
+- Loop, W4: kernels channels last 2.5, as they come 2.2, without oneDNN 1.5.
+- Loop with a compiled step: W2 2,100 or 1,900 without, W3 76 or 57, W4 1.1 or 1.6: not kept, and it
   takes 12 to 20 s to compile.
 - Vectorized, W2 on one thread: `vmap(grad(loss))` 15,000, `autograd.grad` of the sum of
-  `vmap(loss)` 18,000, `torch.baddbmm` by hand 24,000, `vmap(grad(loss))` compiled whole 80,000, its
-  step alone 71,000. W2b compiled: 53,000, in chunks of 100 clients 70,000. The whole of W2's five
-  steps takes 14 to 22 s to compile.
-- Threads: W2 and W2b one (two: no faster on an idle machine, ten times slower on a loaded one); W3 and
-  W4 two (1.3 to 1.5 times).
+  `vmap(loss)` 18,000, `torch.baddbmm` by hand 24,000, `vmap(grad(loss))` compiled whole 80,000,
+  its step alone 71,000. W2b compiled: 53,000, in chunks of 100 clients 70,000; with `dynamic` left
+  to PyTorch, a second workload in a process gets a slower program: 32,000.
+- Threads: one for W2 and W2b (two are no faster, and ten times slower on a loaded machine), two for
+  W3 and W4 (1.3 to 1.5 times).
 """
 
 from collections.abc import Callable
@@ -275,9 +275,9 @@ def _vectorized_rounds(
         return form.total(local)
 
     if form.compiled and workload.num_steps <= 5:
-        client_updates = torch.compile(client_updates)
+        client_updates = torch.compile(client_updates, dynamic=False)
     elif form.compiled:
-        step = torch.compile(step)
+        step = torch.compile(step, dynamic=False)
 
     def run() -> Params:
         torch.set_num_threads(num_threads)
