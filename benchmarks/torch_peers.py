@@ -14,11 +14,12 @@ them, and a factor below 1.3 says little):
   takes 12 to 20 s to compile.
 - Vectorized, W2 on one thread: `vmap(grad(loss))` 15,000, `autograd.grad` of the sum of
   `vmap(loss)` 18,000, `torch.baddbmm` by hand 24,000, `vmap(grad(loss))` compiled whole 80,000,
-  its step alone 71,000. W2b compiled: 53,000, in chunks of 100 clients 70,000; with `dynamic` left
-  to PyTorch, a second workload in a process gets a slower program: 32,000.
-- Threads: on a quiet machine two help W3 and W4 1.3 to 1.5 times and W2 not; on a loaded one,
-  beside XLA's threads, they cost up to 50 times (W3's loop 2.8 against 155 on one). The benchmark
-  times a round with one thread and with all and takes the faster; the compiled programs have one.
+  its step alone 71,000. W2b compiled: 53,000, in chunks of 100 clients 70,000, and on a busier
+  machine 31,000. Shapes are compiled as they are (`dynamic=False`).
+- Threads: on a quiet machine two helped W4 and the vectorized W3 1.3 to 1.5 times, W3's loop not,
+  W2 now and then; on a loaded one, beside XLA's threads, W3's loop did 2.8, and 97 to 120 on one.
+  The benchmark times a round with one thread and with all and takes the faster; the compiled
+  programs have one.
 """
 
 from collections.abc import Callable
