@@ -1,0 +1,293 @@
+"""The learning workloads W2 to W4 in PyTorch on the CPU: a loop over clients, and vectorized.
+
+The contract is that of `learning_peers`: same data, parameters and cohorts; examples of a step are
+drawn uniformly with replacement by one `torch.randint` a round, or prescribed by `batches`. All
+data are tensors before the clock starts; there is no DataLoader.
+
+What was tried, in client updates per second (two CPU cores, shared: two threads often fight for
+them, and a factor below 1.3 says little):
+
+- Loop, W2: batches gathered once a client 2,300, in each step 1,900; steps by `autograd.grad` and
+  `torch._foreach_add_` are kept, `torch.optim.SGD` 1,900 to 2,200, with `foreach` 1,200 to 1,700.
+- Loop, W4: kernels channels last 2.5, as they come 2.2, without oneDNN 1.5.
+- Loop with a compiled step: W2 2,100 or 1,900 without, W3 76 or 57, W4 1.1 or 1.6: not kept, and it
+  takes 12 to 20 s to compile.
+- Vectorized, W2 on one thread: `vmap(grad(loss))` 15,000, `autograd.grad` of the sum of
+  `vmap(loss)` 18,000, `torch.baddbmm` by hand 24,000, `vmap(grad(loss))` compiled whole 80,000,
+  its step alone 71,000. W2b compiled: 53,000, in chunks of 100 clients 70,000, and on a busier
+  machine 31,000. Shapes are compiled as they are (`dynamic=False`).
+- Threads: on a quiet machine two helped W4 and the vectorized W3 1.3 to 1.5 times, W3's loop not,
+  W2 now and then; on a loaded one, beside XLA's threads, W3's loop did 2.8, and 97 to 120 on one.
+  The benchmark times a round with one thread and with all and takes the faster; the compiled
+  programs have one.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.func import grad, vmap
+from torch.nn import functional
+
+from benchmarks.learning import Model, Params, Run, Workload
+
+Tensors = list[torch.Tensor]
+
+
+def _to_torch(model: Model, params: Params) -> Tensors:
+    """Kernel, bias, kernel, ... in the layout of PyTorch: `[out, in, 5, 5]`, `[out, in]`."""
+    tensors = []
+    for kernel, bias in params:
+        if kernel.ndim == 4:
+            kernel = kernel.transpose(3, 2, 0, 1)
+        else:
+            kernel = _flattening(model, kernel, len(tensors) // 2, to_torch=True).T
+        tensors += [torch.tensor(kernel.copy()), torch.tensor(bias)]
+    return tensors
+
+
+def _from_torch(model: Model, tensors: Tensors) -> Params:
+    arrays = [tensor.detach().numpy() for tensor in tensors]
+    params = []
+    for layer, (kernel, bias) in enumerate(zip(arrays[::2], arrays[1::2], strict=True)):
+        if kernel.ndim == 4:
+            kernel = kernel.transpose(2, 3, 1, 0)
+        else:
+            kernel = _flattening(model, kernel.T, layer, to_torch=False)
+        params.append((kernel, bias))
+    return params
+
+
+def _flattening(model: Model, kernel: np.ndarray, layer: int, *, to_torch: bool) -> np.ndarray:
+    """Reorders the inputs of the layer after the convolutions: images end, or begin, by channel."""
+    if not model.channels or layer != len(model.channels):
+        return kernel
+    channels = model.channels[-1]
+    if to_torch:
+        by_channel = kernel.reshape(-1, channels, kernel.shape[1]).transpose(1, 0, 2)
+    else:
+        by_channel = kernel.reshape(channels, -1, kernel.shape[1]).transpose(1, 0, 2)
+    return by_channel.reshape(kernel.shape)
+
+
+def _loss(model: Model) -> Callable[[Tensors, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Returns `loss(params, x, y)`, the mean cross-entropy."""
+    num_convolutions = len(model.channels)
+
+    def loss(params: Tensors, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        layers = list(zip(params[::2], params[1::2], strict=True))
+        for kernel, bias in layers[:num_convolutions]:
+            x = functional.conv2d(x, kernel, bias, padding=2)
+            x = functional.relu(functional.max_pool2d(x, 2))
+        x = x.flatten(1)
+        for kernel, bias in layers[num_convolutions:-1]:
+            x = functional.relu(functional.linear(x, kernel, bias))
+        return functional.cross_entropy(functional.linear(x, *layers[-1]), y)
+
+    return loss
+
+
+def _tensors(workload: Workload, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs `[K, n, ...]`, images channels first, and classes `[K, n]`."""
+    inputs, labels = workload.examples(seed)
+    if inputs.ndim == 5:
+        inputs = np.ascontiguousarray(np.moveaxis(inputs, -1, 2))
+    return torch.tensor(inputs), torch.tensor(labels, dtype=torch.int64)
+
+
+def _draws(workload: Workload, batches: np.ndarray | None) -> Callable[[int], torch.Tensor]:
+    """Returns `draw(t)`, the examples of round t, `[S, E, B]`."""
+    if batches is not None:
+        return lambda t: torch.tensor(batches[t], dtype=torch.int64)
+    size = (workload.cohort_size, workload.num_steps, workload.batch_size)
+    return lambda t: torch.randint(workload.num_examples, size)
+
+
+def loop_rounds(
+    workload: Workload,
+    num_rounds: int,
+    *,
+    seed: int = 0,
+    batches: np.ndarray | None = None,
+    num_threads: int = 1,
+) -> Run:
+    """Sets up a workload as a PyTorch loop over rounds, clients and steps.
+
+    Args:
+      workload: what to do.
+      num_rounds: T, rounds of one `run()`.
+      seed: of the data, the parameters and the cohorts.
+      batches: examples of every step, `[T, S, E, B]`, numbered within their client; or None.
+      num_threads: of PyTorch.
+
+    Returns:
+      `run()`, which plays all rounds and returns the parameters.
+    """
+    inputs, labels = _tensors(workload, seed)
+    initial = _to_torch(workload.model, workload.params(seed))
+    cohorts = workload.cohorts(num_rounds, seed).tolist()
+    draw = _draws(workload, batches)
+    loss = _loss(workload.model)
+    local = [torch.empty_like(w) for w in initial]
+    local = [w.to(memory_format=torch.channels_last) if w.ndim == 4 else w for w in local]
+    for w in local:
+        w.requires_grad_()
+
+    def client_update(server: Tensors, client: int, steps: torch.Tensor) -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(local, server)
+        # A client's batches are gathered at once.
+        for x, y in zip(inputs[client][steps], labels[client][steps], strict=True):
+            grads = torch.autograd.grad(loss(local, x, y), local)
+            with torch.no_grad():
+                torch._foreach_add_(local, grads, alpha=-workload.learning_rate)
+
+    def run() -> Params:
+        torch.set_num_threads(num_threads)
+        server = initial
+        for t, cohort in enumerate(cohorts):
+            total = [torch.zeros_like(w) for w in server]
+            for client, steps in zip(cohort, draw(t), strict=True):
+                client_update(server, client, steps)
+                with torch.no_grad():
+                    torch._foreach_add_(total, local)
+            torch._foreach_div_(total, workload.cohort_size)
+            server = total
+        return _from_torch(workload.model, server)
+
+    return run
+
+
+def vmap_rounds(
+    workload: Workload,
+    num_rounds: int,
+    *,
+    seed: int = 0,
+    batches: np.ndarray | None = None,
+    num_threads: int = 1,
+    chunk_size: int | None = None,
+    compiled: bool = False,
+) -> Run:
+    """Sets up a workload in PyTorch with `vmap(grad(loss))` over `chunk_size` clients of a round.
+
+    Args, Returns: as `loop_rounds`; a chunk is the whole cohort by default. `compiled` calls
+      `torch.compile`, which needs a C++ compiler: on all steps of a client if they are at most
+      five, else on one step.
+    """
+    gradient = vmap(grad(_loss(workload.model)))
+
+    def start(server: Tensors, num_clients: int) -> Tensors:
+        return [w.expand(num_clients, *w.shape).clone() for w in server]
+
+    def step(local: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        grads = list(gradient(local, x, y))
+        if compiled:  # which fuses this
+            return [w - workload.learning_rate * g for w, g in zip(local, grads, strict=True)]
+        torch._foreach_add_(local, grads, alpha=-workload.learning_rate)
+        return local
+
+    def total(local: Tensors) -> Tensors:
+        return [w.sum(dim=0) for w in local]
+
+    form = _Vectorized(start, step, total, compiled, chunk_size or workload.cohort_size)
+    return _vectorized_rounds(workload, num_rounds, seed, batches, num_threads, form)
+
+
+def baddbmm_rounds(
+    workload: Workload,
+    num_rounds: int,
+    *,
+    seed: int = 0,
+    batches: np.ndarray | None = None,
+    num_threads: int = 1,
+    chunk_size: int | None = None,
+) -> Run:
+    """Sets up a workload of dense layers in PyTorch with batched products written by hand.
+
+    All clients' layers are one `torch.baddbmm`, and the sum of their losses is differentiated by
+    `torch.autograd.grad`: fewer calls than `vmap(grad(loss))`.
+
+    Args, Returns: as `vmap_rounds`.
+
+    Raises:
+      ValueError: if the model has convolutions.
+    """
+    if workload.model.channels:
+        raise ValueError(f"{workload.name} has convolutions: use vmap_rounds, baddbmm has none.")
+
+    def start(server: Tensors, num_clients: int) -> Tensors:
+        transposed = [w.T if w.ndim == 2 else w[None] for w in server]
+        return [w.expand(num_clients, *w.shape).clone().requires_grad_() for w in transposed]
+
+    def step(local: Tensors, x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        *hidden, last = zip(local[1::2], local[::2], strict=True)
+        for bias, kernel in hidden:
+            x = functional.relu(torch.baddbmm(bias, x, kernel))
+        logits = torch.baddbmm(last[0], x, last[1])
+        sum_of_means = (
+            functional.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum")
+            / workload.batch_size
+        )
+        grads = torch.autograd.grad(sum_of_means, local)
+        with torch.no_grad():
+            torch._foreach_add_(local, grads, alpha=-workload.learning_rate)
+        return local
+
+    def total(local: Tensors) -> Tensors:
+        with torch.no_grad():
+            sums = [w.sum(dim=0) for w in local]
+            return [w.T if i % 2 == 0 else w[0] for i, w in enumerate(sums)]
+
+    form = _Vectorized(start, step, total, False, chunk_size or workload.cohort_size)
+    return _vectorized_rounds(workload, num_rounds, seed, batches, num_threads, form)
+
+
+class _Vectorized(NamedTuple):
+    """A vectorized form: all clients' parameters, one step of all, their sum over clients."""
+
+    start: Callable[[Tensors, int], Tensors]
+    step: Callable[[Tensors, torch.Tensor, torch.Tensor], Tensors]
+    total: Callable[[Tensors], Tensors]
+    compiled: bool
+    chunk_size: int
+
+
+def _vectorized_rounds(
+    workload: Workload,
+    num_rounds: int,
+    seed: int,
+    batches: np.ndarray | None,
+    num_threads: int,
+    form: _Vectorized,
+) -> Run:
+    """The rounds that both vectorized forms share; examples are gathered in each step."""
+    inputs, labels = (tensor.flatten(0, 1) for tensor in _tensors(workload, seed))
+    initial = _to_torch(workload.model, workload.params(seed))
+    cohorts = torch.tensor(workload.cohorts(num_rounds, seed), dtype=torch.int64)
+    draw = _draws(workload, batches)
+
+    def step(local: Tensors, batch: torch.Tensor) -> Tensors:
+        return form.step(local, inputs[batch], labels[batch])
+
+    def client_updates(server: Tensors, numbers: torch.Tensor) -> Tensors:
+        local = form.start(server, len(numbers))
+        for batch in numbers.unbind(dim=1):
+            local = step(local, batch)
+        return form.total(local)
+
+    if form.compiled and workload.num_steps <= 5:
+        client_updates = torch.compile(client_updates, dynamic=False)
+    elif form.compiled:
+        step = torch.compile(step, dynamic=False)
+
+    def run() -> Params:
+        torch.set_num_threads(num_threads)
+        server = initial
+        for t, cohort in enumerate(cohorts):
+            numbers = cohort[:, None, None] * workload.num_examples + draw(t)
+            sums = [client_updates(server, chunk) for chunk in numbers.split(form.chunk_size)]
+            server = [sum(w) / workload.cohort_size for w in zip(*sums, strict=True)]
+        return _from_torch(workload.model, server)
+
+    return run
