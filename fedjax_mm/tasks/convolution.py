@@ -21,7 +21,7 @@ CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
 def conv_same(
     x: Float[Array, "batch height width channels"],
-    kernel: Float[Array, "rows columns channels features"],
+    kernel: Float[Array, "rows columns inputs features"],
 ) -> Float[Array, "batch height width features"]:
     """The convolution of images with a kernel, stride 1, zeros around the image.
 
@@ -30,13 +30,13 @@ def conv_same(
 
     Args:
       x: images.
-      kernel: its offsets, the channels of `x` and the features of the result.
+      kernel: its offsets, the channels of `x` (inputs) and the features of the result.
 
     Returns:
       As many rows and columns as `x` has.
 
     Raises:
-      ValueError: if an argument has not four axes, or the numbers of channels differ.
+      ValueError: if the kernel is for another number of channels.
 
     Example:
       >>> import jax.numpy as jnp
@@ -44,10 +44,10 @@ def conv_same(
       >>> ones[0, :, :, 0].tolist()
       [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
-    if x.ndim != 4 or kernel.ndim != 4 or x.shape[3] != kernel.shape[2]:
+    if x.shape[3] != kernel.shape[2]:
         raise ValueError(
-            f"x has shape {x.shape} and the kernel {kernel.shape}; give [batch, height, width, "
-            "channels] and [rows, columns, channels, features] with the same channels"
+            f"x has {x.shape[3]} channels and the kernel is for {kernel.shape[2]}; "
+            "give [batch, height, width, channels] and [rows, columns, channels, features]"
         )
     return lax.platform_dependent(x, kernel, cpu=_conv_cpu, default=_conv)
 
@@ -60,16 +60,11 @@ def max_pool(
     Equal maxima of a window share its gradient equally. (That of a reduce-window goes to the first,
     by a select-and-scatter, which is slow on CPUs.)
 
-    Raises:
-      ValueError: if `x` has not four axes.
-
     Example:
       >>> import jax.numpy as jnp
       >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1))[0, :, :, 0].tolist()
       [[4.0, 5.0], [7.0, 8.0]]
     """
-    if x.ndim != 4:
-        raise ValueError(f"x has shape {x.shape}; give [batch, height, width, channels]")
     batch, height, width, channels = x.shape
     odd = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
     x = jnp.pad(x, odd, constant_values=-jnp.inf)
@@ -97,7 +92,7 @@ def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
     )
 
 
-def _gradient_of_kernel(size: tuple[int, int], x: Array, gradient: Array) -> Array:
+def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
     """A convolution of every channel, as an image with one channel for each example."""
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
     padding = [((n - 1) // 2, n // 2) for n in size]
