@@ -1,0 +1,222 @@
+"""The papers' classifiers as flax modules: ``module.apply({"params": params}, x) -> logits``.
+
+All weights start Glorot-uniform and all biases at zero, as in LEAF's reference code (TensorFlow's
+defaults) and in TensorFlow Federated's version of McMahan's network. A module is a static, hashable
+description; what it learns is in `params`.
+
+Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from fedjax_mm.tasks.convolution import conv_same, max_pool
+
+GLOROT_CLASSES_FIRST = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
+
+
+class LogisticRegression(nn.Module):
+    """Logits ``W x + b``, or ``sigmoid(W x + b)``.
+
+    Attributes:
+      num_classes: C.
+      sigmoid_head: whether the logits go through a sigmoid before the softmax, as LEAF's do: they
+        are then between 0 and 1, and the cross-entropy is bounded away from 0.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module = LogisticRegression(5)
+      >>> params = module.init(jax.random.key(0), jnp.ones((1, 60)))["params"]
+      >>> module.apply({"params": params}, jnp.ones((20, 60))).shape
+      (20, 5)
+
+    Reference: Caldas et al. (2018), LEAF, the synthetic data set.
+    """
+
+    num_classes: int
+    sigmoid_head: bool = False
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
+        """The logits."""
+        logits = _ToClasses(self.num_classes)(_flat(x))
+        return nn.sigmoid(logits) if self.sigmoid_head else logits
+
+
+class MLP(nn.Module):
+    """Dense layers with ReLU, and dropout after the first one.
+
+    Attributes:
+      num_classes: C.
+      hidden: the widths of the hidden layers.
+      dropout_rate: the probability that a unit of the first hidden layer is set to 0; the others
+        are scaled up. Units are dropped only by a call with an rng,
+        ``module.apply({"params": params}, x, rngs={"dropout": rng_key})``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module, x = MLP(10, dropout_rate=0.5), jnp.ones((2, 28, 28, 1))
+      >>> params = module.init(jax.random.key(0), x)["params"]
+      >>> module.apply({"params": params}, x, rngs={"dropout": jax.random.key(1)}).shape
+      (2, 10)
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 784-64-30-10
+      52500
+
+    Reference: Bhuyan, Moharir, Joshi (2023), section 6.2; Srivastava et al. (2014), dropout.
+    """
+
+    num_classes: int
+    hidden: tuple[int, ...] = (64, 30)
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
+        """The logits; units are dropped if there is an rng ``"dropout"``."""
+        x = _flat(x)
+        for layer, width in enumerate(self.hidden):
+            x = nn.relu(_dense(width)(x))
+            if layer == 0:
+                training = self.has_rng("dropout") and not self.is_initializing()
+                x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
+        return _ToClasses(self.num_classes)(x)
+
+
+class McMahanCNN(nn.Module):
+    """Two 5 x 5 convolutions of 32 and 64 features, each with ReLU and pooling, and 512 units.
+
+    Images of any size; 28 x 28 x 1 gives the published 1,663,370 parameters.
+
+    Attributes:
+      num_classes: C.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module, x = McMahanCNN(), jnp.ones((1, 28, 28, 1))
+      >>> params = module.init(jax.random.key(0), x)["params"]
+      >>> sum(leaf.size for leaf in jax.tree.leaves(params))
+      1663370
+
+    Reference: McMahan et al. (2017), section 3.
+    """
+
+    num_classes: int = 10
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch classes"]:
+        """The logits."""
+        for features in (32, 64):
+            # Maxima commute with the bias and with ReLU, and leave a quarter of the numbers.
+            x = max_pool(_Convolution(features, 5)(x))
+            x = nn.relu(_Bias()(x))
+        x = nn.relu(_dense(512)(_flat(x)))
+        return _dense(self.num_classes)(x)
+
+
+class CelebACNN(nn.Module):
+    """Four of [3 x 3 convolution of 32 features, batch norm, max-pooling, ReLU], and a dense layer.
+
+    Batch norm takes the mean and variance of the batch at hand, in training and in testing, as
+    LEAF's does; there are no running averages. The convolutions have no bias: batch norm would
+    subtract it again.
+
+    Attributes:
+      num_classes: C.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module, x = CelebACNN(), jnp.ones((3, 84, 84, 3))
+      >>> params = module.init(jax.random.key(0), x)["params"]
+      >>> module.apply({"params": params}, x, jnp.array([0.5, 0.5, 0.0])).shape
+      (3, 2)
+
+    Reference: Caldas et al. (2018), LEAF, CelebA; Ioffe and Szegedy (2015), batch norm.
+    """
+
+    num_classes: int = 2
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[Array, "batch height width channels"],
+        weights: Float[Array, " batch"] | None = None,
+    ) -> Float[Array, "batch classes"]:
+        """The logits; rows of weight 0 are left out of the batch's mean and variance."""
+        for _ in range(4):
+            x = _BatchNorm()(_Convolution(32, 3)(x), weights)
+            x = nn.relu(max_pool(x))
+        return _dense(self.num_classes)(_flat(x))
+
+
+def _flat(x: Array) -> Float[Array, "batch features"]:
+    return x.reshape(len(x), -1)
+
+
+def _dense(width: int) -> nn.Dense:
+    return nn.Dense(width, kernel_init=nn.initializers.glorot_uniform())
+
+
+class _ToClasses(nn.Module):
+    """A dense layer whose few classes are not the innermost dimension of its weights."""
+
+    num_classes: int  # innermost, they would leave a CPU's vector registers empty
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
+        kernel = self.param("kernel", GLOROT_CLASSES_FIRST, (self.num_classes, x.shape[1]))
+        return _Bias()(x @ kernel.T)
+
+
+class _Bias(nn.Module):
+    """One number for each entry of the last axis."""
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "*rows features"]) -> Float[Array, "*rows features"]:
+        return x + self.param("bias", nn.initializers.zeros, x.shape[-1:])
+
+
+class _Convolution(nn.Module):
+    """`conv_same` with a square kernel."""
+
+    features: int
+    size: int
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width channels"]
+    ) -> Float[Array, "batch height width features"]:
+        shape = (self.size, self.size, x.shape[3], self.features)
+        return conv_same(x, self.param("kernel", nn.initializers.glorot_uniform(), shape))
+
+
+class _BatchNorm(nn.Module):
+    """``scale (x - mean) / sqrt(variance + epsilon) + bias`` with the statistics of the batch."""
+
+    epsilon: float = 1e-3  # TensorFlow's, which LEAF uses
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width channels"], weights: Any
+    ) -> Float[Array, "batch height width channels"]:
+        scale = self.param("scale", nn.initializers.ones, x.shape[3:])
+        used = None if weights is None else (weights > 0)[:, None, None, None]
+        centred = x - _mean(x, used)
+        return _Bias()(centred * (scale / jnp.sqrt(_mean(centred**2, used) + self.epsilon)))
+
+
+def _mean(
+    x: Float[Array, "batch height width channels"], used: Array | None
+) -> Float[Array, " channels"]:
+    """The mean of the examples in use; 0 if none is."""
+    if used is None:
+        return x.mean((0, 1, 2))
+    pixels = x.shape[1] * x.shape[2]
+    return jnp.where(used, x, 0).sum((0, 1, 2)) / (jnp.maximum(used.sum(), 1) * pixels)

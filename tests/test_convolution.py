@@ -1,0 +1,153 @@
+"""Convolution and pooling against those of JAX and flax: values, gradients, batching, lowering."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+from jax.sharding import AxisType, PartitionSpec
+
+from fedjax_mm.tasks.convolution import conv_same, max_pool
+
+SHAPES = {  # batch, height, width, channels; rows, columns, features
+    "first layer": ((2, 8, 8, 1), (5, 5, 3)),
+    "second layer": ((3, 6, 6, 4), (5, 5, 8)),
+    "colors": ((2, 8, 8, 3), (3, 3, 4)),
+    "two channels": ((2, 5, 4, 2), (3, 3, 3)),
+    "odd image": ((2, 7, 5, 4), (3, 3, 2)),
+    "flat kernel": ((2, 6, 7, 2), (1, 5, 3)),
+    "even kernel": ((2, 6, 7, 2), (4, 2, 3)),
+    "kernel larger than the image": ((1, 2, 3, 2), (5, 5, 2)),
+    "one pixel": ((1, 1, 1, 1), (1, 1, 1)),
+}
+"""Shapes of images and kernels."""
+
+every_shape = pytest.mark.parametrize(("images", "kernel"), SHAPES.values(), ids=SHAPES)
+"""A test for each of SHAPES."""
+
+
+def lax_conv(x, kernel):
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def nn_pool(x):
+    return nn.max_pool(x, (2, 2), (2, 2), "SAME")
+
+
+def drawn(*shapes):
+    rng = np.random.default_rng(1)
+    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+
+
+def full_shape(images, kernel):
+    rows, columns, features = kernel
+    return (rows, columns, images[3], features)
+
+
+def value_and_gradients(function, *arguments):
+    """The value, and the gradients of its product with a fixed lopsided array."""
+    value, vjp = jax.vjp(function, *arguments)
+    direction = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
+    return value, *vjp(direction + 0 * value)  # as varying over devices as the value is
+
+
+def scanned(function):
+    """`function` of each row of its arguments, one after the other."""
+    return lambda *rows: lax.map(lambda row: function(*row), rows)
+
+
+def close(got, want):
+    """Equal to round-off, array by array."""
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@every_shape
+def test_values_and_gradients(images, kernel):
+    arguments = drawn(images, full_shape(images, kernel))
+    got = value_and_gradients(conv_same, *arguments)
+    close(got, value_and_gradients(lax_conv, *arguments))
+
+
+@every_shape
+@pytest.mark.parametrize("over", [jax.vmap, scanned], ids=["vmap", "scan"])
+def test_clients_with_kernels_of_their_own(images, kernel, over):
+    x, kernels = drawn((3, *images), (3, *full_shape(images, kernel)))
+    got = jax.jit(over(lambda *a: value_and_gradients(conv_same, *a)))(x, kernels)
+    want = [value_and_gradients(lax_conv, *one) for one in zip(x, kernels, strict=True)]
+    close(got, [jnp.stack(rows) for rows in zip(*want, strict=True)])
+
+
+@pytest.mark.parametrize("axes", [(0, None), (None, 0)])
+def test_one_of_the_two_is_shared(axes):
+    x, kernel = drawn((2, 5, 5, 2), (3, 3, 2, 4))
+    stacked = [
+        jnp.stack([a, 2 * a]) if n == 0 else a for a, n in zip((x, kernel), axes, strict=True)
+    ]
+    got, want = (
+        jax.vmap(lambda *a, f=f: value_and_gradients(f, *a), axes)(*stacked)
+        for f in (conv_same, lax_conv)
+    )
+    close(got, want)
+
+
+def test_seeds_of_clients():
+    x, kernels = drawn((2, 3, 2, 5, 5, 2), (2, 3, 3, 3, 2, 4))
+    got, want = (
+        jax.vmap(jax.vmap(lambda *a, f=f: value_and_gradients(f, *a)))(x, kernels)
+        for f in (conv_same, lax_conv)
+    )
+    close(got, want)
+
+
+def test_clients_are_one_after_the_other_on_a_cpu_and_grouped_elsewhere():
+    x, kernels = drawn((3, 2, 5, 5, 2), (3, 3, 3, 2, 4))
+    program = jax.jit(jax.vmap(conv_same)).trace(x, kernels)
+    cpu, gpu = (program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))
+    assert "stablehlo.while" in cpu
+    assert "feature_group_count = 1 " in cpu
+    assert "stablehlo.while" not in gpu
+    assert "feature_group_count = 3 " in gpu
+
+
+def test_clients_shared_out_over_devices():
+    x, kernels = drawn((4, 2, 5, 5, 2), (4, 3, 3, 2, 4))
+    mesh = jax.make_mesh((2,), ("c",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    rows = PartitionSpec("c")
+
+    def shared_out(function):
+        over = scanned(lambda *a: value_and_gradients(function, *a))
+        return jax.jit(jax.shard_map(over, mesh=mesh, in_specs=rows, out_specs=rows))
+
+    close(shared_out(conv_same)(x, kernels), shared_out(lax_conv)(x, kernels))
+
+
+def test_double_precision(x64):
+    x, kernel = (jnp.asarray(np.asarray(a), float) for a in drawn((2, 5, 5, 3), (3, 3, 3, 4)))
+    assert conv_same(x, kernel).dtype == float
+    np.testing.assert_allclose(conv_same(x, kernel), lax_conv(x, kernel), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "images", [(2, 4, 6, 3), (1, 5, 7, 2), (2, 5, 4, 1), (1, 1, 1, 1), (2, 21, 21, 2)]
+)
+def test_pool(images):
+    (x,) = drawn(images)
+    close(value_and_gradients(max_pool, x - 9), value_and_gradients(nn_pool, x - 9))
+    stacked = jnp.stack([x, -x])
+    for over in (jax.vmap, scanned):
+        got = over(lambda a: value_and_gradients(max_pool, a))(stacked)
+        close(got, over(lambda a: value_and_gradients(nn_pool, a))(stacked))
+
+
+def test_equal_maxima_share_the_gradient():
+    gradient = jax.grad(lambda x: max_pool(x).sum())(jnp.zeros((1, 2, 3, 1)))
+    assert gradient[0, :, :, 0].tolist() == [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]
+
+
+def test_wrong_shapes():
+    with pytest.raises(ValueError, match="2 channels and the kernel is for 1"):
+        conv_same(jnp.ones((1, 4, 4, 2)), jnp.ones((3, 3, 1, 2)))

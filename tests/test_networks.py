@@ -1,0 +1,201 @@
+"""The networks against NumPy, their sizes, and what their options do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+
+NETWORKS = {  # module, shape of one example, number of parameters
+    "logistic regression": (LogisticRegression(5), (60,), 60 * 5 + 5),
+    "logistic regression of images": (LogisticRegression(3), (4, 4, 1), 16 * 3 + 3),
+    "MLP": (MLP(10), (28, 28, 1), 784 * 64 + 64 + 64 * 30 + 30 + 30 * 10 + 10),
+    "MLP for tweets": (MLP(2, hidden=(128, 86, 30)), (200,), 39_494),
+    "McMahan's CNN": (McMahanCNN(), (28, 28, 1), 1_663_370),
+    "McMahan's CNN of colors": (McMahanCNN(), (32, 32, 3), 2_156_490),
+    "CelebA's CNN": (CelebACNN(), (84, 84, 3), 31_074),
+}
+"""Every network. CelebA's: 864 + 3 * 9,216 of kernels, 4 * 64 of batch norm, 2,306 of the last."""
+
+every_network = pytest.mark.parametrize(
+    ("module", "shape", "count"), NETWORKS.values(), ids=NETWORKS
+)
+"""A test for each of NETWORKS."""
+
+
+def setup(module, shape, batch=3):
+    """Parameters with biases that are not zero, and examples."""
+    rng = np.random.default_rng(2)
+    x = jnp.asarray(rng.normal(size=(batch, *shape)), jnp.float32)
+    params = module.init(jax.random.key(0), x)["params"]
+    noise = [jnp.asarray(rng.normal(size=p.shape), jnp.float32) for p in jax.tree.leaves(params)]
+    noise = jax.tree.unflatten(jax.tree.structure(params), noise)
+    return jax.tree.map(lambda p, e: p + 0.1 * e, params, noise), x
+
+
+def arrays(params):
+    """The leaves as float64, by path."""
+    leaves, _ = jax.tree.flatten_with_path(params)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf, float)
+        for path, leaf in leaves
+    }
+
+
+@every_network
+def test_sizes_and_shapes(module, shape, count):
+    variables = jax.eval_shape(module.init, jax.random.key(0), jnp.ones((1, *shape)))
+    assert set(variables) == {"params"}
+    assert sum(leaf.size for leaf in jax.tree.leaves(variables)) == count
+    logits = jax.eval_shape(module.apply, variables, jnp.ones((2, *shape)))
+    assert logits.shape == (2, module.num_classes)
+    assert logits.dtype == jnp.float32
+
+
+@every_network
+def test_modules_are_static(module, shape, count):
+    assert hash(module) == hash(module.clone())
+    assert module == module.clone()
+    assert module != module.clone(num_classes=module.num_classes + 1)
+
+
+@every_network
+def test_weights_start_glorot_uniform_and_biases_at_zero(module, shape, count):
+    params = module.init(jax.random.key(1), jnp.ones((1, *shape)))["params"]
+    for path, leaf in arrays(params).items():
+        if path.endswith("kernel"):
+            fans = np.prod(leaf.shape[:-2]) * np.add(*leaf.shape[-2:])
+            limit = np.sqrt(6 / fans)
+            assert np.abs(leaf).max() <= limit
+            # 4 standard errors of the mean of squares, whose limits are limit^2 / 3.
+            error = 4 * limit**2 * np.sqrt(4 / 45 / leaf.size)
+            assert np.mean(leaf**2) == pytest.approx(limit**2 / 3, abs=error)
+        else:
+            assert (leaf == path.endswith("scale")).all()
+
+
+@pytest.mark.parametrize("sigmoid_head", [False, True])
+def test_logistic_regression_is_that_of_numpy(sigmoid_head):
+    module = LogisticRegression(4, sigmoid_head)
+    params, x = setup(module, (6,))
+    p = arrays(params)
+    (weights,) = [leaf for path, leaf in p.items() if path.endswith("kernel")]
+    (bias,) = [leaf for path, leaf in p.items() if path.endswith("bias")]
+    want = np.asarray(x, float) @ weights.T + bias
+    if sigmoid_head:
+        want = 1 / (1 + np.exp(-want))
+    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-5, atol=1e-6)
+
+
+def test_mlp_is_that_of_numpy():
+    module = MLP(4, hidden=(7, 5))
+    params, x = setup(module, (3, 2))
+    p = arrays(params)
+    hidden = np.asarray(x, float).reshape(3, 6)
+    for layer in ("Dense_0", "Dense_1"):
+        hidden = np.maximum(hidden @ p[f"{layer}/kernel"] + p[f"{layer}/bias"], 0)
+    want = hidden @ p["_ToClasses_0/kernel"].T + p["_ToClasses_0/_Bias_0/bias"]
+    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-5, atol=1e-6)
+
+
+def lax_conv(x, kernel):
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def lax_pool(x):
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "SAME")
+
+
+def test_mcmahans_cnn_is_relu_before_pooling():
+    module = McMahanCNN()
+    params, x = setup(module, (9, 8, 2))
+    p = {path: jnp.asarray(leaf, jnp.float32) for path, leaf in arrays(params).items()}
+    hidden = x
+    for n in range(2):
+        hidden = lax_conv(hidden, p[f"_Convolution_{n}/kernel"]) + p[f"_Bias_{n}/bias"]
+        hidden = lax_pool(jax.nn.relu(hidden))
+    hidden = hidden.reshape(3, -1) @ p["Dense_0/kernel"] + p["Dense_0/bias"]
+    want = jax.nn.relu(hidden) @ p["Dense_1/kernel"] + p["Dense_1/bias"]
+    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_celebas_cnn_normalizes_by_the_batch():
+    module = CelebACNN()
+    params, x = setup(module, (9, 12, 3))
+    p = arrays(params)
+    hidden = np.asarray(x, float)
+    for n in range(4):
+        hidden = np.asarray(
+            lax_conv(jnp.asarray(hidden, jnp.float32), jnp.asarray(p[f"_Convolution_{n}/kernel"]))
+        ).astype(float)
+        mean, variance = hidden.mean((0, 1, 2)), hidden.var((0, 1, 2))
+        hidden = (hidden - mean) / np.sqrt(variance + 1e-3)
+        hidden = hidden * p[f"_BatchNorm_{n}/scale"] + p[f"_BatchNorm_{n}/_Bias_0/bias"]
+        hidden = np.maximum(np.asarray(lax_pool(jnp.asarray(hidden, jnp.float32))), 0)
+    want = hidden.reshape(3, -1) @ p["Dense_0/kernel"] + p["Dense_0/bias"]
+    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("padding", [7.0, np.nan, np.inf])
+def test_padded_rows_do_not_count(padding):
+    module = CelebACNN()
+    params, x = setup(module, (8, 8, 3))
+    padded = jnp.concatenate([x, jnp.full((2, 8, 8, 3), padding)])
+    weights = jnp.array([0.2, 0.5, 0.3, 0, 0])
+
+    def loss(params, x, weights=None):
+        return (module.apply({"params": params}, x, weights)[:3] ** 2).sum()
+
+    run = jax.jit(jax.value_and_grad(loss))
+    want, want_gradient = run(params, x)
+    got, gradient = run(params, padded, weights)
+    assert got == pytest.approx(float(want), rel=1e-5)
+    if np.isfinite(padding):  # 0 * NaN is in the products of the gradients: pad with real examples
+        for one, other in zip(*map(jax.tree.leaves, (gradient, want_gradient)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    assert np.isfinite(module.apply({"params": params}, x, jnp.zeros(3))).all()
+
+
+def test_dropout_needs_an_rng_and_a_rate():
+    params, x = setup(MLP(3), (20,))
+    variables, keys = {"params": params}, jax.random.split(jax.random.key(0), 2)
+    plain = MLP(3).apply(variables, x)
+    half = MLP(3, dropout_rate=0.5)
+    assert (half.apply(variables, x) == plain).all()
+    assert (MLP(3).apply(variables, x, rngs={"dropout": keys[0]}) == plain).all()
+    first, again, other = (half.apply(variables, x, rngs={"dropout": keys[n]}) for n in (0, 0, 1))
+    assert (first == again).all()
+    assert (first != other).any()
+    assert (first != plain).any()
+
+
+def test_dropout_keeps_the_mean_of_the_first_hidden_layer():
+    module = MLP(3, hidden=(64,), dropout_rate=0.25)
+    params, x = setup(module, (20,), batch=1)
+    keys = jax.random.split(jax.random.key(3), 4000)
+    draws = jax.vmap(lambda key: module.apply({"params": params}, x, rngs={"dropout": key})[0])
+    logits = np.asarray(draws(keys))
+    error = 4 * logits.std(0) / np.sqrt(len(keys))
+    assert (np.abs(logits.mean(0) - module.apply({"params": params}, x)[0]) < error).all()
+
+
+@pytest.mark.parametrize("sigmoid_head", [False, True])
+def test_clients_at_once_are_clients_one_by_one(sigmoid_head):
+    module = LogisticRegression(4, sigmoid_head)
+    params, x = setup(module, (6,), batch=12)
+    x, labels = x.reshape(3, 4, 6), jnp.arange(12).reshape(3, 4) % 4
+
+    def loss(params, x, labels):
+        logits = module.apply({"params": params}, x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).sum()
+
+    got = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, labels)
+    want = [jax.grad(loss)(params, *one) for one in zip(x, labels, strict=True)]
+    want = jax.tree.map(lambda *rows: jnp.stack(rows), *want)
+    for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
