@@ -83,7 +83,7 @@ class EpochTask(Task, Protocol):
     """A task whose clients' examples make epochs."""
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Steps of one epoch, ``ceil(n_k / B)``; a plain int where they are those of all clients."""
+        """Steps of one epoch, ``ceil(n_k / B)``; a plain int where all clients take as many."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""The models axis: which models are computed together, and how functions of one model map over them."""
+"""The models axis: which models are computed together, and how functions of one map over them."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -27,7 +27,7 @@ from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.kinds import is_lockstep, kinds_of
-from fedjax_mm.simulate import ClientMap, State, Trace, advance, init, measure
+from fedjax_mm.simulate import ClientMap, State, Trace, advance, are_finite, init, measure
 
 _RESERVED = (
     *("seed", "round", "model", "diverged"),

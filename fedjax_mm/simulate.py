@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -46,7 +47,7 @@ ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """How local trainings are computed: those of all models at once, one by one, or, model by model, in
 chunks of that many; "auto" chooses by the device and the size of a model."""
 
-_CHUNK_BYTES = 128 * 2**10  # parameters of clients that one CPU device trains at once
+_CHUNK_BYTES = 32 * 2**10  # parameters of clients that one CPU device trains at once
 
 
 class State(NamedTuple):
@@ -362,7 +363,7 @@ def _steps_of(
     algorithm: Algorithm, task: Task, group: Int[Array, " group"]
 ) -> Int[Array, " group"] | None:
     """The local steps of each client, 0 for padding; None if all take as many."""
-    if is_lockstep(algorithm, task):
+    if algorithm.num_steps is None or is_lockstep(algorithm, task):
         return None
     steps = jax.vmap(algorithm.num_steps, (None, 0))(task, jnp.maximum(group, 0))
     return jnp.where(group >= 0, steps, 0)
@@ -465,13 +466,13 @@ def _per_model(params: Params, shapes: Params) -> Params:
 
 def _message_sizes(kinds: Sequence[Kind], state: State) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Numbers that one client sends up and receives per local training, from shapes alone."""
-    sizes = {}
+    sizes: dict[int, tuple[int, int]] = {}
     for kind, models in zip(kinds, split(state.models, kinds), strict=True):
 
         def message(task: Task, model: Models, kind: Kind = kind) -> tuple[Any, Params]:
-            client, client_state = jnp.int32(0), jax.tree.map(lambda x: x[0], model.clients)
+            client_state = jax.tree.map(itemgetter(0), model.clients)
             contribution, _ = kind.algorithm.client(
-                state.rng_key, 1, task, client, model.params, model.server, client_state
+                state.rng_key, 1, task, jnp.int32(0), model.params, model.server, client_state
             )
             total = finish_sum(zero_sum(contribution, model.params), model.params)
             return total.update, model.params
@@ -506,8 +507,10 @@ def _check_client_map(client_map: ClientMap) -> None:
 
 def _chunk_size(client_map: ClientMap, kind: Kind, params: Params, num_clients: int) -> int | None:
     """Clients computed at once, model by model; None means all clients of all models."""
+    if isinstance(client_map, int):
+        return client_map
     if client_map != "auto":
-        return {"vmap": None, "scan": 1}.get(client_map, client_map)
+        return 1 if client_map == "scan" else None
     if jax.default_backend() != "cpu" or isinstance(kind.task, AnalyticTask):
         return None
     model_bytes = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(params))

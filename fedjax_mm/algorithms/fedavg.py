@@ -101,7 +101,7 @@ def fedavg(
     def num_steps(task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
         if local_steps is not None:
             return local_steps
-        if not isinstance(task, EpochTask):
+        if epochs is None or not isinstance(task, EpochTask):
             raise ValueError(f"{type(task).__name__} has no num_batches; give local_steps")
         return epochs * task.num_batches(client, None if callable(batch_size) else batch_size)
 
@@ -116,11 +116,18 @@ def fedavg(
     def client_update(
         rng_key: PRNGKeyArray, round: Round, task: Task, client: Int[Array, ""], params: Params
     ) -> Any:
-        rate, how, steps = schedule(round), batching(round), num_steps(task, client)
-        is_plain = batch_size is None and local_optimizer is optax.sgd
-        if is_plain and isinstance(task, AnalyticTask):
-            return task.local_sgd(params, client, rate, steps)
-        local = train_locally(rng_key, task, client, params, local_optimizer(rate), steps, how)
+        rate, is_plain = schedule(round), batch_size is None and local_optimizer is optax.sgd
+        if local_steps is not None and is_plain and isinstance(task, AnalyticTask):
+            return task.local_sgd(params, client, rate, local_steps)
+        local = train_locally(
+            rng_key,
+            task,
+            client,
+            params,
+            local_optimizer(rate),
+            num_steps(task, client),
+            batching(round),
+        )
         return jax.tree.map(jnp.subtract, local, params)
 
     def client(

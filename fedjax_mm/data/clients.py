@@ -20,7 +20,7 @@ class ClientData:
 
     Attributes:
       examples: a pytree of arrays with a leading axis over all examples.
-      offsets: ``int32[clients]``, with a leading axis if it is a stack: where each client's examples begin.
+      offsets: ``int32[clients]``, where each client's examples begin; a stack has a leading axis.
       counts: the same, n_k >= 1.
       min_count: a lower bound of all n_k.
       max_count: S, an upper bound of all n_k.

@@ -1,5 +1,6 @@
 """From a dataset and the rows of each client to the data of a federation."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -146,7 +147,7 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
         return flat_client_data((x, labels), counts)
 
     name = f"{data.name}, labels of {len(clients)} of {num_clients} clients flipped"
-    return data._replace(name=name, train=flip(data.train), test=flip(data.test))
+    return dataclasses.replace(data, name=name, train=flip(data.train), test=flip(data.test))
 
 
 def _gather(

@@ -1,7 +1,9 @@
 """Classification of every client's examples by a flax module."""
 
 import dataclasses
+import inspect
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -29,6 +31,8 @@ class Classification:
       column: which column of the labels is learned, if they have columns.
       scale: what features are multiplied by.
       module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
+      rngs: names of the random streams that the module wants in training, such as "dropout".
+      takes_weights: whether the module is called with the examples' weights too.
       reduction: of the loss over a batch.
       block_size: examples that are evaluated at once.
     """
@@ -38,6 +42,8 @@ class Classification:
     column: Array | None
     scale: Array | None
     module: nn.Module = dataclasses.field(metadata={"static": True})
+    rngs: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+    takes_weights: bool = dataclasses.field(metadata={"static": True})
     reduction: Literal["mean", "sum"] = dataclasses.field(metadata={"static": True})
     block_size: int = dataclasses.field(metadata={"static": True})
 
@@ -62,14 +68,20 @@ class Classification:
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> Any:
-        """Rows of the client's training examples and their weights; see `ClientData.batch`."""
-        return self.train.batch(rng_key, client, step, how)
+        """Rows of the client's training examples, their weights, and a key if the module wants one.
+
+        See `ClientData.batch`.
+        """
+        key = jax.random.fold_in(rng_key, step) if self.rngs else None
+        return *self.train.batch(rng_key, client, step, how), key
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """The cross-entropy of a batch, its mean or its sum."""
-        rows, weights = batch
+        rows, weights, rng_key = batch
+        rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
         features, labels = self.train.take(rows)
-        total = jnp.sum(weights * self._losses(params, features, labels, weights)[0])
+        losses, _ = self._losses(params, features, labels, weights, rngs)
+        total = jnp.sum(weights * losses)
         return total if self.reduction == "sum" else total / jnp.sum(weights)
 
     def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
@@ -106,7 +118,7 @@ class Classification:
                 lambda x: lax.dynamic_slice_in_dim(x, start, size), data.examples
             )
             weights = is_new.astype(sums.dtype)
-            losses, is_right = self._losses(params, features, labels, weights)
+            losses, is_right = self._losses(params, features, labels, weights, {})
             values = jnp.where(is_new[:, None], jnp.stack([losses, is_right], axis=1), 0)
             if not per_client:
                 return sums + values.sum(0)
@@ -121,11 +133,18 @@ class Classification:
         return {"loss": loss, "accuracy": accuracy}
 
     def _losses(
-        self, params: Params, features: Any, labels: Any, weights: Float[Array, " batch"]
+        self,
+        params: Params,
+        features: Any,
+        labels: Any,
+        weights: Float[Array, " batch"],
+        rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
         """Each example's cross-entropy, and 1 where the largest logit is right."""
         labels = labels if self.column is None else labels[:, self.column]
-        logits = self.module.apply({"params": params}, self._scaled(features), weights)
+        more = [weights] if self.takes_weights else []
+        call: Any = self.module.apply  # flax's type allows for further results
+        logits = call({"params": params}, self._scaled(features), *more, rngs=rngs)
         # Classes first: they are few, and the last axis is the one that vector units work along.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
@@ -143,6 +162,7 @@ def classification(
     *,
     reduction: Literal["mean", "sum"] = "mean",
     column: Any = None,
+    rngs: Sequence[str] = (),
     scale: Any = None,
     block_size: int | None = None,
 ) -> Classification:
@@ -150,10 +170,12 @@ def classification(
 
     Args:
       data: whose examples are ``(features [examples, ...], labels [examples])``.
-      module: called with features and the examples' weights, it returns logits.
+      module: called with features it returns logits; with the examples' weights too if it has an
+        argument `weights`, so that it can leave out the rows of weight 0 that fill a batch.
       reduction: of the loss over a local step's batch: "mean", or "sum" as LEAF has it, whose steps
         are as many times larger.
       column: where labels are ``[examples, columns]``, the one to learn; it may be traced.
+      rngs: names of random streams that the module wants in training, such as ("dropout",).
       scale: multiplies the features; 1 / 255 makes numbers between 0 and 1 of bytes.
       block_size: examples that are evaluated at once; by default as many as make up a mebibyte.
 
@@ -189,6 +211,8 @@ def classification(
         None if column is None else jnp.asarray(column, jnp.int32),
         None if scale is None else jnp.asarray(scale, float),
         module,
+        tuple(rngs),
+        "weights" in inspect.signature(module.__call__).parameters,
         reduction,
         block_size,
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from jax import lax
 from jaxtyping import Array, Float
 
 from fedjax_mm.tasks.convolution import conv_same, max_pool
@@ -43,7 +44,7 @@ class LogisticRegression(nn.Module):
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
         """The logits."""
-        logits = _ToClasses(self.num_classes)(_flat(x))
+        logits = _Dense(self.num_classes, name="classes")(_flat(x))
         return nn.sigmoid(logits) if self.sigmoid_head else logits
 
 
@@ -79,11 +80,11 @@ class MLP(nn.Module):
         """The logits; units are dropped if there is an rng ``"dropout"``."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
-            x = nn.relu(_dense(width)(x))
+            x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
             if layer == 0:
                 training = self.has_rng("dropout") and not self.is_initializing()
                 x = nn.Dropout(self.dropout_rate, deterministic=not training)(x)
-        return _ToClasses(self.num_classes)(x)
+        return _Dense(self.num_classes, name="classes")(x)
 
 
 class McMahanCNN(nn.Module):
@@ -112,12 +113,12 @@ class McMahanCNN(nn.Module):
         self, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch classes"]:
         """The logits."""
-        for features in (32, 64):
+        for layer, features in enumerate((32, 64), start=1):
             # Maxima commute with the bias and with ReLU, and leave a quarter of the numbers.
-            x = max_pool(_Convolution(features, 5)(x))
-            x = nn.relu(_Bias()(x))
-        x = nn.relu(_dense(512)(_flat(x)))
-        return _dense(self.num_classes)(x)
+            x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
+            x = nn.relu(_Bias(name=f"bias{layer}")(x))
+        x = nn.relu(_dense(512, "dense")(_flat(x)))
+        return _dense(self.num_classes, "classes")(x)
 
 
 class CelebACNN(nn.Module):
@@ -150,29 +151,36 @@ class CelebACNN(nn.Module):
         weights: Float[Array, " batch"] | None = None,
     ) -> Float[Array, "batch classes"]:
         """The logits; rows of weight 0 are left out of the batch's mean and variance."""
-        for _ in range(4):
-            x = _BatchNorm()(_Convolution(32, 3)(x), weights)
+        for layer in range(1, 5):
+            x = _Convolution(32, 3, name=f"convolution{layer}")(x)
+            x = _BatchNorm(name=f"norm{layer}")(x, weights)
             x = nn.relu(max_pool(x))
-        return _dense(self.num_classes)(_flat(x))
+        return _dense(self.num_classes, "classes")(_flat(x))
 
 
 def _flat(x: Array) -> Float[Array, "batch features"]:
     return x.reshape(len(x), -1)
 
 
-def _dense(width: int) -> nn.Dense:
-    return nn.Dense(width, kernel_init=nn.initializers.glorot_uniform())
+def _dense(width: int, name: str) -> nn.Dense:
+    return nn.Dense(width, kernel_init=nn.initializers.glorot_uniform(), name=name)
 
 
-class _ToClasses(nn.Module):
-    """A dense layer whose few classes are not the innermost dimension of its weights."""
+class _Dense(nn.Module):
+    """A dense layer that computes its few outputs as the outermost dimension.
 
-    num_classes: int  # innermost, they would leave a CPU's vector registers empty
+    Innermost they would leave a CPU's vector registers empty. The loss takes classes first too, and
+    XLA cancels the transposition here against the one there.
+    """
+
+    width: int
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
-        kernel = self.param("kernel", GLOROT_CLASSES_FIRST, (self.num_classes, x.shape[1]))
-        return _Bias()(x @ kernel.T)
+        kernel = self.param("kernel", GLOROT_CLASSES_FIRST, (self.width, x.shape[1]))
+        bias = self.param("bias", nn.initializers.zeros, (self.width,))
+        products = lax.dot_general(kernel, x, (((1,), (1,)), ((), ())))
+        return (products + bias[:, None]).T
 
 
 class _Bias(nn.Module):
