@@ -76,11 +76,14 @@ def shuffled(
             right = jnp.where(right >= b, right - b, right)
         return left * b + right
 
-    places = jnp.asarray(places, jnp.uint32)
-    image = lax.while_loop(
-        lambda image: jnp.any(image >= size),
-        lambda image: jnp.where(image >= size, encrypt(image), image),
-        encrypt(jnp.minimum(places, size - 1)),
+    def walk(carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        image, is_out = carry
+        image = jnp.where(is_out, encrypt(image), image)
+        return image, image >= size
+
+    start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
+    image, _ = lax.while_loop(
+        lambda carry: jnp.any(carry[1]), walk, (start, jnp.ones(start.shape, bool))
     )
     # Where a and b are odd the network knows only even permutations: half the keys swap 0 and 1.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)

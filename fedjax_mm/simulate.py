@@ -313,8 +313,7 @@ def train(
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
     grow with the group. Where they take different numbers of local steps, those with the most come
-    first, one, two, four, ... at a time, so that at most twice the steps that count are computed.
-    Their states come home by rows: only participants' rows move. With a client axis every device of
+    first, few at a time, so that at most twice the steps that count are computed. Their states come home by rows: only participants' rows move. With a client axis every device of
     it trains a share of the group, and rows and sums are put together.
     """
     num_steps = _steps_of(algorithm, task, group)
@@ -370,22 +369,25 @@ def _steps_of(
 
 
 def _chunks(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
-    """Sizes of chunks, and how many there are of each; `growing` starts with 1, 2, 4, ...
+    """Sizes of chunks, and how many there are of each; `growing` begins with small ones.
 
-    A chunk takes as long as its first client. Beginning at the r-th one it holds at most r clients,
-    and those at places r/2 to r take no fewer steps than it: so at most twice the steps that count
-    are computed, whatever their distribution.
+    A chunk takes as long as its first client. Beginning at place r it costs, with w clients, at
+    most the steps of the w clients up to place r. Where each size has at least as many clients as
+    the next size is large, every client is so charged at most twice: at most twice the steps that
+    count are computed, whatever their distribution.
 
     Example:
-      >>> _chunks(100, 10, growing=True)
-      [(1, 1), (2, 1), (4, 1), (8, 1), (10, 9)]
+      >>> _chunks(100, 25, growing=True)
+      [(1, 4), (4, 7), (25, 3)]
     """
     chunk_size, sizes, done = min(chunk_size, group_size), [], 0
-    while growing and done + 1 < chunk_size and done < group_size:
-        sizes.append((done + 1, 1))
-        done += done + 1
-    rest = -(-max(0, group_size - done) // chunk_size)
-    return [*sizes, (chunk_size, rest)] if rest else sizes
+    size = 1 if growing else chunk_size
+    while done < group_size:
+        larger = min(4 * size, chunk_size) if 8 * size < chunk_size else chunk_size
+        enough = group_size - done if size == chunk_size else min(larger, group_size - done)
+        sizes.append((size, -(-enough // size)))
+        done, size = done + sizes[-1][0] * sizes[-1][1], larger
+    return sizes
 
 
 def _in_chunks(array: Array, size: int, fill: int) -> Array:
