@@ -203,6 +203,12 @@ def reproduce(
     rounds: Annotated[
         str | None, typer.Option(metavar="NUMBER", help="Rounds, instead of the paper's.")
     ] = None,
+    clients: Annotated[
+        str | None, typer.Option(metavar="NUMBER", help="Clients, instead of the paper's.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the real data, where it is used.")
+    ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
     save_every: SaveEvery = 30.0,
@@ -219,7 +225,7 @@ def reproduce(
     settings += [f"num_rounds={rounds}"] if rounds is not None else []
     with _checking_input():
         items = [_find(name) for name in dict.fromkeys(ids)]
-        configs = [_configure(item, settings) for item in items]
+        configs = [_configure(item, [*_scaled(item, clients, data), *settings]) for item in items]
     folders = [out / item.id for item in items]
     holds = []
     with _output(folders):
@@ -230,6 +236,21 @@ def reproduce(
             with _execution(folder, resume, save_every) as execution:
                 holds.append(_reproduce(item, config, folder, execution))
     raise typer.Exit(0 if all(holds) else CLAIM_FAILED)
+
+
+def _scaled(item: Reproduction, clients: str | None, data: Path | None) -> list[str]:
+    """The settings that an item has for its clients and its data."""
+    known, settings = type(item.config).model_fields, []
+    if clients is not None:
+        key = "num_clients" if "num_clients" in known else "task.num_clients"
+        settings.append(f"{key}={clients}")
+    if data is not None:
+        if "directory" not in known:
+            raise ValueError(f"{item.id}: it uses no files; leave out --data")
+        if not data.is_dir():
+            raise ValueError(f"--data {data}: there is no such directory")
+        settings.append(f"directory={json.dumps(str(data))}")
+    return settings
 
 
 def _configure(item: Reproduction, settings: Sequence[str]) -> Config:

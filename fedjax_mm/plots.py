@@ -1,7 +1,7 @@
 """Figures. The only module that draws with matplotlib; nothing here needs a display."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +127,102 @@ def lines_with_errors(
                 axes.set_xticks(places)
             _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
             axes.legend(loc="upper left" if scales[1] == "linear" else "best")
+        _arrange(figure, title, caption)
+    return figure
+
+
+def accuracy_and_gain(
+    curves: xr.DataArray,
+    levels: Mapping[str, Mapping[str, float]],
+    gains: xr.DataArray,
+    errors: xr.DataArray,
+    *,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Three panels: the accuracy of one model over rounds; the gain against M, train and test.
+
+    Args:
+      curves: accuracies in percent over ``(part, seed, round)``.
+      levels: of every part, lines to compare with, by name.
+      gains: over ``(part, algorithm, M)``; NaN where there is no value.
+      errors: standard errors, likewise.
+      title: above the panels.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(12.5, 4.3))
+        first, second, third = figure.subplots(1, 3)
+        rounds, num_seeds = curves["round"].values, curves.sizes["seed"]
+        for part, color in zip(curves.part.values, _COLORS, strict=False):
+            runs = curves.sel(part=part).transpose("seed", "round").values
+            mean = runs.mean(0)
+            error = runs.std(0, ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else 0 * mean
+            first.plot(rounds, mean, color=color, lw=1.6, label=part)
+            first.fill_between(rounds, mean - error, mean + error, color=color, alpha=0.2, lw=0)
+            for (name, level), style in zip(levels[part].items(), ("--", ":"), strict=False):
+                first.axhline(level, color=color, lw=1.0, ls=style, label=f"{part}, {name}")
+        _finish(first, "(a) FedAvg on one model", "round $t$", "accuracy in percent")
+        first.set_xlim(rounds[0], rounds[-1])
+        first.legend(fontsize=7.5, ncols=2)
+        models = gains.M.values
+        for axes, part, letter in zip((second, third), gains.part.values, "bc", strict=True):
+            for label, color, marker in zip(
+                gains.algorithm.values, _COLORS, _MARKERS, strict=False
+            ):
+                at = {"part": part, "algorithm": label}
+                mean, error = gains.sel(at).values, errors.sel(at).values
+                axes.errorbar(
+                    models,
+                    mean,
+                    error,
+                    color=color,
+                    marker=marker,
+                    ms=5,
+                    lw=1.3,
+                    capsize=2.5,
+                    label=label,
+                )
+            axes.plot(models, models, color="0.55", lw=0.9, ls="--", label="g = M", zorder=0)
+            axes.set_xticks(models)
+            _finish(axes, f"({letter}) gain, {part} accuracy", "number of models $M$", "gain $g$")
+            axes.legend(loc="upper left")
+        _arrange(figure, title, caption)
+    return figure
+
+
+def grouped_points(
+    names: Sequence[str],
+    groups: Mapping[str, Mapping[str, Any]],
+    *,
+    ylabel: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """One panel per group, in it one kind of point per series for every name along x.
+
+    Args:
+      names: along x.
+      groups: by title, series by label, ``[names]`` each; NaN is not drawn.
+      ylabel: of the first panel.
+      title: above the panels.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(6.2 * len(groups), 4.8))
+        row = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
+        places = np.arange(len(names))
+        for axes, (heading, series), letter in zip(row, groups.items(), "abcdefgh", strict=False):
+            shifts = np.linspace(-0.24, 0.24, len(series))
+            for (label, values), shift, color, marker in zip(
+                series.items(), shifts, _COLORS, _MARKERS, strict=False
+            ):
+                axes.plot(places + shift, values, marker, color=color, ms=6, label=label)
+            axes.set_xticks(
+                places, [name.replace("_", " ") for name in names], rotation=35, ha="right"
+            )
+            _finish(axes, f"({letter}) {heading}", "", ylabel if axes is row[0] else "")
+        row[-1].legend(fontsize=7.5, loc="best")
         _arrange(figure, title, caption)
     return figure
 
