@@ -258,7 +258,7 @@ class Program:
         """The record of one replica."""
         setup = self.setup(numbers, shared)
         metrics = measure(replica.state, *setup[:3], client_map=self.grid.client_map)
-        is_finite = are_finite(replica.state, *setup[:3]) & jnp.isfinite(metrics.get("loss", 0.0))
+        is_finite = are_finite(replica.state, metrics, *setup[:3])
         return Record(metrics, *replica.since, is_finite)
 
     @cached_property

@@ -7,7 +7,7 @@ seeds and over any number of the task or the algorithm, differentiate it.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -242,14 +242,7 @@ def measure(
     measured = []
     for kind, models in zip(kinds, split(state.models, kinds), strict=True):
         one_by_one = _chunk_size(client_map, kind, models.params, 1) is not None
-        measured.append(
-            over_models(
-                lambda task, params: task.metrics(params),
-                kind,
-                models.params,
-                one_by_one=one_by_one,
-            )
-        )
+        measured.append(_measure_kind(kind, models.params, one_by_one=one_by_one))
     names = dict.fromkeys(name for metrics in measured for name in metrics)
 
     def of_kind(name: str, metrics: dict[str, Array], kind: Kind) -> Array:
@@ -261,8 +254,13 @@ def measure(
     }
 
 
+def _measure_kind(kind: Kind, params: Params, *, one_by_one: bool) -> dict[str, Array]:
+    return over_models(lambda task, w: task.metrics(w), kind, params, one_by_one=one_by_one)
+
+
 def are_finite(
     state: State,
+    metrics: Mapping[str, Array],
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,

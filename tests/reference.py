@@ -325,3 +325,58 @@ def least_squares_minimizer(problem: LeastSquares) -> Array:
     X, y = np.concatenate(problem.features), np.concatenate(problem.targets)
     n, d = X.shape
     return np.linalg.solve(X.T @ X / n + problem.ridge * np.eye(d), X.T @ y / n)
+
+
+# Multinomial logistic regression on clients of unequal size (section 7)
+
+
+class Softmax(NamedTuple):
+    """Cross-entropy of softmax(z), z = W x + b; z = sigmoid(W x + b) with LEAF's head.
+
+    A model is one vector: b [C], then the rows of W [C, d].
+    """
+
+    features: list[Array]  # N arrays [n_k, d]
+    labels: list[NDArray[np.integer]]  # N arrays [n_k]
+    num_classes: int
+    sigmoid_head: bool
+    reduction: str  # "mean" or "sum" over the rows of a minibatch
+
+
+def softmax_logits(problem: Softmax, w: Array, x: Array) -> Array:
+    """z of one example."""
+    C = problem.num_classes
+    logits: Array = w[C:].reshape(C, -1) @ x + w[:C]
+    return 1.0 / (1.0 + np.exp(-logits)) if problem.sigmoid_head else logits
+
+
+def softmax_loss(problem: Softmax, w: Array, x: Array, y: int) -> float:
+    """-log softmax(z)_y of one example."""
+    z = softmax_logits(problem, w, x)
+    return float(np.log(np.sum(np.exp(z - z.max()))) + z.max() - z[y])
+
+
+def softmax_gradient(problem: Softmax, k: int, w: Array, rows: Iterable[int]) -> Array:
+    """Gradient of the loss over some of client k's examples, one after the other."""
+    batch = _present(rows)
+    total = np.zeros_like(w)
+    for row in batch:
+        x, y = problem.features[k][row], problem.labels[k][row]
+        z = softmax_logits(problem, w, x)
+        p = np.exp(z - z.max()) / np.sum(np.exp(z - z.max()))
+        delta = p - (np.arange(problem.num_classes) == y)
+        if problem.sigmoid_head:
+            delta = delta * z * (1.0 - z)
+        total += np.concatenate([delta, np.outer(delta, x).ravel()])
+    return total / len(batch) if problem.reduction == "mean" else total
+
+
+def softmax_metrics(problem: Softmax, w: Array, clients: Iterable[int]) -> tuple[float, float]:
+    """Mean loss, and accuracy (the first of equal logits is chosen), over all their examples."""
+    losses, right = [], []
+    for k in clients:
+        for x, y in zip(problem.features[k], problem.labels[k], strict=True):
+            z = softmax_logits(problem, w, x)
+            losses.append(softmax_loss(problem, w, x, int(y)))
+            right.append(int(np.flatnonzero(z == z.max())[0]) == int(y))
+    return float(np.mean(losses)), float(np.mean(right))

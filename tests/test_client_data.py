@@ -7,34 +7,153 @@ import pytest
 
 from fedjax_mm import client_data, least_squares
 from fedjax_mm.base import Batching
+from fedjax_mm.data.clients import flat_client_data, stack_client_data
 
 DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5))]
 
 
+LARGE = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 40, 7))]
+
+
+def steps_of(client, how, steps, clients=DATA, seed=1):
+    """The examples and weights of a client's steps ``0 ... steps - 1``."""
+    data = client_data(clients)
+    draw = jax.vmap(lambda step: data.batch(jax.random.key(seed), jnp.int32(client), step, how))
+    rows, weights = draw(jnp.arange(steps))
+    return np.asarray(data.examples[rows]), np.asarray(weights)
+
+
+EVERY_WAY = {
+    "full": Batching(),
+    "iid": Batching(4),
+    "epochs": Batching(4, "epochs"),
+    "growing": Batching(limit=jnp.int32(2)),
+}
+
+
+@pytest.mark.parametrize("client", range(3))
+@pytest.mark.parametrize("how", EVERY_WAY.values(), ids=EVERY_WAY)
+def test_no_other_clients_example_is_read(how, client):
+    values, weights = steps_of(client, how, 30)
+    assert set(values.ravel()) <= set(DATA[client])
+    assert set(weights.ravel()) <= {0, 1}
+    assert (weights.sum(1) >= 1).all()
+
+
 def test_full_batches_weigh_every_example_once():
-    data = client_data(DATA)
-    for k, examples in enumerate(DATA):
-        values, weights = data.batch(jax.random.key(0), jnp.int32(k), jnp.int32(0), Batching())
-        assert values.shape == weights.shape == (5,)
-        assert weights.sum() == len(examples)
-        used = np.asarray(values)[np.asarray(weights) > 0]
-        np.testing.assert_array_equal(used, examples)
-        assert set(np.asarray(values)) <= set(examples), "no other client's example is read"
+    for client, examples in enumerate(DATA):
+        values, weights = steps_of(client, Batching(), 2)
+        assert values.shape == weights.shape == (2, 5)
+        for row, weight in zip(values, weights, strict=True):
+            np.testing.assert_array_equal(row[weight > 0], examples)
 
 
 def test_minibatches_are_uniform_over_the_client_and_fresh_every_step():
-    data = client_data(DATA)
-
-    def draw(step):
-        return data.batch(jax.random.key(1), jnp.int32(2), step, Batching(2))
-
-    values, weights = jax.vmap(draw)(jnp.arange(20_000))
+    values, weights = steps_of(2, Batching(2), 20_000)
     np.testing.assert_array_equal(weights, 1)
-    counts = np.array([(np.asarray(values) == value).sum() for value in DATA[2]])
-    assert counts.sum() == 40_000
-    assert np.abs(counts - 8000).max() < 4 * np.sqrt(40_000 * 0.2 * 0.8)
-    pairs = (np.asarray(values[:-1, 0]) == np.asarray(values[1:, 0])).mean()
+    check_uniform(values.ravel(), DATA[2])
+    pairs = (values[:-1, 0] == values[1:, 0]).mean()
     assert abs(pairs - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 20_000)
+
+
+def check_uniform(values, examples):
+    """Counts within 4 standard errors, and a Bonferroni correction for many examples."""
+    counts = np.array([(values == value).sum() for value in examples])
+    assert counts.sum() == len(values)
+    p = 1 / len(examples)
+    bound = np.sqrt(16 + 2 * np.log(len(examples)))
+    assert np.abs(counts - len(values) * p).max() < bound * np.sqrt(len(values) * p * (1 - p))
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8, 40, 100])
+@pytest.mark.parametrize("client", range(3))
+def test_epochs_see_every_example_once_in_a_fresh_order(client, size):
+    """Every epoch of every client; the last batch is filled with rows of weight 0."""
+    count = len(LARGE[client])
+    per_epoch = -(-count // size)
+    values, weights = steps_of(client, Batching(size, "epochs"), 5 * per_epoch, LARGE)
+    number = client_data(LARGE).num_batches(jnp.int32(client), size)
+    assert int(number) == per_epoch
+    orders = set()
+    for epoch in range(5):
+        steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
+        seen = values[steps][weights[steps] > 0]
+        np.testing.assert_array_equal(np.sort(seen), LARGE[client])
+        filled = np.full(per_epoch * size, 1.0)
+        filled[count:] = 0
+        np.testing.assert_array_equal(weights[steps].ravel(), filled)
+        orders.add(tuple(seen))
+    assert len(orders) > 1
+    if count == 40:
+        assert len(orders) == 5
+
+
+def test_epochs_differ_between_clients_rounds_and_models():
+    """The key is of a model, a round and a client: equally many examples, other orders."""
+    data = client_data([np.arange(30.0), np.arange(30.0)])
+    orders = {
+        tuple(
+            data.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(0), Batching(30, "epochs"))[
+                0
+            ].tolist()
+        )
+        for seed in range(5)
+    }
+    assert len(orders) == 5
+
+
+def test_an_epochs_places_are_uniform():
+    """What comes first, and what stands in the last, partial batch."""
+    values, weights = steps_of(2, Batching(3, "epochs"), 3 * 5_000, LARGE)
+    values, weights = values.reshape(-1, 9), weights.reshape(-1, 9)
+    assert (weights == [1] * 7 + [0] * 2).all()
+    for place in range(7):
+        check_uniform(values[:, place], LARGE[2])
+
+
+@pytest.mark.parametrize("limit", [0, 1, 2, 6, 7, 50])
+def test_a_growing_sample_is_drawn_without_replacement(limit):
+    """min(N_s, n_k) distinct examples count, at least one."""
+    values, weights = steps_of(2, Batching(limit=jnp.int32(limit)), 4_000, LARGE)
+    size = min(max(limit, 1), 7)
+    np.testing.assert_array_equal(weights, np.tile(np.arange(40) < size, (4_000, 1)))
+    chosen = values[:, :size]
+    assert (np.diff(np.sort(chosen), axis=1) > 0).all()
+    check_uniform(chosen[:, 0], LARGE[2])
+    pairs = [tuple(sorted(row)) for row in chosen[:, :2]] if size > 1 else []
+    if pairs:  # every pair as likely
+        counts = np.unique(pairs, axis=0, return_counts=True)[1]
+        assert len(counts) == 21
+        assert np.abs(counts - 4_000 / 21).max() < 5 * np.sqrt(4_000 / 21)
+
+
+def test_selected_stores_are_the_stores():
+    stores = [client_data(DATA), client_data([x + 1000 for x in LARGE])]
+    both = stack_client_data(stores)
+    assert both.select(0).examples is both.examples
+    assert (both.min_count, both.max_count) == (1, 40)
+    for i, store in enumerate(stores):
+        for k in range(3):
+            for how in (Batching(4), Batching(4, "epochs")):
+                args = jax.random.key(7), jnp.int32(k), jnp.int32(2), how
+                want, want_weights = store.batch(*args)
+                got, weights = both.select(jnp.int32(i)).batch(*args)
+                np.testing.assert_array_equal(both.take(got), store.take(want))
+                np.testing.assert_array_equal(weights, want_weights)
+
+
+def test_stores_of_other_clients_are_not_stacked():
+    with pytest.raises(ValueError, match=r"the stores have \[2, 3\] clients"):
+        stack_client_data([client_data(DATA), client_data(DATA[:2])])
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [([], "counts is"), ([2, 0, 1], "counts is"), ([2, 2], "counts add up to 4, but there are 3")],
+)
+def test_wrong_counts_are_refused(counts, message):
+    with pytest.raises(ValueError, match=message):
+        flat_client_data(np.arange(3), counts)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Random orders: permutations always, uniform by statistics at 4 standard errors."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm.draws import RANK_LIMIT, permutation
+from fedjax_mm.draws import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
 
 # Both ways of drawing, on both sides of their border; 1000 = 32 * 32 - 24 needs walking.
 SIZES = [1, 2, 3, 24, RANK_LIMIT, RANK_LIMIT + 1, 1000]
@@ -52,29 +54,29 @@ def largest_z(counts, trials, probability):
 
 @pytest.mark.parametrize("size", [5, 24, RANK_LIMIT + 1, 1000])
 def test_every_value_is_as_likely_at_every_place(size):
-    drawn = samples(size, 3, 60_000)
+    values = samples(size, 3, 60_000)
     for place in range(3):
-        counts = np.bincount(drawn[:, place], minlength=size)
-        z, bound = largest_z(counts, len(drawn), 1 / size)
+        counts = np.bincount(values[:, place], minlength=size)
+        z, bound = largest_z(counts, len(values), 1 / size)
         assert z < bound, f"place {place}"
 
 
 @pytest.mark.parametrize("size", [5, 24, RANK_LIMIT + 1])
 def test_every_pair_is_as_likely(size):
-    drawn = samples(size, 2, 200_000, seed=1).astype(np.int64)
-    counts = np.bincount(drawn[:, 0] * size + drawn[:, 1], minlength=size * size)
+    values = samples(size, 2, 200_000, seed=1).astype(np.int64)
+    counts = np.bincount(values[:, 0] * size + values[:, 1], minlength=size * size)
     counts = counts.reshape(size, size)[~np.eye(size, dtype=bool)]
-    z, bound = largest_z(counts, len(drawn), 1 / (size * (size - 1)))
+    z, bound = largest_z(counts, len(values), 1 / (size * (size - 1)))
     assert z < bound
 
 
 @pytest.mark.parametrize("size", [RANK_LIMIT + 1, 1000])
 def test_neighbours_do_not_stay_together(size):
     """Differences of consecutive places are uniform; a weak cipher would prefer some."""
-    drawn = samples(size, 2, 200_000, seed=2).astype(np.int64)
-    differences = (drawn[:, 1] - drawn[:, 0]) % size
+    values = samples(size, 2, 200_000, seed=2).astype(np.int64)
+    differences = (values[:, 1] - values[:, 0]) % size
     counts = np.bincount(differences, minlength=size)[1:]
-    z, bound = largest_z(counts, len(drawn), 1 / (size - 1))
+    z, bound = largest_z(counts, len(values), 1 / (size - 1))
     assert z < bound
 
 
@@ -92,16 +94,103 @@ def test_cohorts_overlap_as_hypergeometric(size):
 
 def test_fixed_points_and_cycles():
     """A random permutation has one fixed point on average, with variance one."""
-    drawn = samples(1000, 1000, 4000, seed=4)
-    fixed = (drawn == np.arange(1000)).sum(axis=1)
+    values = samples(1000, 1000, 4000, seed=4)
+    fixed = (values == np.arange(1000)).sum(axis=1)
     assert abs(fixed.mean() - 1) < 4 / np.sqrt(len(fixed))
     assert abs(fixed.var() - 1) < 4 * np.sqrt(3 / len(fixed))  # Var of the sample variance: (4-1)/n
 
 
 def test_a_large_cohort_costs_only_itself():
     """Ten of a billion clients: no array of a billion is made."""
-    drawn = permutation(jax.random.key(0), 10**9, 10)
-    assert drawn.dtype == jnp.int32
-    assert len(set(drawn.tolist())) == 10
-    assert min(drawn.tolist()) >= 0
-    assert max(drawn.tolist()) < 10**9
+    values = permutation(jax.random.key(0), 10**9, 10)
+    assert values.dtype == jnp.int32
+    assert len(set(values.tolist())) == 10
+    assert min(values.tolist()) >= 0
+    assert max(values.tolist()) < 10**9
+
+
+# The draws whose size may be traced.
+
+
+def words_of(seed, count):
+    return jax.vmap(hash_words)(jax.random.split(jax.random.key(seed), count))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 300), more=st.integers(0, 20))
+def test_a_traced_size_gives_a_permutation_and_fills_with_what_there_is(seed, size, more):
+    places = jnp.arange(300 + 20)
+    values = np.asarray(jax.jit(shuffled)(hash_words(jax.random.key(seed)), places, size))
+    assert sorted(values[:size].tolist()) == list(range(size))
+    assert values.min() >= 0
+    assert values.max() < size
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7])
+def test_small_sizes_give_every_order_as_often(size):
+    """Chi-square over all size! orders, within 4 standard deviations of its law."""
+    orders, per_order = math.factorial(size), 200 if size < 7 else 60
+    draw = jax.jit(jax.vmap(lambda w, n: shuffled(w, jnp.arange(size), n), (0, None)))
+    values = np.asarray(draw(words_of(size, orders * per_order), size)).astype(np.int64)
+    codes, counts = np.unique(values @ size ** np.arange(size), return_counts=True)
+    assert len(codes) == orders
+    chi_square, freedom = ((counts - per_order) ** 2 / per_order).sum(), orders - 1
+    assert abs(chi_square - freedom) <= 4 * np.sqrt(2 * freedom) + 8 * (freedom > 0)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100, 65_537, 2**31 - 1])
+def test_traced_draws_are_uniform(size):
+    """In at most 100 equal cells; counters as good as keys."""
+    values = np.asarray(jax.jit(drawn)(words_of(1, 1)[0], jnp.arange(100_000), size))
+    assert values.dtype == np.int32
+    assert values.min() >= 0
+    assert values.max() < size
+    cells = min(size, 100)
+    edges = np.ceil(np.arange(cells + 1) * (size / cells))
+    counts = np.histogram(values, edges)[0]
+    if cells > 1:
+        probability = np.diff(edges) / size
+        z = (counts - 1e5 * probability) / np.sqrt(1e5 * probability * (1 - probability))
+        assert np.abs(z).max() < np.sqrt(16 + 2 * np.log(cells))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 2**31 - 1))
+def test_draws_are_words_scaled_exactly(seed, size):
+    """The upper half of the 64-bit product of the word with the size, found with size 2^31 - 1."""
+    words, counters = hash_words(jax.random.key(seed)), jnp.arange(64)
+    small = np.asarray(drawn(words, counters, size)).astype(object)
+    large = np.asarray(drawn(words, counters, 2**31 - 1)).astype(object)
+    for a, b in zip(small, large, strict=True):  # floor(word size / 2^32) from floor(word / 2 ...)
+        low, high = b * 2**32 // (2**31 - 1), (b + 1) * 2**32 // (2**31 - 1) + 1
+        assert low * size >> 32 <= a <= high * size >> 32
+
+
+def test_neighbouring_counters_and_keys_are_independent():
+    words = words_of(2, 1)[0]
+    values = np.asarray(drawn(words, jnp.arange(100_001), 7)).astype(np.int64)
+    pairs = np.bincount(values[:-1] * 7 + values[1:], minlength=49)
+    z, bound = largest_z(pairs, 100_000, 1 / 49)
+    assert z < bound * 1.1  # pairs overlap
+    folded = jax.vmap(lambda i: fold_words(words, i))(jnp.arange(100_000))
+    first = jax.vmap(lambda w: shuffled(w, jnp.arange(2), 7))(folded)
+    pairs = np.asarray(first[:, 0] * 7 + first[:, 1])
+    counts = np.bincount(pairs, minlength=49).reshape(7, 7)[~np.eye(7, dtype=bool)]
+    z, bound = largest_z(counts, 100_000, 1 / 42)
+    assert z < bound
+
+
+@pytest.mark.parametrize("size", [5, 1000])
+def test_traced_draws_do_not_depend_on_precision_or_company(size):
+    words, sizes = words_of(3, 4), jnp.array([3, size, 77, 1])
+
+    def both(words, size):
+        return shuffled(words, jnp.arange(40), size), drawn(words, jnp.arange(40), size)
+
+    together = jax.vmap(both)(words, sizes)
+    alone = both(words[1], size)
+    with jax.enable_x64(True):
+        double = both(words[1], jnp.int64(size))
+    for a, b, c in zip(together, alone, double, strict=True):
+        np.testing.assert_array_equal(a[1], b)
+        np.testing.assert_array_equal(c, b)

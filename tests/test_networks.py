@@ -95,9 +95,9 @@ def test_mlp_is_that_of_numpy():
     params, x = setup(module, (3, 2))
     p = arrays(params)
     hidden = np.asarray(x, float).reshape(3, 6)
-    for layer in ("Dense_0", "Dense_1"):
-        hidden = np.maximum(hidden @ p[f"{layer}/kernel"] + p[f"{layer}/bias"], 0)
-    want = hidden @ p["_ToClasses_0/kernel"].T + p["_ToClasses_0/_Bias_0/bias"]
+    for layer in ("dense1", "dense2"):
+        hidden = np.maximum(hidden @ p[f"{layer}/kernel"].T + p[f"{layer}/bias"], 0)
+    want = hidden @ p["classes/kernel"].T + p["classes/bias"]
     np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-5, atol=1e-6)
 
 
@@ -116,11 +116,11 @@ def test_mcmahans_cnn_is_relu_before_pooling():
     params, x = setup(module, (9, 8, 2))
     p = {path: jnp.asarray(leaf, jnp.float32) for path, leaf in arrays(params).items()}
     hidden = x
-    for n in range(2):
-        hidden = lax_conv(hidden, p[f"_Convolution_{n}/kernel"]) + p[f"_Bias_{n}/bias"]
+    for n in (1, 2):
+        hidden = lax_conv(hidden, p[f"convolution{n}/kernel"]) + p[f"bias{n}/bias"]
         hidden = lax_pool(jax.nn.relu(hidden))
-    hidden = hidden.reshape(3, -1) @ p["Dense_0/kernel"] + p["Dense_0/bias"]
-    want = jax.nn.relu(hidden) @ p["Dense_1/kernel"] + p["Dense_1/bias"]
+    hidden = hidden.reshape(3, -1) @ p["dense/kernel"] + p["dense/bias"]
+    want = jax.nn.relu(hidden) @ p["classes/kernel"] + p["classes/bias"]
     np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-4, atol=1e-4)
 
 
@@ -129,15 +129,15 @@ def test_celebas_cnn_normalizes_by_the_batch():
     params, x = setup(module, (9, 12, 3))
     p = arrays(params)
     hidden = np.asarray(x, float)
-    for n in range(4):
+    for n in (1, 2, 3, 4):
         hidden = np.asarray(
-            lax_conv(jnp.asarray(hidden, jnp.float32), jnp.asarray(p[f"_Convolution_{n}/kernel"]))
+            lax_conv(jnp.asarray(hidden, jnp.float32), jnp.asarray(p[f"convolution{n}/kernel"]))
         ).astype(float)
         mean, variance = hidden.mean((0, 1, 2)), hidden.var((0, 1, 2))
         hidden = (hidden - mean) / np.sqrt(variance + 1e-3)
-        hidden = hidden * p[f"_BatchNorm_{n}/scale"] + p[f"_BatchNorm_{n}/_Bias_0/bias"]
+        hidden = hidden * p[f"norm{n}/scale"] + p[f"norm{n}/_Bias_0/bias"]
         hidden = np.maximum(np.asarray(lax_pool(jnp.asarray(hidden, jnp.float32))), 0)
-    want = hidden.reshape(3, -1) @ p["Dense_0/kernel"] + p["Dense_0/bias"]
+    want = hidden.reshape(3, -1) @ p["classes/kernel"] + p["classes/bias"]
     np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-3, atol=1e-3)
 
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from fedjax_mm import (
+    client_data,
     fedavg,
     fedcluster,
     inverse_time,
@@ -22,6 +23,9 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import LogisticRegression
 from tests import reference
 from tests.helpers import roll_out
 
@@ -178,7 +182,8 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         key = rng_key
         for number in (t, m + 1, k):
             key = jax.random.fold_in(key, number)
-        return np.asarray(numbered.batch(key, jnp.int32(k), jnp.int32(e), Batching(batch_size))[0])
+        places, _ = numbered.batch(key, jnp.int32(k), jnp.int32(e), Batching(batch_size))
+        return np.asarray(numbered.take(places))
 
     def gradient(m, k, w, t, e):
         chosen = None if batch_size is None else rows(m, k, t, e)
@@ -194,6 +199,105 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
     assert error(state.models.params, expected[-1]) < 1e-12
+
+
+SAMPLINGS = {  # options of fedavg, and the rows of a step
+    "iid": ({"local_steps": 4, "batch_size": 3}, Batching(3)),
+    "iid, large": ({"local_steps": 2, "batch_size": 20}, Batching(20)),
+    "epochs": ({"epochs": 2, "batch_size": 4}, Batching(4, "epochs")),
+    "steps of epochs": (
+        {"local_steps": 5, "batch_size": 4, "order": "epochs"},
+        Batching(4, "epochs"),
+    ),
+    "full": ({"epochs": 3}, Batching(None, "epochs")),
+}
+
+
+def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
+    """Clients of 1 to 9 examples."""
+    features, _ = regression(num_clients, dim, seed)
+    rng = np.random.default_rng(seed)
+    return features, [rng.integers(0, num_classes, len(x)) for x in features]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "client_map"),
+    [*((name, "auto") for name in SAMPLINGS), *(("epochs", each) for each in ("vmap", "scan", 2))],
+)
+@pytest.mark.parametrize(
+    ("make", "reduction", "sigmoid_head"),
+    [
+        (mfa_rand, "mean", False),
+        (mfa_rr, "sum", True),
+        (mfa_rand, "sum", False),
+        (mfa_rr, "mean", True),
+    ],
+)
+def test_logistic_regression(make, reduction, sigmoid_head, sampling, client_map):
+    """20 rounds of 5 of 7 clients in 3 groups, fed with the rows that the store draws."""
+    features, labels = labelled()
+    counts = np.array([len(each) for each in labels])
+    clients = client_data(list(zip(features, labels, strict=True)))
+    data = FederatedData("seven", "synthetic", 3, clients, clients)
+    task = classification(data, LogisticRegression(3, sigmoid_head), reduction=reduction)
+    problem = reference.Softmax(features, labels, 3, sigmoid_head, reduction)
+    options, how = SAMPLINGS[sampling]
+    assignment, rng_key = make(7, 3, cohort_size=5), jax.random.key(5)
+    rng = np.random.default_rng(2)
+    params = {"classes": {"bias": rng.normal(size=(3, 3)), "kernel": rng.normal(size=(3, 3, 4))}}
+
+    def flat(params):
+        leaves = params["classes"]["bias"], params["classes"]["kernel"].reshape(3, -1)
+        return np.concatenate(leaves, axis=1)
+
+    def num_steps(k):
+        per_epoch = 1 if how.size is None else -(-counts[k] // how.size)
+        return options.get("local_steps") or options["epochs"] * per_epoch
+
+    @jax.jit
+    def drawn(m, k, t, e):
+        key = rng_key
+        for number in (t, m + 1, k):
+            key = jax.random.fold_in(key, number)
+        return clients.batch(key, k, e, how)
+
+    def gradient(m, k, w, t, e):
+        if e >= num_steps(k):
+            return np.zeros_like(w)
+        rows, weights = map(np.asarray, drawn(m, jnp.int32(k), t, jnp.int32(e)))
+        rows = rows[weights > 0] - counts[:k].sum()
+        assert (rows >= 0).all()
+        assert (rows < counts[k]).all()
+        return reference.softmax_gradient(problem, k, w, rows)
+
+    state, trace = jax.jit(
+        lambda task: simulate(
+            rng_key,
+            task,
+            fedavg(0.1, **options),
+            assignment,
+            20,
+            params=params,
+            client_map=client_map,
+        )
+    )(task)
+    groups = roll_out(assignment, rng_key, 20)
+    expected = reference.simulate(
+        gradient,
+        flat(params),
+        groups,
+        [0.1] * 20,
+        max(num_steps(k) for k in range(7)),
+        weights=counts.astype(float),
+    )
+    assert error(flat(state.models.params), expected[-1]) < 1e-10
+    for t in (0, 1, 20):
+        for m in range(3):
+            loss, accuracy = reference.softmax_metrics(problem, expected[t, m], range(7))
+            assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-10)
+            assert trace.metrics["train_accuracy"][t, m] == pytest.approx(accuracy)
+    steps = [[sum(num_steps(k) for k in group if k >= 0) for group in row] for row in groups]
+    np.testing.assert_array_equal(trace.gradients[1:], steps)
 
 
 def test_server_momentum_follows_each_model():

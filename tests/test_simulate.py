@@ -322,15 +322,25 @@ def test_draws_do_not_depend_on_precision_or_company(strategy):
         np.testing.assert_array_equal(roll_out(assignment, key, ROUNDS), alone)
 
 
-def test_minibatch_draws_do_not_depend_on_precision():
-    def batch():
-        task = examples()
-        (features, _), _ = task.batch(jax.random.key(3), jnp.int32(2), jnp.int32(1), Batching(4))
-        return np.asarray(features)
+@pytest.mark.parametrize(
+    "how",
+    [Batching(4), Batching(4, "epochs"), Batching(), Batching(limit=3)],
+    ids=["iid", "epochs", "full", "growing"],
+)
+def test_minibatch_draws_do_not_depend_on_precision_or_company(how):
+    keys = jax.random.split(jax.random.key(3), 3)
 
-    single = batch()
+    def batches(keys, clients):
+        draw = jax.vmap(lambda key, k: examples().batch(key, k, jnp.int32(1), how))
+        return [np.asarray(x) for x in draw(keys, clients)]
+
+    together = batches(keys, jnp.array([2, 5, 2]))
+    alone = batches(keys[1:2], jnp.array([5]))
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(batch(), single)
+        double = batches(keys, jnp.array([2, 5, 2]))
+    for one, all_, precise in zip(alone, together, double, strict=True):
+        np.testing.assert_array_equal(one[0], all_[1])
+        np.testing.assert_array_equal(precise, all_)
 
 
 @every_strategy
@@ -411,8 +421,16 @@ def test_protocols_are_checked_at_run_time():
         ({"assignment": mfa_rand(5, 2)}, r"the tasks have \[4\] clients but the assignment .* 5"),
         ({"tasks": [quadratic(4, 2, mu=1.0)]}, "there are 1 tasks but the assignment has 2 models"),
         (
-            {"tasks": [quadratic(4, 2, mu=1.0), quadratic(4, 3, mu=1.0)]},
-            "the tasks differ in structure or array shapes",
+            {"tasks": [quadratic(4, 2, mu=1.0), quadratic(4, 3, mu=1.0)], "params": jnp.zeros(9)},
+            "the models differ in structure; give a list of 2 initial parameters",
+        ),
+        (
+            {"tasks": [quadratic(4, 2, mu=1.0), quadratic(5, 2, mu=1.0)]},
+            r"the tasks have \[4, 5\] clients",
+        ),
+        (
+            {"algorithm": [fedavg(0.1, local_steps=1)] * 3},
+            "there are 3 algorithms but the assignment has 2 models",
         ),
         ({"params": jnp.zeros(4)}, r"initial parameters have shape \(4,\); give \(9,\)"),
         ({"params": {"w": jnp.zeros(9)}}, "initial parameters have the structure"),
