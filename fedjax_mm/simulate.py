@@ -334,9 +334,12 @@ def train(
     ) -> tuple[tuple[Contribution, ClientState], None]:
         (total, clients), (numbers, keys) = carry, chunk
         present = numbers >= 0
-        row = jnp.where(present, numbers, 0)
+        # Padding does what the first client of its chunk does: it never takes more steps.
+        row = jnp.where(present, numbers, jnp.maximum(numbers[0], 0))
         states = jax.tree.map(lambda x: x[row], clients)
-        contributions, states = jax.vmap(contribute)(row, keys, states)
+        contributions, states = _unless_empty(
+            jax.vmap(contribute), present, row, keys, states, skip=may_skip
+        )
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         home = jnp.where(present, numbers, task.num_clients)
         if client_axis is not None and jax.tree.leaves(states):
@@ -347,6 +350,7 @@ def train(
     one_state = jax.tree.map(lambda x: x[0], model.clients)
     contribution, _ = jax.eval_shape(contribute, jnp.int32(0), keys[0], one_state)
     total, clients = zero_sum(contribution, model.params), model.clients
+    may_skip = chunk_size is not None or num_steps is not None
     first, sizes = 0, _chunks(len(group), chunk_size or len(group), growing=num_steps is not None)
     for size, count in sizes:
         rows = slice(first, first + size * count)
@@ -355,6 +359,15 @@ def train(
         first += size * count
     total = finish_sum(total, model.params)
     return total if client_axis is None else lax.psum(total, client_axis), clients
+
+
+def _unless_empty(function: Any, present: Bool[Array, " chunk"], *args: Any, skip: bool) -> Any:
+    """``function(*args)``, or zeros where a chunk is all padding, as an idle model's chunks are."""
+    if not skip:
+        return function(*args)
+    shapes = jax.eval_shape(function, *args)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return lax.cond(jnp.any(present), lambda: function(*args), lambda: nothing)
 
 
 def _steps_of(

@@ -153,7 +153,9 @@ class Classification:
         return losses, (jnp.argmax(logits, axis=0) == labels).astype(losses.dtype)
 
     def _scaled(self, features: Array) -> Array:
-        return features if self.scale is None else features.astype(self.scale.dtype) * self.scale
+        if not jnp.issubdtype(features.dtype, jnp.floating):
+            features = features.astype(float)
+        return features if self.scale is None else features * self.scale
 
 
 def classification(
