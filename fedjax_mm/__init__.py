@@ -13,7 +13,15 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.checkpoint import Checkpoints
-from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.data.celeba import load_celeba
+from fedjax_mm.data.clients import ClientData, client_data, flat_client_data
+from fedjax_mm.data.dealing import federate, flip_labels
+from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federated import FederatedData, Pool, stack_data
+from fedjax_mm.data.idx import load_idx
+from fedjax_mm.data.leaf import load_leaf
+from fedjax_mm.data.surrogate import surrogate_faces
+from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import join_processes, layout, use_cpu_devices
 from fedjax_mm.experiment import Experiment, Sweep
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
@@ -23,23 +31,32 @@ from fedjax_mm.runs import run
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import State, Trace, advance, init, simulate
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
+from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
+from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from fedjax_mm.tasks.quadratic import Quadratic, quadratic
 
 __all__ = [
+    "MLP",
     "Algorithm",
     "AnalyticTask",
     "Assignment",
     "Batching",
+    "CelebACNN",
     "Checkpoints",
+    "Classification",
     "ClientData",
     "Contribution",
     "DivergenceError",
     "EpochTask",
     "Execution",
     "Experiment",
+    "FederatedData",
     "InterruptedRunError",
     "LeastSquares",
+    "LogisticRegression",
+    "McMahanCNN",
+    "Pool",
     "Quadratic",
     "Setup",
     "SparseUpdate",
@@ -48,10 +65,15 @@ __all__ = [
     "Task",
     "Trace",
     "advance",
+    "classification",
     "client_data",
+    "digits",
     "fedavg",
     "fedcluster",
+    "federate",
     "first_round_below",
+    "flat_client_data",
+    "flip_labels",
     "full_participation",
     "gain",
     "init",
@@ -59,6 +81,9 @@ __all__ = [
     "join_processes",
     "layout",
     "least_squares",
+    "load_celeba",
+    "load_idx",
+    "load_leaf",
     "log_gap",
     "mfa_rand",
     "mfa_rr",
@@ -68,8 +93,11 @@ __all__ = [
     "save_dataset",
     "sequential",
     "simulate",
+    "stack_data",
     "standard_error",
+    "surrogate_faces",
     "sweep",
+    "synthetic",
     "to_dataset",
     "use_cpu_devices",
 ]
