@@ -323,6 +323,8 @@ def train(
         group = group[jnp.argsort(-num_steps)]
     if client_axis is not None:
         group = _share(group, client_axis)
+    # Padding is computed as the last client, who takes the fewest steps.
+    filler = jnp.maximum(group[jnp.maximum(jnp.sum(group >= 0) - 1, 0)], 0)
     # As plain words: keys that a scan is fed are falsely called reused by JAX's checker under vmap.
     keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(model_key, group))
 
@@ -332,15 +334,23 @@ def train(
         key = jax.random.wrap_key_data(key, impl=jax.random.key_impl(model_key))
         return algorithm.client(key, round, task, client, model.params, model.server, client_state)
 
+    def nothing(row: Array, keys: Array, states: ClientState) -> tuple[Contribution, ClientState]:
+        shapes = jax.eval_shape(jax.vmap(contribute), row, keys, states)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     def add_clients(
         carry: tuple[Contribution, ClientState], chunk: tuple[Int[Array, " chunk"], Array]
     ) -> tuple[tuple[Contribution, ClientState], None]:
         (total, clients), (numbers, keys) = carry, chunk
         present = numbers >= 0
-        # Padding is computed as the chunk's first client, so that it takes no more steps.
-        row = jnp.where(present, numbers, jnp.maximum(numbers[0], 0))
+        row = jnp.where(present, numbers, filler)
         states = jax.tree.map(lambda x: x[row], clients)
-        contributions, states = jax.vmap(contribute)(row, keys, states)
+        if num_steps is None:
+            contributions, states = jax.vmap(contribute)(row, keys, states)
+        else:  # a chunk of nothing but padding is not worth a client's steps
+            contributions, states = lax.cond(
+                present.any(), jax.vmap(contribute), nothing, row, keys, states
+            )
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         home = jnp.where(present, numbers, task.num_clients)
         if client_axis is not None and jax.tree.leaves(states):
