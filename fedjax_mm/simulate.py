@@ -265,15 +265,18 @@ def are_finite(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
 ) -> Bool[Array, " models"]:
-    """Whether all parameters of each model are."""
+    """Whether all parameters of each model are, and its loss, if its task has one."""
     kinds = kinds_of(tasks, algorithm, assignment)
 
-    def of_kind(models: Models) -> Bool[Array, " models"]:
-        leaves = jax.tree.leaves(models.params)
+    def of_kind(kind: Kind, params: Params) -> Bool[Array, " models"]:
+        leaves = jax.tree.leaves(params)
         finite = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in leaves]
+        if "loss" in jax.eval_shape(partial(_measure_kind, kind, one_by_one=False), params):
+            finite.append(jnp.isfinite(metrics["loss"][np.array(kind.models)]))
         return functools.reduce(jnp.logical_and, finite)
 
-    return in_order(kinds, [of_kind(models) for models in split(state.models, kinds)])
+    parts = zip(kinds, split(state.models, kinds), strict=True)
+    return in_order(kinds, [of_kind(kind, models.params) for kind, models in parts])
 
 
 def _train_kind(

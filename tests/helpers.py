@@ -11,13 +11,16 @@ from jax import lax
 from fedjax_mm import (
     Algorithm,
     Assignment,
+    ClientData,
     Contribution,
+    client_data,
     fedcluster,
     full_participation,
     mfa_rand,
     mfa_rr,
     sequential,
 )
+from fedjax_mm.data.federated import FederatedData
 
 STRATEGIES = {
     "mfa_rand": lambda num_clients: mfa_rand(num_clients, 5),
@@ -106,3 +109,20 @@ def counting() -> Algorithm:
     return Algorithm(
         lambda task, params: (jnp.int32(0), Visits(jnp.int32(0), jnp.int32(0))), client, server
     )
+
+
+def labelled_data(
+    num_clients: int = 7, dim: int = 4, num_classes: int = 3, seed: int = 0, columns: int = 0
+) -> FederatedData:
+    """Clients of 1 to 9 examples for training and 1 to 4 for testing."""
+    rng = np.random.default_rng(seed)
+
+    def store(most: int) -> ClientData:
+        def one(count: int) -> tuple[np.ndarray, np.ndarray]:
+            shape = (count, columns) if columns else (count,)
+            labels = rng.integers(0, num_classes, shape).astype(np.int32)
+            return rng.normal(size=(count, dim)).astype(np.float32), labels
+
+        return client_data([one(n) for n in rng.integers(1, most + 1, num_clients)])
+
+    return FederatedData("labelled", "synthetic", num_classes, store(9), store(4))

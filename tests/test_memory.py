@@ -28,14 +28,18 @@ SHAPES = {  # models, rounds, seeds, clients, rates
     "many clients": (10, 3, 1, 1_000_000, 2),
     "many models": (200, 100, 100, 1000, 2),
 }
-MEASURE = r"""
-import pathlib, re, sys
+PEAK = r"""
+import pathlib, re
+status = pathlib.Path("/proc/self/status").read_text()
+print("peak", int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**20)
+"""
+MEASURE = f"""
+import sys
 from fedjax_mm.cli import main
 try:
     main(sys.argv[1:])
 finally:
-    status = pathlib.Path("/proc/self/status").read_text()
-    print("peak", int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 2**20)
+    exec({PEAK!r})
 """
 
 
@@ -55,3 +59,49 @@ def test_the_estimate_is_near_the_measured_peak(tmp_path, shape):
     estimate = float(re.search(r"memory: ([\d.]+) GiB estimated", done.stderr)[1])
     peak = float(re.search(r"peak ([\d.]+)", done.stdout)[1])
     assert peak / 1.5 <= estimate <= peak * 1.5
+
+
+ROUNDS = r"""
+import sys
+import jax, jax.numpy as jnp, numpy as np
+from fedjax_mm import fedavg, mfa_rand, simulate
+from fedjax_mm.data.clients import flat_client_data
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import LogisticRegression
+num_clients, cohort, chunk = map(int, sys.argv[1:])
+rng = np.random.default_rng(0)
+features = rng.normal(size=(num_clients * 40, 60)).astype(np.float32)
+labels = rng.integers(0, 5, num_clients * 40).astype(np.int32)
+train = flat_client_data((features, labels), [40] * num_clients)
+del features, labels
+data = FederatedData("many", "synthetic", 5, train, train)
+def run(key, data):
+    task = classification(data, LogisticRegression(5))
+    algorithm = fedavg(0.1, epochs=1, batch_size=10)
+    return simulate(key, task, algorithm, mfa_rand(num_clients, 1, cohort_size=cohort), 2,
+                    client_map=chunk)[1]
+trace = jax.jit(run)(jax.random.key(0), data)
+assert np.isfinite(trace.metrics["loss"]).all() and trace.gradients.tolist()[-1] == [4 * cohort]
+print("data", sum(x.nbytes for x in train.examples) / 2**30)
+"""
+MANY_CLIENTS = [  # all, in a round, GiB above the data
+    pytest.param(2_000, 1_000, 1.0),
+    pytest.param(10_000, 1_000, 1.5, id="W2b"),
+    pytest.param(100_000, 100_000, 4.0, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
+@pytest.mark.parametrize(("num_clients", "cohort", "limit"), MANY_CLIENTS)
+def test_the_peak_of_many_clients_is_their_data_and_a_chunk(num_clients, cohort, limit):
+    """40 examples of 60 features each; the limit is above the data, the process included."""
+    done = subprocess.run(
+        [sys.executable, "-c", ROUNDS + PEAK, str(num_clients), str(cohort), "32"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size = float(re.search(r"data ([\d.]+)", done.stdout)[1])
+    peak = float(re.search(r"peak ([\d.]+)", done.stdout)[1])
+    assert peak - size < limit

@@ -1,0 +1,237 @@
+"""Evaluation and losses of classification, against plain loops."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import mfa_rr, simulate
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Batching, EpochTask
+from fedjax_mm.data.federated import stack_data
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
+from tests import reference
+from tests.helpers import labelled_data
+
+DATA = labelled_data()
+SIZES = [1, 7, 1000, None]
+every_size = pytest.mark.parametrize("block_size", SIZES)
+
+
+def per_client(store):
+    """Every client's features and labels."""
+    cuts = np.asarray(store.offsets)[1:]
+    return [np.split(np.asarray(leaf), cuts) for leaf in store.examples]
+
+
+def problem_of(store, sigmoid_head=False):
+    features, labels = per_client(store)
+    return reference.Softmax([x.astype(float) for x in features], labels, 3, sigmoid_head, "mean")
+
+
+def some_params(seed=0):
+    rng = np.random.default_rng(seed)
+    bias, kernel = rng.normal(size=3), rng.normal(size=(3, 4))
+    params = {"classes": {"bias": jnp.asarray(bias), "kernel": jnp.asarray(kernel)}}
+    return params, np.concatenate([bias, kernel.ravel()])
+
+
+@pytest.mark.usefixtures("x64")
+@every_size
+@pytest.mark.parametrize("sigmoid_head", [False, True])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
+    """Over all examples, and over each client's."""
+    task = classification(DATA, LogisticRegression(3, sigmoid_head), block_size=block_size)
+    store = getattr(DATA, split)
+    problem, (params, w) = problem_of(store, sigmoid_head), some_params()
+    pooled = task.evaluate(params, store)
+    loss, accuracy = reference.softmax_metrics(problem, w, range(7))
+    assert pooled["loss"] == pytest.approx(loss, rel=1e-12)
+    assert pooled["accuracy"] == pytest.approx(accuracy, rel=1e-12)
+    apart = task.evaluate(params, store, per_client=True)
+    for k in range(7):
+        loss, accuracy = reference.softmax_metrics(problem, w, [k])
+        assert apart["loss"][k] == pytest.approx(loss, rel=1e-12)
+        assert apart["accuracy"][k] == pytest.approx(accuracy, rel=1e-12)
+
+
+@every_size
+def test_metrics_are_of_all_examples(block_size):
+    task = classification(DATA, LogisticRegression(3), block_size=block_size)
+    params, w = some_params(1)
+    metrics = task.metrics(params)
+    for names, store in (
+        (("loss", "train_accuracy"), DATA.train),
+        (("test_loss", "test_accuracy"), DATA.test),
+    ):
+        expected = reference.softmax_metrics(problem_of(store), w, range(7))
+        for name, value in zip(names, expected, strict=True):
+            assert metrics[name] == pytest.approx(value, rel=1e-5)
+
+
+@every_size
+def test_selected_data_are_evaluated_alone(block_size):
+    """Of a stack of stores of different sizes, the blocks of one read no other's examples."""
+    draws = [labelled_data(seed=seed) for seed in range(3)]
+    both, (params, _) = stack_data(draws), some_params()
+    for i, one in enumerate(draws):
+        got = classification(both.select(i), LogisticRegression(3), block_size=block_size)
+        want = classification(one, LogisticRegression(3))
+        for per in (False, True):
+            actual = got.evaluate(params, got.train, per_client=per)
+            expected = want.evaluate(params, want.train, per_client=per)
+            for name, value in expected.items():
+                np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_ties_count_as_argmax_has_them():
+    """All logits are equal: the first class is chosen."""
+    task = classification(DATA, LogisticRegression(3))
+    zeros = jax.tree.map(jnp.zeros_like, task.init(jax.random.key(0)))
+    result = task.evaluate(zeros, DATA.train)
+    assert result["accuracy"] == pytest.approx(np.mean(DATA.train.examples[1] == 0))
+    assert result["loss"] == pytest.approx(np.log(3))
+
+
+def test_evaluation_is_bounded_by_the_block():
+    """Hidden layers of a thousand numbers for each of many examples would take 40 MB at once."""
+    data = labelled_data(2000, dim=3)
+    module = MLP(3, hidden=(1000,))
+
+    def temporaries(block_size):
+        task = classification(data, module, block_size=block_size)
+        params = task.init(jax.random.key(0))
+        program = jax.jit(lambda task, params: task.metrics(params)).lower(task, params)
+        return program.compile().memory_analysis().temp_size_in_bytes
+
+    num_examples = len(data.train.examples[0])
+    assert temporaries(num_examples) > num_examples * 1000 * 4
+    assert temporaries(50) < 10 * 50 * 1000 * 4
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("module", [LogisticRegression(3), MLP(3, hidden=(5,))])
+def test_rows_of_weight_0_change_nothing(module, reduction):
+    task = classification(DATA, module, reduction=reduction)
+    params = task.init(jax.random.key(0))
+    value = jax.jit(jax.value_and_grad(task.loss))
+    rows = jnp.array([3, 5, 4])
+    expected = value(params, (rows, jnp.ones(3), None))
+    filled = jnp.array([3, 0, 5, 4, 9]), jnp.array([1.0, 0, 1, 1, 0]), None
+    for one, other in zip(*map(jax.tree.leaves, (value(params, filled), expected)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_the_module_gets_the_weights_it_asks_for():
+    """CelebA's batch norm leaves filling rows out, so that the loss does not know of them."""
+    rng = np.random.default_rng(0)
+    store = dataclasses.replace(
+        DATA.train,
+        examples=(
+            jnp.asarray(rng.normal(size=(len(DATA.train.examples[1]), 8, 8, 3)), jnp.float32),
+            DATA.train.examples[1] % 2,
+        ),
+    )
+    data = dataclasses.replace(DATA, train=store, test=store)
+    task = classification(data, CelebACNN())
+    assert task.takes_weights
+    assert not classification(DATA, LogisticRegression(3)).takes_weights
+    params = task.init(jax.random.key(0))
+    alone = task.loss(params, (jnp.array([1, 2]), jnp.ones(2), None))
+    filled = task.loss(params, (jnp.array([1, 2, 5]), jnp.array([1.0, 1, 0]), None))
+    assert filled == pytest.approx(float(alone), rel=1e-5)
+    # A block that is one block: its last rows overlap nothing; of all examples at once.
+    num = len(store.examples[1])
+    together = task.loss(params, (jnp.arange(num), jnp.ones(num), None))
+    assert task.evaluate(params, store)["loss"] == pytest.approx(float(together), rel=1e-5)
+
+
+def test_random_streams_are_fresh_every_step_and_off_in_evaluation():
+    task = classification(DATA, MLP(3, hidden=(50,), dropout_rate=0.5), rngs=("dropout",))
+    params = task.init(jax.random.key(0))
+
+    def loss(step, seed=0):
+        batch = task.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(step), Batching())
+        return float(task.loss(params, batch))
+
+    assert loss(0) == loss(0)
+    assert len({loss(0), loss(1), loss(0, seed=1)}) == 3
+    plain = classification(DATA, MLP(3, hidden=(50,)))
+    assert task.metrics(params)["loss"] == plain.metrics(params)["loss"]
+
+
+def test_scale_makes_numbers_of_bytes():
+    store = dataclasses.replace(
+        DATA.train,
+        examples=((DATA.train.examples[0] * 50).astype(jnp.uint8), DATA.train.examples[1]),
+    )
+    floats = dataclasses.replace(
+        store, examples=(store.examples[0].astype(jnp.float32) / 255, store.examples[1])
+    )
+    params, _ = some_params()
+    losses = [
+        classification(dataclasses.replace(DATA, train=s), LogisticRegression(3), scale=scale)
+        .evaluate(params, s)["loss"]
+        .item()
+        for s, scale in ((store, 1 / 255), (floats, None))
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_column_is_learned_of_many():
+    data = labelled_data(columns=4)
+    params, _ = some_params()
+    for column in range(4):
+        alone = dataclasses.replace(
+            data.train, examples=(data.train.examples[0], data.train.examples[1][:, column])
+        )
+        one = dataclasses.replace(data, train=alone, test=alone)
+        want = classification(one, LogisticRegression(3)).metrics(params)
+        got = classification(data, LogisticRegression(3), column=column).metrics(params)
+        for name in ("loss", "train_accuracy"):
+            assert got[name] == pytest.approx(float(want[name]))
+
+
+def test_initial_parameters_are_the_modules():
+    task = classification(DATA, LogisticRegression(3))
+    assert isinstance(task, EpochTask)
+    assert task.num_clients == 7
+    params = task.init(jax.random.key(0))
+    want = LogisticRegression(3).init(jax.random.key(0), jnp.ones((1, 4)))["params"]
+    for one, other in zip(*map(jax.tree.leaves, (params, want)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_training_learns():
+    data = labelled_data(dim=30)
+    task = classification(data, LogisticRegression(3))
+    algorithm = fedavg(0.3, epochs=2, batch_size=4)
+    _, trace = jax.jit(lambda task: simulate(jax.random.key(0), task, algorithm, mfa_rr(7, 2), 60))(
+        task
+    )
+    assert (trace.metrics["train_accuracy"][-1] > 0.9).all()
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (DATA, {"reduction": "max"}, "reduction is 'max'"),
+        (DATA, {"block_size": 0}, "block_size is 0"),
+        (DATA, {"column": 0}, "give a column if and only if labels have columns"),
+        (labelled_data(columns=2), {}, "give a column if and only if labels have columns"),
+    ],
+)
+def test_wrong_arguments_are_refused(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        classification(data, Plain(), **options)

@@ -1,0 +1,301 @@
+"""Models that differ: in structure, in algorithm, in data."""
+
+import dataclasses
+import functools
+import operator
+import os
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    Checkpoints,
+    DivergenceError,
+    Execution,
+    InterruptedRunError,
+    Setup,
+    fedavg,
+    mfa_rand,
+    mfa_rr,
+    quadratic,
+    simulate,
+    sweep,
+)
+from fedjax_mm.data.federated import stack_data
+from fedjax_mm.kinds import kinds_of
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import MLP, LogisticRegression
+from tests.helpers import Towards, labelled_data
+
+N = 7
+LINEAR, NETWORK = LogisticRegression(3), MLP(3, hidden=(5,))
+FAST, SLOW = fedavg(0.3, epochs=1, batch_size=4), fedavg(0.03, epochs=1, batch_size=4)
+
+
+def model_of(state, trace, kind, place, model):
+    """One model's parameters and records."""
+    params = state.models.params if kind is None else state.models.params[kind]
+    records = trace.metrics, {"up": trace.client_updates, "gradients": trace.gradients}
+    return (
+        jax.tree.map(operator.itemgetter(place), params),
+        jax.tree.map(lambda x: x[:, model], records),
+        (trace.upload_size[model], trace.download_size[model]),
+    )
+
+
+def check(actual, expected, tolerance=1e-6):
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * (1 + np.abs(b).max()))
+
+
+def run(tasks, algorithm, assignment, client_map="auto", **options):
+    """One compiled program."""
+
+    def program(key, options):
+        return simulate(key, tasks, algorithm, assignment, 6, client_map=client_map, **options)
+
+    return jax.jit(program)(jax.random.key(4), options)
+
+
+@pytest.mark.parametrize("client_map", ["auto", "vmap", 2])
+@pytest.mark.parametrize("assignment", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)])
+def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
+    """A logistic regression, a network and a logistic regression, each as if all were of its kind.
+
+    Draws are keyed by the model's number, so every model sees the same clients and examples.
+    """
+    data = labelled_data()
+    linear, network = (classification(data, module) for module in (LINEAR, NETWORK))
+    mixed = run([linear, network, linear], FAST, assignment, client_map)
+    assert len(mixed[0].models.params) == 2
+    all_linear = run(linear, FAST, assignment, client_map)
+    all_networks = run(network, FAST, assignment, client_map)
+    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        alone = all_networks if kind else all_linear
+        expected = model_of(*alone, None, model, model)
+        check(model_of(*mixed, kind, place, model), expected)
+    assert mixed[1].upload_size == mixed[1].download_size == (15, 43, 15)
+
+
+def test_one_compilation_for_all_kinds():
+    data, traces = labelled_data(), 0
+
+    def program(key, data, rate):
+        nonlocal traces
+        traces += 1
+        tasks = [classification(data, LINEAR), classification(data, NETWORK)]
+        return simulate(key, tasks, fedavg(rate, epochs=1, batch_size=4), mfa_rr(N, 2), 3)[1]
+
+    program = jax.jit(program)
+    for rate in (0.1, 0.2):
+        program(jax.random.key(0), data, rate)
+    assert traces == program._cache_size() == 1
+
+
+def test_each_model_has_its_own_algorithm():
+    task, assignment = classification(labelled_data(), LINEAR), mfa_rr(N, 3)
+    mixed = run(task, [FAST, SLOW, FAST], assignment)
+    fast, slow = run(task, FAST, assignment), run(task, SLOW, assignment)
+    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        expected = model_of(*(slow if kind else fast), None, model, model)
+        check(model_of(*mixed, kind, place, model), expected)
+
+
+def test_algorithms_are_alike_if_they_are_the_same():
+    task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 3)
+    assert len(kinds_of(task, FAST, assignment)) == 1
+    assert len(kinds_of([task] * 3, [FAST] * 3, assignment)) == 1
+    assert [kind.models for kind in kinds_of(task, [SLOW, FAST, SLOW], assignment)] == [
+        (0, 2),
+        (1,),
+    ]
+
+
+def test_arrays_that_all_tasks_share_are_there_once():
+    """Nine labels of the same examples; a tenth kind of model shares them too."""
+    data = labelled_data(N, dim=5000, columns=9)
+    image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
+    tasks = [classification(data, LINEAR, column=c) for c in range(9)]
+    (kind,) = kinds_of(tasks, FAST, mfa_rr(N, 9))
+    assert kind.task.train.examples[0] is data.train.examples[0]
+    assert kind.task.column.tolist() == list(range(9))
+
+    def program(key, data):
+        tasks = [classification(data, LINEAR, column=c) for c in range(9)]
+        tasks.append(classification(data, MLP(3, hidden=(2,)), column=0))
+        return simulate(key, tasks, FAST, mfa_rr(N, 10), 2, client_map=1)[1]
+
+    compiled = jax.jit(program).lower(jax.random.key(0), data).compile()
+    sizes = compiled.memory_analysis()
+    assert image_bytes <= sizes.argument_size_in_bytes < 1.1 * image_bytes
+    model_bytes = 4 * 5000 * (9 * 3 + 2)
+    assert sizes.temp_size_in_bytes < 2 * image_bytes + 8 * model_bytes
+
+    trace = compiled(jax.random.key(0), data)
+    for column in (0, 8):
+        alone = run(tasks[column], FAST, mfa_rr(N, 10), client_map=1)[1]
+        for name, values in alone.metrics.items():
+            np.testing.assert_allclose(
+                trace.metrics[name][:, column], values[:3, column], rtol=1e-4, err_msg=name
+            )
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+def test_stacked_data_of_models_are_their_own_data(epochs):
+    draws = [labelled_data(seed=seed) for seed in range(3)]
+    assert len({int(each.train.counts.sum()) for each in draws}) > 1
+    both, assignment = stack_data(draws), mfa_rand(N, 3)
+    options = {"epochs": 2, "batch_size": 4} if epochs else {"local_steps": 4, "batch_size": 3}
+    algorithm = fedavg(0.1, **options)
+    stacked = [classification(both.select(i), LINEAR) for i in range(3)]
+    (kind,) = kinds_of(stacked, algorithm, assignment)
+    assert kind.task.train.examples[0] is both.train.examples[0]
+    together = run(stacked, algorithm, assignment)
+    apart = run([classification(each, LINEAR) for each in draws], algorithm, assignment)
+    assert isinstance(apart[0].models.params, tuple), "stores of other sizes are other kinds"
+    for model in range(3):
+        check(model_of(*together, None, model, model), model_of(*apart, model, 0, model))
+
+
+def test_parameters_are_given_for_each_model():
+    data = labelled_data()
+    tasks = [classification(data, module) for module in (LINEAR, NETWORK, LINEAR)]
+    given = [task.init(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
+    _, trace = run(tasks, FAST, mfa_rr(N, 3), params=given)
+    for model, (task, params) in enumerate(zip(tasks, given, strict=True)):
+        for name, value in task.metrics(params).items():
+            np.testing.assert_allclose(trace.metrics[name][0, model], value, rtol=1e-6)
+
+
+def towards_and_quadratic():
+    return [Towards(jnp.arange(float(N))), quadratic(N, 2, mu=0.1), Towards(jnp.zeros(N))]
+
+
+def test_metrics_that_a_task_lacks_are_nan():
+    _, trace = run(towards_and_quadratic(), fedavg(0.1, local_steps=2), mfa_rr(N, 3))
+    assert set(trace.metrics) == {"norm", "loss", "excess_loss", "distance"}
+    for name, values in trace.metrics.items():
+        lacks = [name != "norm", name == "norm", name != "norm"]
+        np.testing.assert_array_equal(np.isnan(values), np.tile(lacks, (7, 1)))
+    assert trace.upload_size == (3, 2 * N + 1, 3)
+
+
+# Sweeps.
+
+
+def build_mixed(learning_rate):
+    algorithm = fedavg(learning_rate, local_steps=2)
+    return Setup(towards_and_quadratic(), algorithm, mfa_rr(N, 3))
+
+
+SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
+
+
+def test_a_sweep_of_kinds_equals_its_single_runs():
+    result = sweep(build_mixed, {"learning_rate": [0.1, 0.2]}, **SIZES)
+    assert (result.diverged == -1).all(), "a model without a loss has not diverged"
+    keys = [jax.random.fold_in(jax.random.key(3), i) for i in range(2)]
+    for rate in (0.1, 0.2):
+        for seed, key in enumerate(keys):
+            _, trace = simulate(key, *build_mixed(rate)[:3], 6)
+            point = result.sel(learning_rate=rate, seed=seed)
+            for name, values in trace.metrics.items():
+                np.testing.assert_allclose(point[name], values, rtol=1e-5, err_msg=name)
+            np.testing.assert_array_equal(
+                point.parameters_up, np.cumsum(trace.client_updates * np.array([3, 15, 3]), axis=0)
+            )
+
+
+def test_divergence_of_one_kind_is_marked_and_stops():
+    """The quadratic diverges, its neighbours without a loss do not."""
+
+    def build(learning_rate):
+        algorithms = [fedavg(0.1, local_steps=1), fedavg(learning_rate, local_steps=9)]
+        return Setup(towards_and_quadratic()[:2], algorithms, mfa_rr(N, 2))
+
+    rates = {"learning_rate": [0.1, 1e6]}
+    result = sweep(build, rates, **SIZES)
+    assert (result.diverged.sel(learning_rate=0.1) == -1).all()
+    assert (result.diverged.sel(learning_rate=1e6) > 0).all()
+    assert np.isfinite(result.norm.sel(model=0)).all()
+    with pytest.raises(DivergenceError) as error:
+        sweep(build, rates, on_divergence="stop", **SIZES)
+    assert error.value.partial.diverged.max() > 0
+
+
+def test_a_sweep_of_kinds_continues(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedjax_mm.sweep._SEGMENT_SECONDS", 0.0)
+    axes = {"learning_rate": [0.1, 0.2]}
+    whole = sweep(build_mixed, axes, **SIZES)
+
+    def stop(_, done, total):
+        if 0.3 * total < done < total:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep(
+            build_mixed,
+            axes,
+            **SIZES,
+            execution=Execution(checkpoints=checkpoints, save_every=0, progress=stop),
+        )
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        rest = sweep(build_mixed, axes, **SIZES, execution=Execution(checkpoints=checkpoints))
+    for name in whole.data_vars:
+        np.testing.assert_array_equal(rest[name], whole[name], err_msg=name)
+
+
+def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
+    draws = [labelled_data(seed=seed) for seed in range(3)]
+
+    def build(data, draw):
+        return Setup(classification(data.select(draw), LINEAR), FAST, mfa_rand(N, 2))
+
+    together = sweep(
+        build,
+        {},
+        num_rounds=4,
+        num_seeds=3,
+        shared={"data": stack_data(draws)},
+        per_seed={"draw": [0, 2, 1]},
+    )
+    for seed, draw in enumerate([0, 2, 1]):
+        key = jax.random.fold_in(jax.random.key(0), seed)
+        task = classification(draws[draw], LINEAR)
+        one = jax.jit(functools.partial(simulate, num_rounds=4), static_argnums=(2, 3))
+        _, trace = one(key, task, FAST, mfa_rand(N, 2))
+        for name, values in trace.metrics.items():
+            np.testing.assert_allclose(
+                together[name].sel(seed=seed), values, rtol=1e-5, err_msg=name
+            )
+        np.testing.assert_array_equal(
+            together.gradients.sel(seed=seed), np.cumsum(trace.gradients, axis=0)
+        )
+
+
+@pytest.mark.parametrize("numbers", [[0, 1], [[0, 1, 2]], 3])
+def test_one_number_per_seed(numbers):
+    with pytest.raises(ValueError, match=r"per_seed\['draw'\] has shape"):
+        sweep(
+            lambda draw: build_mixed(0.1),
+            {},
+            num_rounds=1,
+            num_seeds=3,
+            per_seed={"draw": numbers},
+        )
+
+
+def test_a_kind_may_be_replaced_by_data_of_the_same_shape():
+    """Data are arguments: the same compiled program with other targets."""
+    program = jax.jit(
+        lambda key, tasks: simulate(key, tasks, fedavg(0.1, local_steps=1), mfa_rr(N, 3), 2)[1]
+    )
+    tasks = towards_and_quadratic()
+    first = program(jax.random.key(0), tasks)
+    tasks[0] = dataclasses.replace(tasks[0], targets=tasks[0].targets + 100)
+    second = program(jax.random.key(0), tasks)
+    assert program._cache_size() == 1
+    assert (first.metrics["norm"][-1, 0] != second.metrics["norm"][-1, 0]).all()
