@@ -23,7 +23,7 @@ from fedjax_mm import bench as benchmarks
 from fedjax_mm import plots
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
-from fedjax_mm.experiment import Config, Experiment, Sweep, load, validate
+from fedjax_mm.experiment import Experiment, Sweep, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
 from fedjax_mm.plan import Plan
 from fedjax_mm.results import manifest, plain, prepare_directory, save_dataset, save_json
@@ -31,6 +31,7 @@ from fedjax_mm.runs import plan as plan_experiment
 from fedjax_mm.runs import run as run_experiment
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, RefusedError
 from fedjax_mm.sweep import Progress as Report
+from fedjax_mm.task_configs import Config
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 _LOG_SECONDS = 30.0
