@@ -29,7 +29,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from benchmarks.learning import Model, Params, Run, Workload
+from benchmarks.learning import Params, Run, Workload
+from fedjax_mm.bench import Model
 
 
 def _convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:

@@ -197,7 +197,7 @@ class Experiment(Config):
         """All runs on some data, an argument of the compiled programs."""
         keys = {key.rpartition(".")[2]: key for key in self.points}
 
-        def build(algorithm: str, data: Any, **values: Any) -> Setup:
+        def build(algorithm: str, data: Any = None, **values: Any) -> Setup:
             here = self._first
             for name, value in values.items():
                 here = _replaced(here, _path_of(keys[name], algorithm), value)

@@ -336,7 +336,8 @@ def train(
     ) -> tuple[tuple[Contribution, ClientState], None]:
         (total, clients), (numbers, keys) = carry, chunk
         present = numbers >= 0
-        row = jnp.where(present, numbers, 0)
+        # Padding repeats the chunk's first client: no longer training is waited for.
+        row = jnp.where(present, numbers, jnp.maximum(numbers[0], 0))
         states = jax.tree.map(lambda x: x[row], clients)
         contributions, states = jax.vmap(contribute)(row, keys, states)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
@@ -367,6 +368,54 @@ def _steps_of(
         return None
     steps = jax.vmap(algorithm.num_steps, (None, 0))(task, jnp.maximum(group, 0))
     return jnp.where(group >= 0, steps, 0)
+
+
+def count_steps(
+    group: Sequence[int],
+    task: Task,
+    algorithm: Algorithm,
+    assignment: Assignment,
+    *,
+    client_map: ClientMap = "auto",
+    num_devices: int = 1,
+) -> tuple[int, int]:
+    """Local steps that one round of one model computes, and how many of them count.
+
+    The others are of padding, and of clients that are done before the longest of their chunk.
+
+    Args:
+      group: the clients that train.
+      task: what they learn.
+      algorithm: how they train.
+      assignment: as in `simulate`.
+      client_map: as in `simulate`.
+      num_devices: that share the group, as with `client_axis`.
+
+    Example:
+      >>> from fedjax_mm import fedavg, full_participation, quadratic
+      >>> algorithm, assignment = fedavg(0.1, local_steps=5), full_participation(24)
+      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=10)
+      (150, 120)
+    """
+    (kind, *_) = kinds_of(task, algorithm, assignment)
+    state = jax.eval_shape(lambda: init(jax.random.key(0), task, algorithm, assignment))
+    params = split(state.models, [kind])[0].params
+    chunk_size = _chunk_size(client_map, kind, params, len(group))
+    steps = np.asarray(jax.vmap(lambda k: _num_steps(algorithm, task, k))(jnp.asarray(group)))
+    growing = not is_lockstep(algorithm, task)
+    shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
+    computed = first = 0
+    for size, count in _chunks(len(shares), chunk_size or len(shares), growing=growing):
+        longest = shares[first : first + size * count : size]
+        # Where all is padding, client 0 stands in for it.
+        longest = np.where(longest > 0, longest, _num_steps(algorithm, task, jnp.int32(0)))
+        computed += size * int(longest.sum())
+        first += size * count
+    return computed, int(steps.sum())
+
+
+def _num_steps(algorithm: Algorithm, task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
+    return 1 if algorithm.num_steps is None else algorithm.num_steps(task, client)
 
 
 def _chunks(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:

@@ -12,7 +12,6 @@ from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential, task
 from fedjax_mm.experiment import (
     FedAvgConfig,
     InverseTime,
-    QuadraticConfig,
     Range,
     Sweep,
     load,
@@ -466,7 +465,7 @@ DIGITS = {"name": "digits"}
         (
             {"name": "synthetic", "generator": "leaf", "iid": True},
             {},
-            ["task", "LEAF's generator has no alpha, beta and iid"],
+            ["task", "generator 'leaf' has no alpha, beta and iid"],
         ),
         ({"name": "idx", "directory": "no-such"}, {}, ["train-images-idx3-ubyte", "no-such"]),
         ({"name": "idx"}, {}, ["task.directory: missing"]),

@@ -205,8 +205,8 @@ def test_digits_from_a_file_are_learned(tmp_path):
     accuracy = dataset.test_accuracy.mean(("algorithm", "seed", "model"))
     assert accuracy.isel(round=0) < 2 * majority
     assert accuracy.isel(round=-1) > 0.8 > 2 * majority
-    # 1,438 images in 20 parts: a round of 10 clients takes about 2 x 74 steps.
-    assert 500 < dataset.gradients.isel(round=-1).mean() < 900
+    # 1,438 images in 20 parts: 10 clients take about 2 x 77 steps in each of 10 rounds.
+    assert 1400 < dataset.gradients.isel(round=-1).mean() < 1700
 
 
 def test_a_sweep_on_synthetic_data_is_that_of_single_runs():
