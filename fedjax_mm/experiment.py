@@ -287,7 +287,7 @@ class Sweep(Experiment):
         for key, name in zip(self.axes, names, strict=True):
             if names.count(name) > 1:
                 raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-            if key.partition(".")[0] in _NOT_SWEPT:
+            if key.partition(".")[0] in _NOT_SWEPT or name == "model":  # a dimension of its own
                 raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
             for other in self.axes:
                 if other.startswith(f"{key}."):
