@@ -1,4 +1,4 @@
-"""Prints the table of `benchmarks/README.md` after a run."""
+"""One XLA device per core, and the table of `benchmarks/README.md` after a run."""
 
 import platform
 
@@ -7,29 +7,52 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fedjax_mm.bench import gemm_peak
+from fedjax_mm.devices import use_cpu_devices
+
+use_cpu_devices()
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(config):
-    """Client updates per second (medians), and how many times those of FedJAX."""
+    """Client updates per second (medians), and how many times those of FedJAX on the same work.
+
+    Where FedJAX runs its own algorithm that is the measure, else the one that follows it.
+    """
     rows = [b for b in config._benchmarksession.benchmarks if "row" in b.extra_info]
     if not rows:
         return
     speed = {
         tuple(b.extra_info["row"]): b.extra_info["client_updates"] / b.stats.median for b in rows
     }
-    fedjax = next((value for row, value in speed.items() if row[1] == "FedJAX"), None)
+    fedjax = {}
+    for (work, system, form), value in speed.items():
+        if system == "FedJAX" and (work not in fedjax or form == "its own fed_avg"):
+            fedjax[work] = value
+    with_flops = any("flops" in b.extra_info for b in rows)
+    peak = max(gemm_peak().values()) if with_flops else None
     device = jax.devices()[0].device_kind
-    title = f"{device}, {jax.device_count()} device, jax {jax.__version__}, {platform.machine()}"
-    header = ("work", "system", "form", "updates/s", "x FedJAX", "run s", "compile s", "MiB")
-    table = Table(*header, title=title, box=None)
+    title = f"{jax.device_count()} x {device}, jax {jax.__version__}, {platform.machine()}"
+    if peak:
+        title += f", peak {peak:,.0f} GFLOP/s"
+    header = ("work", "system", "form", "updates/s", "x FedJAX", "GFLOP/s", "of peak", "run s")
+    table = Table(*header, "compile s", "MiB", title=title, box=None)
     for b in rows:
         row, info = tuple(b.extra_info["row"]), b.extra_info
+        base = fedjax.get(row[0], fedjax.get("W1") if row[0].startswith("W1") else None)
+        gflops = info["flops"] / b.stats.median / 1e9 if "flops" in info else None
         table.add_row(
             *row,
-            f"{speed[row]:,.0f}",
-            f"{speed[row] / fedjax:,.0f}" if fedjax else "",
+            _number(speed[row]),
+            _number(speed[row] / base) if base else "",
+            _number(gflops) if gflops else "",
+            f"{gflops / peak:.1%}" if gflops else "",
             f"{b.stats.median:.3f}",
             f"{info['compile_seconds']:.2f}" if "compile_seconds" in info else "",
             f"{info['mebibytes']:.0f}" if "mebibytes" in info else "",
         )
-    Console(width=120).print(table)
+    Console(width=140).print(table)
+
+
+def _number(value):
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

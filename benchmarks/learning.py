@@ -18,91 +18,23 @@ synthetic, of these shapes: the work does not depend on their values.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
 from benchmarks.peers import sample_cohorts
+from fedjax_mm import bench
 
 Params = list[tuple[np.ndarray, np.ndarray]]
 Run = Callable[[], Params]
 
 
-class Model(NamedTuple):
-    """A classifier: convolutions 5 x 5 that keep the size, each with ReLU and 2 x 2 max; dense.
-
-    Attributes:
-      example_shape: `[features]`, or `[height, width, channels]` for convolutions.
-      channels: outputs of each convolution.
-      widths: outputs of each dense layer, ReLU between them; the last are the classes.
-    """
-
-    example_shape: tuple[int, ...]
-    channels: tuple[int, ...]
-    widths: tuple[int, ...]
-
-    @property
-    def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Of every layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
-        inputs = (self.example_shape[-1], *self.channels)
-        shapes = [(5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)]
-        shrunk = [size // 2 ** len(self.channels) for size in self.example_shape[:-1]]
-        inputs = (math.prod(shrunk) * inputs[-1], *self.widths)
-        return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
-
-    def flops(self) -> int:
-        """Floating-point operations of one example's gradient, those of matrix products only.
-
-        A layer is a product of `[m, k]` and `[k, n]`: for a dense one m = 1, k = in, n = out; for
-        a convolution m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k for
-        the gradient of the kernel, and, but in the first layer, 2 m n k for that of its input.
-        """
-        total = 0
-        for layer, shape in enumerate(self.kernel_shapes):
-            m = math.prod(self.example_shape[:-1]) // 4**layer if len(shape) == 4 else 1
-            total += (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
-        return total
-
-
-class Workload(NamedTuple):
-    """Federated averaging of one model.
-
-    Attributes:
-      name: W2, ...
-      model: what is trained.
-      num_clients: K.
-      num_examples: n of every client.
-      cohort_size: S, clients in a round.
-      num_steps: E, SGD steps of a client in a round.
-      batch_size: B.
-      learning_rate: eta.
-    """
-
-    name: str
-    model: Model
-    num_clients: int
-    num_examples: int
-    cohort_size: int
-    num_steps: int
-    batch_size: int
-    learning_rate: float = 0.1
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of one client update: E B times those of `Model.flops`."""
-        return self.num_steps * self.batch_size * self.model.flops()
+class Workload(bench.LearningWorkload):
+    """Federated averaging of one model, with the cohorts and parameters that all systems share."""
 
     def cohorts(self, num_rounds: int, seed: int) -> np.ndarray:
         """Returns the clients of every round, `[T, S]`, uniform without replacement."""
         models = self.num_clients // self.cohort_size
         return sample_cohorts(num_rounds, self.num_clients, models, seed)
-
-    def examples(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns inputs `[K, n, *example_shape]`, float32, and classes `[K, n]`, int32."""
-        rng = np.random.default_rng(seed)
-        shape = (self.num_clients, self.num_examples)
-        inputs = rng.standard_normal((*shape, *self.model.example_shape), np.float32)
-        return inputs, rng.integers(self.model.widths[-1], size=shape, dtype=np.int32)
 
     def params(self, seed: int) -> Params:
         """Returns the kernel, scaled by 1 / sqrt(k), and the bias, 0, of every layer, float32."""
@@ -115,19 +47,10 @@ class Workload(NamedTuple):
         return [layer(shape) for shape in self.model.kernel_shapes]
 
 
-LOGISTIC = Model((60,), (), (5,))
-PERCEPTRON = Model((784,), (), (64, 30, 10))
-MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
-
 WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload("W2", LOGISTIC, 100, 200, cohort_size=100, num_steps=5, batch_size=20),
-        Workload("W2b", LOGISTIC, 10_000, 40, cohort_size=1000, num_steps=5, batch_size=20),
-        Workload("W3", PERCEPTRON, 100, 300, cohort_size=10, num_steps=30, batch_size=32),
-        Workload("W3b", PERCEPTRON, 100, 300, cohort_size=100, num_steps=30, batch_size=32),
-        Workload("W4", MCMAHAN_CNN, 10, 600, cohort_size=10, num_steps=60, batch_size=10),
-    )
+    name: Workload(*workload)
+    for name, workload in bench.WORKLOADS.items()
+    if isinstance(workload, bench.LearningWorkload)
 }
 
 

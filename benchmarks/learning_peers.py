@@ -20,7 +20,8 @@ What was tried, in client updates per second (two CPU cores, shared and noisy):
   W3's steps are slower unrolled.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -29,7 +30,8 @@ import numpy as np
 import optax
 from jax import lax
 
-from benchmarks.learning import Model, Params, Run, Workload
+from benchmarks.learning import Params, Run, Workload
+from fedjax_mm.bench import Model
 
 
 def _convolution(x: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -137,6 +139,53 @@ def fedjax_rounds(
         return _as_numpy(params)
 
     return run
+
+
+def fedjax_own_rounds(workload: Workload, num_rounds: int, *, seed: int = 0) -> Run:
+    """Sets up a workload in FedJAX's own `fedjax.algorithms.fed_avg`, unmodified.
+
+    `jax.tree_map`, which it calls and JAX 0.6 removed, must be there: `with tree_map_restored():`.
+    Clients shuffle their examples; FedJAX offers no other batches.
+    """
+    import fedjax
+
+    gradient = _loss_gradient(workload.model, _convolution)
+    inputs, labels = workload.examples(seed)
+    datasets = [fedjax.ClientDataset({"x": x, "y": y}) for x, y in zip(inputs, labels, strict=True)]
+    batching = fedjax.ShuffleRepeatBatchHParams(
+        workload.batch_size, num_epochs=None, num_steps=workload.num_steps
+    )
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        lambda params, batch, rng: gradient(params, batch["x"], batch["y"]),
+        fedjax.optimizers.sgd(workload.learning_rate),
+        fedjax.optimizers.sgd(1.0),
+        batching,
+    )
+    cohorts = workload.cohorts(num_rounds, seed)
+    keys = jax.random.split(jax.random.key(seed), cohorts.size).reshape(cohorts.shape)
+
+    def run() -> Params:
+        state = algorithm.init(jax.tree.map(jnp.asarray, workload.params(seed)))
+        for cohort, rng_keys in zip(cohorts.tolist(), keys, strict=True):
+            clients = [(k, datasets[k], key) for k, key in zip(cohort, rng_keys, strict=True)]
+            state, _ = algorithm.apply(state, clients)
+        return _as_numpy(state.params)
+
+    return run
+
+
+@contextmanager
+def tree_map_restored() -> Iterator[None]:
+    """Lets FedJAX 0.0.17 call `jax.tree_map`, as it was in JAX before 0.6."""
+    before = vars(jax).get("tree_map")
+    setattr(jax, "tree_map", jax.tree.map)  # noqa: B010
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(jax, "tree_map")
+        else:
+            setattr(jax, "tree_map", before)  # noqa: B010
 
 
 def drjax_rounds(

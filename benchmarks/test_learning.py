@@ -1,18 +1,24 @@
 """W2, W2b, W3, W3b, W4: federated averaging of classifiers beside other systems.
 
-Run `pip install '.[bench]' && pytest benchmarks/test_learning.py`.
+Run `pip install '.[bench]' && pytest benchmarks/test_learning.py`. There is one XLA device per CPU
+core: the rows of `fedjax_mm` share the clients out over all of them, FedJAX and DrJAX use the first
+one, whose threads are those of all cores. Neither is slower than in a process with one device.
 """
 
 import math
 import os
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from benchmarks import gemm, learning_peers, torch_peers
-from benchmarks.learning import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, WORKLOADS, Model, numpy_rounds
+from benchmarks import learning_peers, torch_peers
+from benchmarks.learning import WORKLOADS, numpy_rounds
+from fedjax_mm import bench
+from fedjax_mm.bench import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, Model
 
+OWN = learning_peers.fedjax_own_rounds
 FEDJAX, DRJAX = learning_peers.fedjax_rounds, learning_peers.drjax_rounds
 LOOP, VMAP, BADDBMM = torch_peers.loop_rounds, torch_peers.vmap_rounds, torch_peers.baddbmm_rounds
 
@@ -89,6 +95,72 @@ def test_own_batches_learn(build):
     assert np.mean(np.argmax(inputs[0] @ kernel + bias, axis=1) == labels[0]) == 1.0
 
 
+@pytest.fixture
+def tree_map():
+    """`jax.tree_map`, which FedJAX's own algorithm calls."""
+    with learning_peers.tree_map_restored():
+        yield
+
+
+@pytest.mark.usefixtures("tree_map")
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_fedjax_of_its_own_does_the_same_work(batch_size):
+    """Where a client has one example all batches are alike."""
+    workload = SMALL["W2b"]._replace(num_examples=1, batch_size=batch_size)
+    batches = np.zeros((3, workload.cohort_size, workload.num_steps, batch_size), int)
+    _assert_close(OWN(workload, 3)(), numpy_rounds(workload, batches)())
+
+
+def _ours(workload, num_rounds, client_map="auto", devices=None):
+    """Parameters after some rounds of `fedjax_mm` from those of `workload`, as the peers' lists."""
+    to_ours = np.transpose if not workload.model.channels else np.asarray
+    layers = [{"kernel": to_ours(kernel), "bias": bias} for kernel, bias in workload.params(0)]
+    num_hidden = len(workload.model.widths) - 1
+    dense = ["dense"] if workload.model.channels else [f"dense{1 + i}" for i in range(num_hidden)]
+    names = [*dense, "classes"]
+    params = dict(zip(names, layers[-len(names) :], strict=True))
+    for i, layer in enumerate(layers[: -len(names)], start=1):
+        params[f"convolution{i}"] = {"kernel": layer["kernel"]}
+        params[f"bias{i}"] = {"bias": layer["bias"]}
+    workload = workload._replace(num_rounds=num_rounds)
+    ours = bench.build_learning(workload, client_map, devices, params).run()
+    first = [
+        (ours[f"convolution{1 + i}"]["kernel"], ours[f"bias{1 + i}"]["bias"])
+        for i in range(len(workload.model.channels))
+    ]
+    return first + [(to_ours(ours[name]["kernel"]), ours[name]["bias"]) for name in names]
+
+
+CLIENT_MAPS = {"auto": "auto", "vmap": "vmap", "scan": "scan", "chunk 10": 10}
+
+
+@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+@pytest.mark.parametrize("num_examples", [1, 20])
+@pytest.mark.parametrize("name", ["W2", "W3"])
+def test_ours_do_the_same_work(name, num_examples, client_map):
+    """On batches that are alike: of one example again and again, or of all examples."""
+    workload = SMALL[name]._replace(
+        num_clients=12, cohort_size=12, num_examples=num_examples, batch_size=20
+    )
+    batches = np.broadcast_to(
+        np.arange(20) % num_examples, (3, 12, workload.num_steps, workload.batch_size)
+    )
+    expected = numpy_rounds(workload, batches)()
+    _assert_close(_ours(workload, 3, CLIENT_MAPS[client_map]), expected)
+    for before, after in zip(workload.params(0), expected, strict=True):
+        assert all(np.abs(a - b).max() > 1e-3 for a, b in zip(after, before, strict=True))
+
+
+@pytest.mark.parametrize("num_devices", [1, None])
+def test_ours_do_the_same_work_with_convolutions(num_devices):
+    workload = WORKLOADS["W4"]._replace(
+        num_clients=3, num_examples=5, cohort_size=3, num_steps=2, batch_size=5
+    )
+    batches = np.broadcast_to(np.arange(5), (2, 3, 2, 5))
+    expected = FEDJAX(workload, 2, batches=batches)()
+    _assert_close(_ours(workload, 2, devices=jax.devices()[:num_devices]), expected)
+
+
 @pytest.mark.parametrize(
     ("model", "num_params"), [(LOGISTIC, 305), (PERCEPTRON, 52_500), (MCMAHAN_CNN, 1_663_370)]
 )
@@ -105,20 +177,22 @@ def test_operations():
 
 
 def test_peak_counts_every_form():
-    peak = gemm.gemm_peak(sizes=(64,), repeats=1)
+    peak = bench.gemm_peak(sizes=(64,), repeats=1)
     assert peak.keys() >= {"NumPy", "jax"}
     assert min(peak.values()) > 0
 
 
 # Rounds so that a run takes one or two seconds, and the fastest options of each system.
 PEERS = [
-    ("W2", "FedJAX", "loop", FEDJAX, 10, {}),
+    ("W2", "FedJAX", "its own fed_avg", OWN, 5, {}),
+    ("W2", "FedJAX", "lean loop", FEDJAX, 10, {}),
     ("W2", "DrJAX", "vmap", DRJAX, 400, {}),
     ("W2", "PyTorch", "loop", LOOP, 20, {}),
     ("W2", "PyTorch", "vmap", VMAP, 150, {}),
     ("W2", "PyTorch", "baddbmm", BADDBMM, 250, {}),
     ("W2", "PyTorch", "compiled vmap", VMAP, 1000, {"compiled": True, "num_threads": 1}),
-    ("W2b", "FedJAX", "loop", FEDJAX, 1, {}),
+    ("W2b", "FedJAX", "its own fed_avg", OWN, 1, {}),
+    ("W2b", "FedJAX", "lean loop", FEDJAX, 1, {}),
     ("W2b", "DrJAX", "vmap", DRJAX, 40, {}),
     ("W2b", "PyTorch", "loop", LOOP, 2, {}),
     ("W2b", "PyTorch", "vmap", VMAP, 25, {}),
@@ -131,23 +205,27 @@ PEERS = [
         80,
         {"compiled": True, "chunk_size": 100, "num_threads": 1},
     ),
-    ("W3", "FedJAX", "loop", FEDJAX, 10, {}),
+    ("W3", "FedJAX", "its own fed_avg", OWN, 10, {}),
+    ("W3", "FedJAX", "lean loop", FEDJAX, 10, {}),
     ("W3", "DrJAX", "vmap", DRJAX, 50, {}),
     ("W3", "PyTorch", "loop", LOOP, 20, {}),
     ("W3", "PyTorch", "vmap", VMAP, 20, {}),
     ("W3", "PyTorch", "baddbmm", BADDBMM, 30, {}),
-    ("W3b", "FedJAX", "loop", FEDJAX, 1, {}),
+    ("W3b", "FedJAX", "its own fed_avg", OWN, 1, {}),
+    ("W3b", "FedJAX", "lean loop", FEDJAX, 1, {}),
     ("W3b", "DrJAX", "vmap", DRJAX, 2, {}),
     ("W3b", "PyTorch", "loop", LOOP, 2, {}),
     ("W3b", "PyTorch", "vmap", VMAP, 2, {"chunk_size": 10}),
     ("W3b", "PyTorch", "baddbmm", BADDBMM, 2, {"chunk_size": 10}),
-    ("W4", "FedJAX", "loop", FEDJAX, 1, {}),
+    ("W4", "FedJAX", "its own fed_avg", OWN, 1, {}),
+    ("W4", "FedJAX", "lean loop", FEDJAX, 1, {}),
     ("W4", "DrJAX", "vmap", DRJAX, 1, {}),
     ("W4", "PyTorch", "loop", LOOP, 1, {}),
     ("W4", "PyTorch", "vmap", VMAP, 1, {}),
 ]
 
 
+@pytest.mark.usefixtures("tree_map")
 @pytest.mark.parametrize(
     ("name", "system", "form", "build", "num_rounds", "options"),
     PEERS,
@@ -180,7 +258,16 @@ def _fastest_threads(build, workload, options):
     return min(seconds, key=seconds.get)
 
 
-# The rows of fedjax_mm go here: `_time(benchmark, (name, "fedjax_mm ...", form), ...)`.
+@pytest.mark.parametrize("client_map", CLIENT_MAPS)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_ours(benchmark, name, client_map):
+    workload = bench.WORKLOADS[name]
+    program = bench.build_learning(workload, CLIENT_MAPS[client_map])
+    benchmark.extra_info.update(
+        compile_seconds=program.compile_seconds, mebibytes=program.mebibytes
+    )
+    row = name, "fedjax_mm", client_map
+    _time(benchmark, row, workload, workload.num_rounds, program.run)
 
 
 def _time(benchmark, row, workload, num_rounds, run):

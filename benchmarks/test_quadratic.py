@@ -3,6 +3,7 @@
 Run `pip install '.[bench]' && pytest benchmarks`; every row is one program on one device.
 """
 
+import jax
 import numpy as np
 import pytest
 
@@ -50,7 +51,7 @@ def test_a_million_clients(benchmark, label, client_map):
 
 
 def _ours(benchmark, workload, label, client_map):
-    program = bench.build(workload, label, client_map)
+    program = bench.build(workload, label, client_map, jax.devices()[:1])
     benchmark.extra_info.update(
         row=(workload.name, f"fedjax_mm {label}", f"client_map={client_map}"),
         client_updates=workload.client_updates,

@@ -30,7 +30,8 @@ import torch
 from torch.func import grad, vmap
 from torch.nn import functional
 
-from benchmarks.learning import Model, Params, Run, Workload
+from benchmarks.learning import Params, Run, Workload
+from fedjax_mm.bench import Model
 
 Tensors = list[torch.Tensor]
 

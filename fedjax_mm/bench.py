@@ -1,5 +1,6 @@
 """Benchmark workloads: what `fedjax-mm bench` times, and `benchmarks/` beside other systems."""
 
+import dataclasses
 import math
 import statistics
 import time
@@ -7,14 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Assignment
-from fedjax_mm.devices import layout
+from fedjax_mm.base import Algorithm, Assignment, Batching, Params, Task
+from fedjax_mm.data.clients import flat_client_data
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.devices import Layout, layout
+from fedjax_mm.kinds import is_lockstep, kinds_of, split
 from fedjax_mm.plan import Grid, Setup, make_plan, seed_keys
-from fedjax_mm.simulate import ClientMap, simulate
+from fedjax_mm.simulate import ClientMap, chunk_size_of, chunks_of, init, simulate
 from fedjax_mm.sweep import Execution, carry_out
 from fedjax_mm.tasks.quadratic import quadratic
 
@@ -79,13 +87,180 @@ class SweepWorkload(NamedTuple):
         return Grid(setup, axes, self.num_rounds, self.num_seeds, record_every=self.record_every)
 
 
-WORKLOADS = {
+class Model(NamedTuple):
+    """A classifier: convolutions 5 x 5 that keep the size, each with ReLU and 2 x 2 max; dense.
+
+    Attributes:
+      example_shape: `[features]`, or `[height, width, channels]` for convolutions.
+      channels: outputs of each convolution.
+      widths: outputs of each dense layer, ReLU between them; the last are the classes.
+    """
+
+    example_shape: tuple[int, ...]
+    channels: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def kernel_shapes(self) -> list[tuple[int, ...]]:
+        """Of every layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        inputs = (self.example_shape[-1], *self.channels)
+        shapes: list[tuple[int, ...]] = [
+            (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
+        ]
+        shrunk = [size // 2 ** len(self.channels) for size in self.example_shape[:-1]]
+        inputs = (math.prod(shrunk) * inputs[-1], *self.widths)
+        return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
+
+    def flops(self) -> int:
+        """Floating-point operations of one example's gradient, those of matrix products only.
+
+        A layer is a product of `[m, k]` and `[k, n]`: for a dense one m = 1, k = in, n = out; for
+        a convolution m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k for
+        the gradient of the kernel, and, but in the first layer, 2 m n k for that of its input.
+        """
+        total = 0
+        for layer, shape in enumerate(self.kernel_shapes):
+            m = math.prod(self.example_shape[:-1]) // 4**layer if len(shape) == 4 else 1
+            total += (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
+        return total
+
+    def module(self) -> Any:
+        """The flax module."""
+        from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
+
+        *hidden, num_classes = self.widths
+        if self.channels:
+            if (self.channels, hidden) != ((32, 64), [512]):
+                raise ValueError(f"{self} is not McMahan's network, the only one with convolutions")
+            return McMahanCNN(num_classes)
+        return MLP(num_classes, tuple(hidden)) if hidden else LogisticRegression(num_classes)
+
+
+LOGISTIC = Model((60,), (), (5,))
+PERCEPTRON = Model((784,), (), (64, 30, 10))
+MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
+
+
+class LearningWorkload(NamedTuple):
+    """Federated averaging of a classifier: S of K clients a round, E steps of B of n examples each.
+
+    The examples are random, of the model's shape: the work does not depend on their values.
+
+    Attributes:
+      name: W2, ...
+      model: what is trained.
+      num_clients: K.
+      num_examples: n of every client.
+      cohort_size: S, clients in a round.
+      num_steps: E, SGD steps of a client in a round.
+      batch_size: B examples drawn for each step; all of them if it is n.
+      num_rounds: of a run of `fedjax_mm`.
+      learning_rate: eta.
+    """
+
+    name: str
+    model: Model
+    num_clients: int
+    num_examples: int
+    cohort_size: int
+    num_steps: int
+    batch_size: int
+    num_rounds: int = 1
+    learning_rate: float = 0.1
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is timed."""
+        return ("FedAvg",)
+
+    @property
+    def client_updates(self) -> int:
+        """Local trainings in a run."""
+        return self.cohort_size * self.num_rounds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one client update: E B times those of `Model.flops`."""
+        return self.num_steps * self.batch_size * self.model.flops()
+
+    def examples(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs `[K, n, *example_shape]`, float32, and classes `[K, n]`, int32."""
+        rng = np.random.default_rng(seed)
+        shape = (self.num_clients, self.num_examples)
+        inputs = rng.standard_normal((*shape, *self.model.example_shape), np.float32)
+        return inputs, rng.integers(self.model.widths[-1], size=shape, dtype=np.int32)
+
+    def data(self) -> FederatedData:
+        """The examples of seed 0, for training and for testing."""
+        inputs, labels = self.examples(0)
+        rows = inputs.reshape(-1, *self.model.example_shape), labels.ravel()
+        clients = flat_client_data(rows, [self.num_examples] * self.num_clients)
+        return FederatedData("random", "synthetic", self.model.widths[-1], clients, clients)
+
+    def algorithm(self) -> Algorithm:
+        """Federated averaging."""
+        size = None if self.batch_size == self.num_examples else self.batch_size
+        return fedavg(self.learning_rate, local_steps=self.num_steps, batch_size=size)
+
+
+class EpochWorkload(NamedTuple):
+    """One local epoch on Synthetic(1, 1), whose clients have from 45 to very many examples.
+
+    All of them train in every round. Attributes as in `LearningWorkload`.
+    """
+
+    name: str
+    num_clients: int
+    batch_size: int
+    num_rounds: int
+    learning_rate: float = 0.01
+    model: Model = LOGISTIC
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What is timed."""
+        return ("FedAvg",)
+
+    @property
+    def cohort_size(self) -> int:
+        """S = K."""
+        return self.num_clients
+
+    @property
+    def client_updates(self) -> int:
+        """Local trainings in a run."""
+        return self.num_clients * self.num_rounds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one client update, in the mean."""
+        return self.data().train.num_examples / self.num_clients * self.model.flops()
+
+    def data(self) -> FederatedData:
+        """FedProx's data."""
+        return synthetic(self.num_clients)
+
+    def algorithm(self) -> Algorithm:
+        """Federated averaging."""
+        return fedavg(self.learning_rate, epochs=1, batch_size=self.batch_size)
+
+
+AnyWorkload = Workload | SweepWorkload | LearningWorkload | EpochWorkload
+
+WORKLOADS: dict[str, AnyWorkload] = {
     workload.name: workload
     for workload in (
         Workload("W1", 24, 12, 1000, 20),
         Workload("W1b", 1000, 10, 200, 20),
         Workload("W1c", 1_000_000, 10, 20, 1),
         SweepWorkload("S1", 24, (2, 12), 16, 1000, 64, 10),
+        # A run takes about a second.
+        LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=500),
+        LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=50),
+        LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),
+        LearningWorkload("W3b", PERCEPTRON, 100, 300, 100, 30, 32, num_rounds=10),
+        LearningWorkload("W4", MCMAHAN_CNN, 10, 600, 10, 60, 10, num_rounds=1),
+        EpochWorkload("A8", 100, 10, num_rounds=10),
     )
 }
 
@@ -96,18 +271,25 @@ class Program(NamedTuple):
     Attributes:
       run: does all the work and waits for it.
       compile_seconds: of tracing and compiling.
-      mebibytes: memory of the arguments, the results and the temporaries.
+      mebibytes: memory of the arguments, the results and the temporaries, on all devices.
+      steps: local steps that are computed for each one that counts.
     """
 
     run: Callable[[], Any]
     compile_seconds: float
     mebibytes: float
+    steps: float = 1.0
 
 
 def build(
-    workload: Workload | SweepWorkload, label: str, client_map: ClientMap = "vmap"
+    workload: AnyWorkload,
+    label: str,
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
 ) -> Program:
-    """Compiles a workload for all devices; `label` is one of its labels."""
+    """Compiles a workload for some devices, by default all; `label` is one of its labels."""
+    if isinstance(workload, LearningWorkload | EpochWorkload):
+        return build_learning(workload, client_map, devices)
     if isinstance(workload, SweepWorkload):
         plan = make_plan(workload.grid())
 
@@ -117,7 +299,7 @@ def build(
         return Program(follow, plan.compile_seconds, plan.batch_bytes / 2**20)
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
-    where = layout(workload.num_seeds, axis="replicas")
+    where = layout(workload.num_seeds, devices, axis="replicas")
     keys = seed_keys(0, where.padded(workload.num_seeds))
 
     def run(rng_key: Any, task: Any, learning_rate: Any) -> Any:
@@ -126,17 +308,149 @@ def build(
             rng_key, task, algorithm, assignment, workload.num_rounds, client_map=client_map
         )[1]
 
-    clock = time.perf_counter()
     everywhere = where.over(jax.vmap(run, (0, None, None)), (0, None, None))
-    compiled = jax.jit(everywhere).lower(keys, task, 0.1).compile()
-    seconds = time.perf_counter() - clock
-    return Program(
-        lambda: jax.block_until_ready(compiled(keys, task, 0.1)), seconds, _mebibytes(compiled)
+    return _compile(everywhere, (keys, task, 0.1), where)
+
+
+def build_learning(
+    workload: LearningWorkload | EpochWorkload,
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
+    params: Params | None = None,
+) -> Program:
+    """Compiles a learning workload; its run returns the last parameters.
+
+    Nothing is evaluated. The clients of one replica are shared out over the devices.
+
+    Args:
+      workload: what to do.
+      client_map: as in `simulate`.
+      devices: all if None.
+      params: initial parameters; drawn if None.
+    """
+    from fedjax_mm.tasks.classification import classification
+
+    task: Task = _Unmeasured(classification(workload.data(), workload.model.module()))
+    algorithm = workload.algorithm()
+    assignment = mfa_rand(workload.num_clients, 1, cohort_size=workload.cohort_size)
+    where = layout(1, devices)
+
+    def run(words: Any, task: Task, params: Params) -> Any:
+        state, trace = simulate(
+            jax.random.wrap_key_data(words),
+            task,
+            algorithm,
+            assignment,
+            workload.num_rounds,
+            client_map=client_map,
+            record_every=workload.num_rounds,
+            params=params,
+            client_axis=where.client_axis,
+        )
+        return jax.tree.map(lambda x: x[0], state.models.params), trace.gradients
+
+    key = jax.random.key(0)
+    start = task.init(key) if params is None else params
+    arguments = where.put((jax.random.key_data(key), task, start), None)
+    program = _compile(where.over(run, (None, None, None), None), arguments, where)
+    computed, counted = count_steps(
+        range(workload.cohort_size),
+        task,
+        algorithm,
+        assignment,
+        client_map=client_map,
+        num_devices=where.mesh.size,
     )
+    return program._replace(run=lambda: program.run()[0], steps=computed / counted)
+
+
+def count_steps(
+    group: Sequence[int],
+    task: Task,
+    algorithm: Algorithm,
+    assignment: Assignment,
+    *,
+    client_map: ClientMap = "auto",
+    num_devices: int = 1,
+) -> tuple[int, int]:
+    """Local steps that one round of one model computes, and how many of them count.
+
+    The others are of padding, and of clients that are done before the longest of their chunk.
+
+    Args:
+      group: the clients that train.
+      task: what they learn.
+      algorithm: how they train.
+      assignment: as in `simulate`.
+      client_map: as in `simulate`.
+      num_devices: that share the group, as with `client_axis`.
+
+    Example:
+      >>> from fedjax_mm import fedavg, full_participation, quadratic
+      >>> algorithm, assignment = fedavg(0.1, local_steps=5), full_participation(24)
+      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=10)
+      (150, 120)
+    """
+    (kind, *_) = kinds_of(task, algorithm, assignment)
+    state = jax.eval_shape(lambda: init(jax.random.key(0), task, algorithm, assignment))
+    params = split(state.models, [kind])[0].params
+    chunk_size = chunk_size_of(client_map, kind, params, len(group))
+    steps = np.asarray(jax.vmap(lambda k: _num_steps(algorithm, task, k))(jnp.asarray(group)))
+    growing = not is_lockstep(algorithm, task)
+    shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
+    computed = first = 0
+    for size, count in chunks_of(len(shares), chunk_size or len(shares), growing=growing):
+        longest = shares[first : first + size * count : size]
+        computed += size * int(longest.sum())
+        first += size * count
+    return computed, int(steps.sum())
+
+
+def _num_steps(algorithm: Algorithm, task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
+    return 1 if algorithm.num_steps is None else algorithm.num_steps(task, client)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Unmeasured:
+    """A task of which nothing is recorded."""
+
+    task: Any
+
+    @property
+    def num_clients(self) -> int:
+        return self.task.num_clients
+
+    def init(self, rng_key: PRNGKeyArray) -> Params:
+        return self.task.init(rng_key)
+
+    def weight(self, client: Any) -> Any:
+        return self.task.weight(client)
+
+    def num_batches(self, client: Any, size: int | None) -> Any:
+        return self.task.num_batches(client, size)
+
+    def batch(self, rng_key: PRNGKeyArray, client: Any, step: Any, how: Batching) -> Any:
+        return self.task.batch(rng_key, client, step, how)
+
+    def loss(self, params: Params, batch: Any) -> Any:
+        return self.task.loss(params, batch)
+
+    def metrics(self, params: Params) -> dict[str, Any]:
+        del params
+        return {}
+
+
+def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], where: Layout) -> Program:
+    clock = time.perf_counter()
+    compiled = jax.jit(function).lower(*arguments).compile()
+    seconds = time.perf_counter() - clock
+    mebibytes = _mebibytes(compiled) * where.mesh.size
+    return Program(lambda: jax.block_until_ready(compiled(*arguments)), seconds, mebibytes)
 
 
 def _mebibytes(compiled: Any) -> float:
-    """Arguments, results and temporaries; NaN where the backend does not say."""
+    """Arguments, results and temporaries on one device; NaN where the backend does not say."""
     memory = compiled.memory_analysis()
     if memory is None:
         return math.nan
@@ -153,3 +467,38 @@ def median_seconds(program: Program, repeats: int) -> float:
         program.run()
         times.append(time.perf_counter() - clock)
     return statistics.median(times)
+
+
+def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
+    """The best GFLOP/s over `sizes` of an n x n float32 product, 2 n^3 operations, by form.
+
+    Forms: `NumPy`, `jax` on one device, and, where there are more, `jax, all devices`: one product
+    on each. The largest of them is the peak that work is compared with.
+    """
+    peak: dict[str, float] = {}
+    devices = np.array(jax.devices())
+    by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))
+    product = jax.jit(jnp.matmul)
+    for size in sizes:
+        a = np.random.default_rng(0).standard_normal((size, size), np.float32)
+        forms: dict[str, tuple[Any, Callable[[Any], Any], int]] = {
+            "NumPy": (a, lambda a: a @ a, 1),
+            "jax": (jax.device_put(a, devices[0]), lambda a: product(a, a).block_until_ready(), 1),
+        }
+        if len(devices) > 1:
+            each = jax.device_put(np.stack([a] * len(devices)), by_device)
+            forms["jax, all devices"] = each, forms["jax"][1], len(devices)
+        for form, (matrix, multiply, count) in forms.items():
+            speed = _gflops(lambda m=matrix, f=multiply: f(m), 2.0 * count * size**3, repeats)
+            peak[form] = max(peak.get(form, 0.0), speed)
+    return peak
+
+
+def _gflops(product: Callable[[], Any], operations: float, repeats: int) -> float:
+    product()
+    best = math.inf
+    for _ in range(repeats):
+        clock = time.perf_counter()
+        product()
+        best = min(best, time.perf_counter() - clock)
+    return operations / best / 1e9

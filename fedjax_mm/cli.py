@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import jax
 import typer
 import xarray as xr
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -23,7 +24,7 @@ from fedjax_mm import bench as benchmarks
 from fedjax_mm import plots
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
-from fedjax_mm.experiment import Config, Experiment, Sweep, load, validate
+from fedjax_mm.experiment import Experiment, Sweep, load, validate
 from fedjax_mm.papers import REPRODUCTIONS, Judgement, Reproduction
 from fedjax_mm.plan import Plan
 from fedjax_mm.results import manifest, plain, prepare_directory, save_dataset, save_json
@@ -31,6 +32,7 @@ from fedjax_mm.runs import plan as plan_experiment
 from fedjax_mm.runs import run as run_experiment
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, RefusedError
 from fedjax_mm.sweep import Progress as Report
+from fedjax_mm.task_configs import Config
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 _LOG_SECONDS = 30.0
@@ -512,17 +514,28 @@ def _gib(num_bytes: float) -> str:
 @app.command()
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[W1|W1b|W1c|S1]...", help="All if none is named.")
+        list[str] | None,
+        typer.Argument(
+            metavar=f"[{'|'.join(benchmarks.WORKLOADS)}]...", help="All if none is named."
+        ),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs after one warm-up.")] = 5,
 ) -> None:
     """Time the simulator on this machine: compile and run apart, medians.
 
-    W1: 24 clients, 12 models, 1000 rounds, 20 seeds. W1b: 1000 clients, 10 models, 200 rounds,
-    20 seeds. W1c: a million clients, 10 models, 20 rounds. S1: a sweep of 24 clients, 2 or 12
-    models, 16 learning rates, 64 seeds, 1000 rounds, labelled. All are quadratics with E = 5 local
-    steps, on all devices (`fedjax-mm --devices 1 bench` uses one). Updates are local trainings of
-    one client; MiB is the memory of the compiled program, or of the largest batch.
+    Quadratics with E = 5 local steps: W1 has 24 clients, 12 models, 1000 rounds, 20 seeds; W1b
+    1000 clients, 10 models, 200 rounds, 20 seeds; W1c a million clients, 10 models, 20 rounds; S1
+    is a sweep of 24 clients, 2 or 12 models, 16 learning rates, 64 seeds, 1000 rounds, labelled.
+
+    Classifiers on random examples, one model and one seed, without evaluation: W2 is logistic
+    regression 60-5, 100 clients, E = 5, B = 20; W2b the same, 1000 of 10,000 clients; W3 a
+    perceptron 784-64-30-10, 10 of 100 clients, E = 30, B = 32; W3b the same, all clients; W4
+    McMahan's CNN, 10 clients, E = 60, B = 10. A8 is one epoch, B = 10, of Synthetic(1, 1), whose
+    100 clients have very different numbers of examples.
+
+    All devices are used (`fedjax-mm --devices 1 bench` uses one). Updates are local trainings of
+    one client; MiB is the memory of the compiled program, or of the largest batch; peak is that of
+    matrix products, measured now; steps are the local steps computed for each that counts.
     """
     if repeats < 1:
         raise InputError(f"--repeats is {repeats}; it must be at least 1")
@@ -532,29 +545,60 @@ def bench(
             raise InputError(
                 f"unknown workload {name!r}; choose from {', '.join(benchmarks.WORKLOADS)}"
             )
-    header = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
-    devices = f"{jax.device_count()} x {jax.devices()[0].device_kind}"
-    table = Table(*header, title=f"{devices}, jax {jax.__version__}")
     points = [
         (benchmarks.WORKLOADS[name], label)
         for name in names
         for label in benchmarks.WORKLOADS[name].labels
     ]
+    rows: dict[bool, list[list[str]]] = {False: [], True: []}
+    peak = math.nan
     with _progress() as report:
         for number, (workload, label) in enumerate(points):
+            is_learning = isinstance(
+                workload, benchmarks.LearningWorkload | benchmarks.EpochWorkload
+            )
+            if is_learning and math.isnan(peak):
+                report("matrix products", number, len(points))
+                peak = max(benchmarks.gemm_peak().values())
             report(f"{workload.name} {label}", number, len(points))
             program = benchmarks.build(workload, label)
             seconds = benchmarks.median_seconds(program, repeats)
-            table.add_row(
-                workload.name,
-                label,
-                f"{program.compile_seconds:.2f}",
-                f"{seconds:.3f}",
-                f"{1e3 * seconds / workload.num_rounds:.3f}",
-                f"{workload.client_updates / seconds:,.0f}",
-                f"{program.mebibytes:.0f}",
-            )
-    console.print(table)
+            speed = workload.client_updates / seconds
+            memory = f"{program.mebibytes:.0f}"
+            if isinstance(workload, benchmarks.LearningWorkload | benchmarks.EpochWorkload):
+                gflops = workload.flops * speed / 1e9
+                row = [
+                    f"{program.compile_seconds:.2f}",
+                    f"{seconds:.3f}",
+                    f"{workload.num_rounds / seconds:,.1f}",
+                    f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}",
+                    f"{gflops:.1f}",
+                    f"{gflops / peak:.0%}",
+                    f"{program.steps:.2f}",
+                ]
+            else:
+                row = [
+                    label,
+                    f"{program.compile_seconds:.2f}",
+                    f"{seconds:.3f}",
+                    f"{1e3 * seconds / workload.num_rounds:.3f}",
+                    f"{speed:,.0f}",
+                ]
+            rows[is_learning].append([workload.name, *row, memory])
+    title = f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
+    header = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
+    learning = ("work", "compile s", "run s", "rounds/s", "updates/s", "GFLOP/s", "peak", "steps")
+    _show_rows(title, header, rows[False])
+    _show_rows(f"{title}, peak {peak:,.0f} GFLOP/s", (*learning, "MiB"), rows[True])
+
+
+def _show_rows(title: str, header: Sequence[str], rows: list[list[str]]) -> None:
+    """A table, if it has rows."""
+    table = Table(*header, title=title, box=None if len(header) > 7 else box.HEAVY_HEAD)
+    for row in rows:
+        table.add_row(*row)
+    if rows:
+        console.print(table)
 
 
 @contextmanager

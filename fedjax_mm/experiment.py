@@ -8,50 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedjax_mm import assignment
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Algorithm, Assignment, Params, Schedule, Task
+from fedjax_mm.base import Algorithm, Assignment, Schedule
+from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.plan import Grid, Setup
 from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.tasks.quadratic import quadratic
+from fedjax_mm.task_configs import Config, Count, Positive, QuadraticConfig, Seed, TaskConfig
 
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Precision = Literal["float32", "float64"]
-
-
-class Config(BaseModel):
-    """Settings: unknown keys are errors, values are checked, nothing changes after construction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class QuadraticConfig(Config):
-    """The federated quadratic, and where every model starts."""
-
-    name: Literal["quadratic"] = "quadratic"
-    num_clients: Count = 24
-    block_size: Count = 4
-    mu: Positive = 2e-4
-    start: Literal["zeros", "normal"] = "zeros"
-    start_seed: Seed = 0
-
-    def build(self) -> Task:
-        """The task."""
-        return quadratic(self.num_clients, self.block_size, mu=self.mu)
-
-    def initial_params(self) -> Params:
-        """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
-        shape = (self.num_clients * self.block_size + 1,)
-        if self.start == "zeros":
-            return jnp.zeros(shape)
-        return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
 class InverseTime(Config):
@@ -122,8 +90,23 @@ class FedAvgConfig(Config):
     name: Literal["fedavg"] = "fedavg"
     assignment: AssignmentConfig
     learning_rate: Positive | InverseTime
-    local_steps: Count
+    local_steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = None
+    order: Literal["iid", "epochs"] | None = None
+    weighted: Annotated[bool, Field(strict=True)] = True
     server_scale: Literal["mean", "1/N"] = "mean"
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.local_steps is None and self.epochs is None:
+            raise ValueError("local_steps and epochs are missing; give one of the two")
+        if self.order is not None and self.batch_size is None:
+            raise ValueError(
+                f"order is {self.order!r}, but steps take all examples; give a batch_size"
+            )
+        self.build(1)
+        return self
 
     def schedule(self, num_models: int) -> float | Schedule:
         """The learning rate as `fedavg` takes it."""
@@ -136,7 +119,13 @@ class FedAvgConfig(Config):
     def build(self, num_models: int) -> Algorithm:
         """The algorithm."""
         return fedavg(
-            self.schedule(num_models), local_steps=self.local_steps, server_scale=self.server_scale
+            self.schedule(num_models),
+            local_steps=self.local_steps,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            order=self.order,
+            server_scale=self.server_scale,
+            weighted=self.weighted,
         )
 
 
@@ -155,21 +144,31 @@ class Experiment(Config):
       20
     """
 
-    task: QuadraticConfig
+    task: TaskConfig
     algorithms: Annotated[dict[str, FedAvgConfig], Field(min_length=1)]
     num_models: Count
     num_rounds: Count
     num_seeds: Count = 20
     seed: Seed = 0
     record_every: Count = 1
-    client_map: Literal["vmap", "scan"] | Count = "vmap"
+    client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Self:
         """Fails now on what would fail when building, so that nothing is compiled in vain."""
-        for algorithm in self.algorithms.values():
-            algorithm.assignment.build(self.task.num_clients, self.num_models)
+        for label, algorithm in self.algorithms.items():
+            if self.task.num_clients is not None:
+                algorithm.assignment.build(self.task.num_clients, self.num_models)
+            if isinstance(self.task, QuadraticConfig) and (
+                algorithm.epochs or algorithm.batch_size
+            ):
+                raise ValueError(
+                    f"algorithms.{label}: the quadratic has no examples; give local_steps, and no "
+                    "epochs or batch_size"
+                )
+        if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
+            raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.num_rounds % self.record_every:
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
@@ -187,19 +186,27 @@ class Experiment(Config):
         return self
 
     def grid(self) -> Grid:
-        """All runs, over the axes ``algorithm`` and those of `points`."""
+        """All runs, over the axes ``algorithm`` and those of `points`, with the data loaded.
+
+        Raises:
+          ValueError, OSError: if the data cannot be had.
+        """
+        return self._grid(self.task.data())
+
+    def _grid(self, data: FederatedData | None) -> Grid:
+        """All runs on some data, an argument of the compiled programs."""
         keys = {key.rpartition(".")[2]: key for key in self.points}
 
-        def build(algorithm: str, **values: Any) -> Setup:
+        def build(algorithm: str, data: Any = None, **values: Any) -> Setup:
             here = self._first
             for name, value in values.items():
                 here = _replaced(here, _path_of(keys[name], algorithm), value)
-            config, task = here.algorithms[algorithm], here.task
+            config, task = here.algorithms[algorithm], here.task.build(data)
             return Setup(
-                task.build(),
+                task,
                 config.build(here.num_models),
                 config.assignment.build(task.num_clients, here.num_models),
-                task.initial_params(),
+                here.task.initial_params(),
             )
 
         axes = {name: self.points[key] for name, key in keys.items()}
@@ -209,6 +216,7 @@ class Experiment(Config):
             self.num_rounds,
             self.num_seeds,
             self.seed,
+            shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
         )
@@ -246,7 +254,7 @@ class Sweep(Experiment):
 
     An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
     algorithm's, such as `learning_rate` or `assignment.cohort_size`. Axes of numbers that are not
-    counts cost no compilation.
+    counts cost no compilation. All points have the same data: what changes it cannot be an axis.
 
     Example:
       >>> sweep = Sweep.model_validate({
@@ -269,7 +277,7 @@ class Sweep(Experiment):
     def _every_point_fits(self) -> Self:
         if not self.points:
             raise ValueError("axes: there are none; give at least one")
-        self.grid()
+        self._grid(None)
         return self
 
     @cached_property
@@ -279,7 +287,7 @@ class Sweep(Experiment):
         for key, name in zip(self.axes, names, strict=True):
             if names.count(name) > 1:
                 raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-            if key.partition(".")[0] in _NOT_SWEPT:
+            if key.partition(".")[0] in _NOT_SWEPT or name == "model":  # a dimension of its own
                 raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
             for other in self.axes:
                 if other.startswith(f"{key}."):
@@ -326,11 +334,14 @@ class Sweep(Experiment):
         for key, value in point.items():
             for label in self.algorithms:
                 values = _replaced(values, _path_of(key, label), value)
+        where = ", ".join(f"{key} = {value}" for key, value in point.items())
         try:
-            return validate(Experiment, values)
+            experiment = validate(Experiment, values)
         except ValueError as error:
-            where = ", ".join(f"{key} = {value}" for key, value in point.items())
             raise ValueError(f"at {where}: {error}") from None
+        if experiment.task.source != self.task.source:
+            raise ValueError(f"at {where}: it changes the data; run one for each")
+        return experiment
 
 
 _NOT_SWEPT = ("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes")

@@ -6,8 +6,8 @@ import jax
 import xarray as xr
 
 from fedjax_mm.experiment import Experiment
-from fedjax_mm.plan import Plan
-from fedjax_mm.sweep import Execution, carry_out, prepare
+from fedjax_mm.plan import Grid, Plan
+from fedjax_mm.sweep import Execution, RefusedError, carry_out, prepare
 
 
 def run(
@@ -28,7 +28,7 @@ def run(
     Raises:
       DivergenceError: if a model's loss or parameters stop being finite and that is to stop the
         run, naming the algorithm, the seed, the model and the round.
-      ValueError, InterruptedRunError, OSError: as in `sweep`.
+      ValueError, InterruptedRunError, OSError: as in `sweep`; or there is no such data.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -41,11 +41,12 @@ def run(
     """
     how, config = execution or Execution(), experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
-        plan = prepare(experiment.grid(), how, config)
+        grid = _grid(experiment)
+        plan = prepare(grid, how, config)
         return carry_out(
             plan,
             how,
-            data="synthetic",
+            data=getattr(grid.shared["data"], "kind", "synthetic"),
             config=config,
             on_divergence=on_divergence or ("mark" if experiment.points else "stop"),
         )
@@ -54,4 +55,12 @@ def run(
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
     """What `run` would do: the programs, compiled, their batches, memory and local trainings."""
     with jax.enable_x64(experiment.precision == "float64"):
-        return prepare(experiment.grid(), execution or Execution(), experiment.model_dump())
+        return prepare(_grid(experiment), execution or Execution(), experiment.model_dump())
+
+
+def _grid(experiment: Experiment) -> Grid:
+    """The runs; data that cannot be had are wrong input."""
+    try:
+        return experiment.grid()
+    except (ValueError, OSError) as error:
+        raise RefusedError(str(error)) from error

@@ -241,7 +241,7 @@ def measure(
     kinds = kinds_of(tasks, algorithm, assignment)
     measured = []
     for kind, models in zip(kinds, split(state.models, kinds), strict=True):
-        one_by_one = _chunk_size(client_map, kind, models.params, 1) is not None
+        one_by_one = chunk_size_of(client_map, kind, models.params, 1) is not None
         measured.append(_measure_kind(kind, models.params, one_by_one=one_by_one))
     names = dict.fromkeys(name for metrics in measured for name in metrics)
 
@@ -289,7 +289,7 @@ def _train_kind(
     models: Models,
 ) -> tuple[Models, Int[Array, " models"]]:
     """One round of the models of one kind, and the gradients computed for each."""
-    chunk_size = _chunk_size(client_map, kind, models.params, groups.size)
+    chunk_size = chunk_size_of(client_map, kind, models.params, groups.size)
     one_by_one = chunk_size is not None or not is_lockstep(kind.algorithm, kind.task)
     part = partial(train, kind.algorithm, round, chunk_size, client_axis)
     args = model_keys, groups, models
@@ -354,7 +354,7 @@ def train(
     contribution, _ = jax.eval_shape(contribute, jnp.int32(0), keys[0], one_state)
     total, clients = zero_sum(contribution, model.params), model.clients
     may_skip = chunk_size is not None or num_steps is not None
-    first, sizes = 0, _chunks(len(group), chunk_size or len(group), growing=num_steps is not None)
+    first, sizes = 0, chunks_of(len(group), chunk_size or len(group), growing=num_steps is not None)
     for size, count in sizes:
         rows = slice(first, first + size * count)
         chunks = _in_chunks(group[rows], size, -1), _in_chunks(keys[rows], size, 0)
@@ -383,7 +383,7 @@ def _steps_of(
     return jnp.where(group >= 0, steps, 0)
 
 
-def _chunks(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
+def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
     """Sizes of chunks, and how many there are of each; `growing` begins with small ones.
 
     A chunk takes as long as its first client. Beginning at place r it costs, with w clients, at
@@ -392,7 +392,7 @@ def _chunks(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[in
     count are computed, whatever their distribution.
 
     Example:
-      >>> _chunks(100, 25, growing=True)
+      >>> chunks_of(100, 25, growing=True)
       [(1, 4), (4, 7), (25, 3)]
     """
     chunk_size, sizes, done = min(chunk_size, group_size), [], 0
@@ -522,7 +522,9 @@ def _check_client_map(client_map: ClientMap) -> None:
         )
 
 
-def _chunk_size(client_map: ClientMap, kind: Kind, params: Params, num_clients: int) -> int | None:
+def chunk_size_of(
+    client_map: ClientMap, kind: Kind, params: Params, num_clients: int
+) -> int | None:
     """Clients computed at once, model by model; None means all clients of all models."""
     if isinstance(client_map, int):
         return client_map

@@ -441,6 +441,32 @@ def test_bench_shows_every_number_in_full(monkeypatch):
     assert "…" not in shown
 
 
+def test_bench_shows_classifiers_beside_the_peak(monkeypatch):
+    monkeypatch.setattr(bench, "build", lambda *_: bench.Program(lambda: None, 12.34, 1456.3, 1.25))
+    monkeypatch.setattr(bench, "median_seconds", lambda *_: 0.0548)
+    monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0, "jax": 200.0})
+    shown = call("bench", "W2b").out
+    speed = 50 * 1000 / 0.0548
+    gflops = speed * 5 * 20 * 4 * 60 * 5 / 1e9
+    for cell in ("12.34", "0.055", f"{50 / 0.0548:,.1f}", f"{speed:,.0f}", "1.25", "1456"):
+        assert cell in shown
+    assert f"{gflops:.1f}" in shown
+    assert f"{gflops / 200:.0%}" in shown
+    assert "peak 200 GFLOP/s" in words(shown)
+    assert "…" not in shown
+
+
+def test_bench_trains_a_classifier(monkeypatch):
+    model = bench.Model((6,), (), (4, 3))
+    tiny = bench.LearningWorkload("W3", model, 4, 10, 2, 3, 5, num_rounds=2)
+    monkeypatch.setattr(bench, "WORKLOADS", {"W3": tiny, "A8": bench.EpochWorkload("A8", 3, 40, 1)})
+    monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0})
+    code, out, err = call("bench", "--repeats", 1)
+    assert (code, err) == (0, "")
+    assert "W3" in out
+    assert "A8" in out
+
+
 # Wrong input
 
 CONFIG = """\

@@ -1,21 +1,23 @@
 """Experiments as data: what is accepted, how it is overridden, and what an error says."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
+from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential, task_configs
 from fedjax_mm.experiment import (
     FedAvgConfig,
     InverseTime,
-    QuadraticConfig,
     Range,
     Sweep,
     load,
     validate,
 )
+from fedjax_mm.task_configs import QuadraticConfig
 from tests.helpers import roll_out
 
 CONFIG = """\
@@ -158,6 +160,7 @@ def test_an_override_may_make_a_table():
         ),
         ({"learning_rate": {"beta": 30}}, ["algorithms.A.learning_rate", "gamma: missing"]),
         ({"local_steps": 0}, ["algorithms.A.local_steps = 0", "greater than or equal to 1"]),
+        ({"local_steps": None}, ["algorithms.A", "local_steps and epochs are missing", "one of"]),
         ({"assignment": {"name": "mfa"}}, ["algorithms.A.assignment", "'mfa'", "'mfa_rand', "]),
         (
             {"assignment": {"name": "mfa_rand", "cohort": 4}},
@@ -313,6 +316,205 @@ def test_the_normal_start_is_one_draw_at_both_precisions():
 def test_the_other_start_is_at_zeros():
     config = QuadraticConfig(num_clients=3, block_size=2)
     np.testing.assert_array_equal(config.initial_params(), np.zeros(7))
+
+
+# Tasks with data
+
+
+def learning(task, **algorithm):
+    """An experiment on a task with data, as plain values."""
+    settings = {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.1, "epochs": 1}
+    top = {"task": task, "num_models": 2, "num_rounds": 4}
+    return top | {"algorithms": {"A": settings | algorithm}}
+
+
+TASKS = {
+    "synthetic": {"name": "synthetic", "alpha": 0.5, "iid": True, "sigmoid_head": True},
+    "leaf's generator": {"name": "synthetic", "generator": "leaf", "reduction": "sum"},
+    "digits": {"name": "digits", "model": "cnn"},
+    "dirichlet": {"name": "digits", "partition": {"name": "dirichlet", "alpha": 0.5}},
+    "shards": {"name": "digits", "partition": {"name": "shards", "shards_per_client": 3}},
+    "clusters": {"name": "digits", "partition": {"name": "label_clusters", "num_clusters": 2}},
+    "share": {"name": "digits", "partition": {"name": "iid_share", "percent": 50}},
+    "IID clients": {"name": "digits", "partition": {"name": "iid_clients", "percent": 50}},
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_with_data_is_read_and_built(name):
+    experiment = validate(Experiment, learning(TASKS[name] | {"num_clients": 20}))
+    assert validate(Experiment, experiment.model_dump()) == experiment
+    data = experiment.task.data()
+    task = experiment.task.build(data)
+    assert (data.num_clients, task.num_clients) == (20, 20)
+    assert experiment.task.initial_params() is None
+    assert data.kind == ("synthetic" if TASKS[name]["name"] == "synthetic" else "real")
+    metrics = task.metrics(task.init(jax.random.key(0)))
+    assert np.isfinite(metrics["test_loss"])
+
+
+def test_the_data_seed_and_the_settings_reach_the_data():
+    base = {"name": "synthetic", "num_clients": 5}
+    changes = ({}, {"data_seed": 1}, {"beta": 0.5}, {"iid": True}, {"dim": 30}, {"num_classes": 3})
+    draws = [validate(Experiment, learning(base | more)).task.data() for more in changes]
+    stores = {np.asarray(data.train.examples[0]).tobytes() for data in draws}
+    stores |= {np.asarray(data.train.examples[1]).tobytes() for data in draws}
+    assert len(stores) >= len(changes) + 5
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "expected"),
+    [
+        ({"local_steps": 3, "epochs": None}, 3),
+        ({"local_steps": 3, "epochs": None, "batch_size": 10, "order": "epochs"}, 3),
+        ({"epochs": 2}, 2),
+        ({"epochs": 2, "batch_size": 10}, 2 * 8),  # 72 of 1,438 digits
+    ],
+)
+def test_epochs_and_batches_reach_the_algorithm(algorithm, expected):
+    config = validate(Experiment, learning({"name": "digits", "num_clients": 20}, **algorithm))
+    task = config.task.build(config.task.data())
+    built = config.algorithms["A"].build(2)
+    assert int(built.num_steps(task, jnp.int32(0))) == expected
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_clients_are_weighted_or_not(weighted):
+    config = validate(Experiment, learning({"name": "synthetic"}, weighted=weighted))
+    task, algorithm = config.task.build(config.task.data()), config.algorithms["A"].build(2)
+    server, _ = algorithm.init(task, task.init(jax.random.key(0)))
+    total = task.train.num_examples if weighted else 100
+    assert float(server.population_weight) == total
+
+
+def image_files(directory):
+    """Twenty images of MNIST's form, in MNIST's files."""
+    for part in ("train", "t10k"):
+        images = bytes([0, 0, 8, 3, 0, 0, 0, 20, 0, 0, 0, 4, 0, 0, 0, 4]) + bytes(range(160)) * 2
+        (directory / f"{part}-images-idx3-ubyte").write_bytes(images)
+        labels = bytes([0, 0, 8, 1, 0, 0, 0, 20]) + bytes(i % 10 for i in range(20))
+        (directory / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+
+
+def leaf_files(directory):
+    """Three clients."""
+    for split in ("train", "test"):
+        (directory / split).mkdir()
+        data = {user: {"x": [[1, 2], [3, 4]], "y": [0, 1]} for user in "abc"}
+        content = {"users": list(data), "num_samples": [2] * 3, "user_data": data}
+        (directory / split / "data.json").write_text(json.dumps(content))
+
+
+def test_files_are_read_where_they_are(tmp_path):
+    idx, leaf = tmp_path / "idx", tmp_path / "leaf"
+    idx.mkdir()
+    leaf.mkdir()
+    image_files(idx)
+    leaf_files(leaf)
+    for task, num_clients in (
+        ({"name": "idx", "directory": str(idx), "num_clients": 4, "model": "cnn"}, 4),
+        ({"name": "leaf", "directory": str(leaf), "model": "mlp"}, 3),
+    ):
+        config = validate(Experiment, learning(task)).task
+        assert config.build(config.data()).num_clients == num_clients
+
+
+def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):
+    def refuse(*arguments, **settings):
+        raise AssertionError
+
+    image_files(tmp_path)
+    for name in ("synthetic", "digits", "load_idx", "load_leaf"):
+        monkeypatch.setattr(task_configs, name, refuse)
+    for task in (*TASKS.values(), {"name": "idx", "directory": str(tmp_path)}):
+        validate(Experiment, learning(task))
+        validate(Sweep, learning(task) | {"axes": {"learning_rate": [0.1, 0.2]}})
+
+
+DIGITS = {"name": "digits"}
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "fragments"),
+    [
+        ({"name": "mnist"}, {}, ["task.name = 'mnist'", "'quadratic', 'synthetic', 'digits'"]),
+        (DIGITS, {"local_steps": 3}, ["algorithms.A", "epochs is 1", "give one of the two"]),
+        (DIGITS, {"epochs": None}, ["local_steps and epochs are missing", "give one of the two"]),
+        (DIGITS, {"order": "iid", "batch_size": 9}, ["algorithms.A", "epochs of iid draws"]),
+        (DIGITS, {"order": "epochs"}, ["order is 'epochs'", "give a batch_size"]),
+        (DIGITS, {"batch_size": 0}, ["algorithms.A.batch_size = 0", "greater than or equal to 1"]),
+        (DIGITS, {"weighted": "no"}, ["algorithms.A.weighted = 'no'", "boolean"]),
+        ({}, {}, ["algorithms.A", "the quadratic has no examples", "give local_steps"]),
+        (DIGITS | {"num_clients": 1}, {}, ["num_models is 2", "at most 1 models"]),
+        (DIGITS | {"num_clients": 1439}, {}, ["task.num_clients = 1439", "1438"]),
+        (DIGITS | {"model": "rnn"}, {}, ["task.model = 'rnn'", "'logistic', 'mlp' or 'cnn'"]),
+        (DIGITS | {"partiton": {}}, {}, ["unknown key", "did you mean 'partition'"]),
+        (DIGITS | {"partition": {"name": "x"}}, {}, ["task.partition.name = 'x'", "'dirichlet'"]),
+        (
+            DIGITS | {"partition": {"name": "dirichlet"}},
+            {},
+            ["task.partition.alpha: missing"],
+        ),
+        (
+            DIGITS | {"partition": {"name": "dirichlet", "alpha": 0}},
+            {},
+            ["task.partition.alpha = 0", "greater than 0"],
+        ),
+        ({"name": "synthetic", "alpha": -1}, {}, ["task.alpha = -1", "greater than or equal to 0"]),
+        ({"name": "synthetic", "num_classes": 1}, {}, ["num_classes = 1", "equal to 2"]),
+        (
+            {"name": "synthetic", "generator": "leaf", "iid": True},
+            {},
+            ["task", "generator 'leaf' has no alpha, beta and iid"],
+        ),
+        ({"name": "idx", "directory": "no-such"}, {}, ["train-images-idx3-ubyte", "no-such"]),
+        ({"name": "idx"}, {}, ["task.directory: missing"]),
+        ({"name": "leaf", "directory": "no-such"}, {}, ["no-such/train", "no .json files"]),
+    ],
+)
+def test_an_error_about_data_names_the_remedy(task, algorithm, fragments):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        validate(Experiment, learning(task, **algorithm))
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+def test_classifiers_have_one_precision():
+    with pytest.raises(ValueError, match="classifiers are trained in 'float32'"):
+        validate(Experiment, learning(DIGITS) | {"precision": "float64"})
+
+
+def test_a_network_for_images_refuses_vectors(tmp_path):
+    leaf_files(tmp_path)
+    task = validate(
+        Experiment, learning({"name": "leaf", "directory": str(tmp_path), "model": "cnn"})
+    ).task
+    with pytest.raises(ValueError, match=r"takes images .* shape \[2\]; choose 'logistic'"):
+        task.build(task.data())
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"task.num_clients": [10, 20]},
+        {"task": {"data_seed": [0, 1]}},
+        {"task.partition.alpha": [0.1, 1]},
+        {"task": [DIGITS, {"name": "synthetic"}]},
+        {"task.model": ["logistic", "mlp"]},
+    ],
+)
+def test_what_changes_the_data_is_no_axis(axes):
+    task = DIGITS | {"partition": {"name": "dirichlet", "alpha": 0.5}}
+    with pytest.raises(ValueError, match=r"(the data|within a sweep); run one for each$"):
+        validate(Sweep, learning(task) | {"axes": axes})
+
+
+def test_what_leaves_the_data_alone_may_be_an_axis():
+    axes = {"task.sigmoid_head": [True, False], "learning_rate": [0.1, 0.2], "epochs": [1, 2]}
+    task = {"name": "synthetic", "num_clients": 3}
+    grid = validate(Sweep, learning(task) | {"axes": axes}).grid()
+    assert grid.shape == (1, 2, 2, 2, 20)
+    assert len(grid.programs) == 4
 
 
 # Sweeps

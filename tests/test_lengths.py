@@ -22,7 +22,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.data.synthetic import sample_counts
-from fedjax_mm.simulate import _chunks
+from fedjax_mm.simulate import chunks_of
 from tests.helpers import STRATEGIES, Towards, replay
 
 
@@ -34,7 +34,7 @@ from tests.helpers import STRATEGIES, Towards, replay
 def test_growing_chunks_compute_at_most_twice_the_steps(steps, chunk_size):
     """Each chunk as long as its first client; places that only fill it compute too."""
     steps = sorted(steps, reverse=True)
-    chunks = _chunks(len(steps), chunk_size, growing=True)
+    chunks = chunks_of(len(steps), chunk_size, growing=True)
     sizes = [size for size, count in chunks for _ in range(count)]
     assert max(sizes) <= max(chunk_size, 1)
     starts = np.cumsum([0, *sizes[:-1]])
@@ -45,7 +45,7 @@ def test_growing_chunks_compute_at_most_twice_the_steps(steps, chunk_size):
 
 @given(size=st.integers(1, 300), chunk_size=st.integers(1, 400))
 def test_chunks_of_equal_lengths_are_equal(size, chunk_size):
-    (chunk, count), *more = _chunks(size, chunk_size, growing=False)
+    (chunk, count), *more = chunks_of(size, chunk_size, growing=False)
     assert not more
     assert chunk == min(size, chunk_size)
     assert (count - 1) * chunk < size <= count * chunk

@@ -6,8 +6,9 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
+from fedjax_mm.experiment import Sweep, load
 from fedjax_mm.plan import Program, seed_keys
-from fedjax_mm.sweep import Execution
+from fedjax_mm.sweep import Execution, RefusedError
 
 ALGORITHMS = {
     "RR": {
@@ -171,4 +172,71 @@ def test_divergence_stops_the_run_and_is_named(record_every):
     diverging = {"assignment": {"name": "mfa_rr"}, "learning_rate": 50.0, "local_steps": 5}
     config = experiment(num_rounds=80, record_every=record_every, algorithms={"Hot": diverging})
     with pytest.raises(DivergenceError, match=r"Hot diverged: .* model \d, seed \d, is not finite"):
+        run(config)
+
+
+DIGITS = """\
+num_models = 1
+num_rounds = 10
+num_seeds = 2
+record_every = 5
+
+[task]
+name = "digits"
+num_clients = 20
+partition = { name = "dirichlet", alpha = 1.0 }
+
+[algorithms.FedAvg]
+assignment = { name = "mfa_rand", cohort_size = 10 }
+learning_rate = 0.5
+epochs = 2
+batch_size = 10
+"""
+
+
+def test_digits_from_a_file_are_learned(tmp_path):
+    path = tmp_path / "digits.toml"
+    path.write_text(DIGITS)
+    config = load(path, Experiment)
+    dataset = run(config)
+    assert dataset.attrs["manifest"]["data"] == "real"
+    data = config.task.data()
+    majority = np.bincount(np.asarray(data.test.examples[1])).max() / data.test.num_examples
+    accuracy = dataset.test_accuracy.mean(("algorithm", "seed", "model"))
+    assert accuracy.isel(round=0) < 2 * majority
+    assert accuracy.isel(round=-1) > 0.8 > 2 * majority
+    # 1,438 images in 20 parts: 10 clients take about 2 x 77 steps in each of 10 rounds.
+    assert 1400 < dataset.gradients.isel(round=-1).mean() < 1700
+
+
+def test_a_sweep_on_synthetic_data_is_that_of_single_runs():
+    settings = {
+        "task": {"name": "synthetic", "num_clients": 6, "dim": 10, "data_seed": 3},
+        "num_models": 2,
+        "num_rounds": 3,
+        "num_seeds": 2,
+        "algorithms": {
+            "A": {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 4}
+            | {"batch_size": 5}
+        },
+    }
+    rates = [0.05, 0.1]
+    swept = run(Sweep.model_validate(settings | {"axes": {"learning_rate": rates}}))
+    assert swept.attrs["manifest"]["data"] == "synthetic"
+    single = run(Experiment.model_validate(settings))
+    check_close(swept.sel(learning_rate=0.1, drop=True), single)
+    assert np.all(swept.loss.isel(round=-1) < swept.loss.isel(round=0))
+
+
+def test_data_that_cannot_be_dealt_are_refused_in_one_line():
+    partition = {"name": "dirichlet", "alpha": 0.01, "min_examples": 60}
+    config = Experiment.model_validate(
+        {
+            "task": {"name": "digits", "num_clients": 20, "partition": partition},
+            "num_models": 1,
+            "num_rounds": 1,
+            "algorithms": {"A": ALGORITHMS["Rand"]},
+        }
+    )
+    with pytest.raises(RefusedError, match=r"^[^\n]*raise alpha[^\n]*$"):
         run(config)

@@ -92,18 +92,31 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
       >>> pool.train[0].shape, pool.train[1]
       ((1, 2, 1, 1), array([7], dtype=int32))
     """
+    (train_file, test_file), title, num_classes = _files(name, split)
+    places = [Path(directory), Path(directory, name)]
+    train = _images_and_labels(places, train_file, title, num_classes)
+    test = _images_and_labels(places, test_file, title, num_classes)
+    return Pool(title, "real", num_classes, train, test)
+
+
+def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
+    """Raises what `load_idx` raises if a file is missing, without reading any."""
+    places = [Path(directory), Path(directory, name)]
+    for file in _files(name, split)[0]:
+        _find(places, f"{file}-images-idx3-ubyte")
+        _find(places, f"{file}-labels-idx1-ubyte")
+
+
+def _files(name: Name, split: str) -> tuple[tuple[str, str], str, int]:
+    """How the files' names begin, the title, and C."""
     if name not in get_args(Name):
         raise ValueError(f"name is {name!r}; it must be one of {', '.join(get_args(Name))}")
     if name != "emnist":
-        files, title, num_classes = ("train", "t10k"), str(name), 10
-    elif split in _EMNIST_CLASSES:
-        files = f"emnist-{split}-train", f"emnist-{split}-test"
-        title, num_classes = f"emnist, {split}", _EMNIST_CLASSES[split]
-    else:
+        return ("train", "t10k"), str(name), 10
+    if split not in _EMNIST_CLASSES:
         raise ValueError(f"split is {split!r}; it must be one of {', '.join(_EMNIST_CLASSES)}")
-    places = [Path(directory), Path(directory, name)]
-    train, test = (_images_and_labels(places, file, title, num_classes) for file in files)
-    return Pool(title, "real", num_classes, train, test)
+    files = f"emnist-{split}-train", f"emnist-{split}-test"
+    return files, f"emnist, {split}", _EMNIST_CLASSES[split]
 
 
 def _images_and_labels(

@@ -56,12 +56,22 @@ def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
     )
 
 
-def _split(folder: Path) -> _Users:
+def check_leaf(directory: str | Path) -> None:
+    """Raises what `load_leaf` raises if a folder has no JSON files, without reading any."""
+    for split in ("train", "test"):
+        _json_files(Path(directory, split))
+
+
+def _json_files(folder: Path) -> list[Path]:
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"{folder} has no .json files")
+    return paths
+
+
+def _split(folder: Path) -> _Users:
     users: _Users = {}
-    for path in paths:
+    for path in _json_files(folder):
         for user, (x, y) in _file(path).items():
             if user in users:
                 raise _error(path, user, f"already in {users[user][0].name}")

@@ -9,22 +9,12 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.experiment import (
-    Config,
-    Count,
-    Experiment,
-    InverseTime,
-    Positive,
-    Precision,
-    QuadraticConfig,
-    Seed,
-    Sweep,
-    validate,
-)
+from fedjax_mm.experiment import Experiment, InverseTime, Precision, Sweep, validate
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.runs import run
 from fedjax_mm.sweep import Execution
+from fedjax_mm.task_configs import Config, Count, Positive, QuadraticConfig, Seed
 
 _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
 _LAST = 0.2  # curves are judged on the last fifth of the rounds

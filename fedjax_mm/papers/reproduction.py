@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_mm.experiment import Config
 from fedjax_mm.sweep import Execution
+from fedjax_mm.task_configs import Config
 
 
 class Claim(NamedTuple):

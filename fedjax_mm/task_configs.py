@@ -1,0 +1,292 @@
+"""The tasks of an experiment file: what is learned, and from which data."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from fedjax_mm.base import Params, Task
+from fedjax_mm.data import partition
+from fedjax_mm.data.dealing import federate
+from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federated import FederatedData, Pool
+from fedjax_mm.data.idx import check_idx, load_idx
+from fedjax_mm.data.leaf import check_leaf, load_leaf
+from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.tasks.quadratic import quadratic
+
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
+Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
+Flag = Annotated[bool, Field(strict=True)]
+Model = Literal["logistic", "mlp", "cnn"]
+
+
+class Config(BaseModel):
+    """Settings: unknown keys are errors, values are checked, nothing changes after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class QuadraticConfig(Config):
+    """The federated quadratic, and where every model starts."""
+
+    name: Literal["quadratic"] = "quadratic"
+    num_clients: Count = 24
+    block_size: Count = 4
+    mu: Positive = 2e-4
+    start: Literal["zeros", "normal"] = "zeros"
+    start_seed: Seed = 0
+
+    @property
+    def source(self) -> None:
+        """What the data depend on: there are none."""
+
+    def data(self) -> None:
+        """No data: the task is made of numbers."""
+
+    def build(self, data: None = None) -> Task:
+        """The task."""
+        del data
+        return quadratic(self.num_clients, self.block_size, mu=self.mu)
+
+    def initial_params(self) -> Params:
+        """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
+        shape = (self.num_clients * self.block_size + 1,)
+        if self.start == "zeros":
+            return jnp.zeros(shape)
+        return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
+
+
+class _Learning(Config):
+    """A classifier of every client's examples."""
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What the data depend on."""
+        return self.model_dump(exclude={"model", "sigmoid_head", "reduction"})
+
+    def initial_params(self) -> None:
+        """Every model and seed draws its own start."""
+
+
+class SyntheticConfig(_Learning):
+    """Multinomial logistic regression on Synthetic(alpha, beta); see `synthetic`."""
+
+    name: Literal["synthetic"]
+    num_clients: Count = 100
+    alpha: NonNegative = 1.0
+    beta: NonNegative = 1.0
+    dim: Count = 60
+    num_classes: Annotated[Count, Field(ge=2)] = 5
+    generator: Literal["fedprox", "leaf"] = "fedprox"
+    iid: Flag = False
+    data_seed: Seed = 0
+    sigmoid_head: Flag = False
+    reduction: Literal["mean", "sum"] = "mean"
+
+    @model_validator(mode="after")
+    def _generator_has_them(self) -> Self:
+        if self.generator == "leaf" and (self.alpha != 1 or self.beta != 1 or self.iid):
+            raise ValueError(
+                "generator 'leaf' has no alpha, beta and iid; leave them at their defaults"
+            )
+        return self
+
+    def data(self) -> FederatedData:
+        """The clients' examples, drawn from `data_seed`."""
+        return synthetic(
+            self.num_clients,
+            alpha=self.alpha,
+            beta=self.beta,
+            dim=self.dim,
+            num_classes=self.num_classes,
+            seed=self.data_seed,
+            generator=self.generator,
+            iid=self.iid,
+        )
+
+    def build(self, data: FederatedData) -> Task:
+        """The task."""
+        return _classifier(
+            data, "logistic", sigmoid_head=self.sigmoid_head, reduction=self.reduction
+        )
+
+
+class _Partition(Config):
+    """How examples are dealt to clients; the settings of the function of that name."""
+
+    name: str
+
+    def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
+        """The rows of each client."""
+        function: Any = getattr(partition, self.name)
+        settings = self.model_dump(exclude={"name"})
+        return function(labels, num_clients, seed=seed, **settings)
+
+
+class IID(_Partition):
+    """Every client draws from all examples alike."""
+
+    name: Literal["iid"] = "iid"
+
+
+class Dirichlet(_Partition):
+    """Every label is divided in proportions that follow Dirichlet(alpha)."""
+
+    name: Literal["dirichlet"]
+    alpha: Positive
+    min_examples: Count = 1
+
+
+class Shards(_Partition):
+    """Examples sorted by label are cut into equal shards."""
+
+    name: Literal["shards"]
+    shards_per_client: Count = 2
+
+
+class LabelClusters(_Partition):
+    """Clusters of clients share clusters of labels."""
+
+    name: Literal["label_clusters"]
+    num_clusters: Count = 5
+
+
+class IIDShare(_Partition):
+    """Percent of every client's examples are IID, the others of a few labels."""
+
+    name: Literal["iid_share"]
+    percent: Percent
+    labels_per_client: Count = 2
+
+
+class IIDClients(_Partition):
+    """Percent of the clients are IID, the others have shards."""
+
+    name: Literal["iid_clients"]
+    percent: Percent
+    shards_per_client: Count = 2
+
+
+PartitionConfig = Annotated[
+    IID | Dirichlet | Shards | LabelClusters | IIDShare | IIDClients, Field(discriminator="name")
+]
+
+
+class _Images(_Learning):
+    """Images of one pool, dealt to clients; the pool's test images stand for all of them."""
+
+    num_clients: Count = 100
+    partition: PartitionConfig = IID()
+    model: Model = "logistic"
+    data_seed: Seed = 0
+
+    def _pool(self) -> Pool:
+        raise NotImplementedError
+
+    def data(self) -> FederatedData:
+        """The images, and who has which."""
+        pool = self._pool()
+        return federate(pool, self.partition.deal(pool.train[1], self.num_clients, self.data_seed))
+
+    def build(self, data: FederatedData) -> Task:
+        """The task, with pixels between 0 and 1."""
+        return _classifier(data, self.model, scale=1 / 255)
+
+
+class DigitsConfig(_Images):
+    """The digits of scikit-learn, 1,438 to train and 359 to test; `data_seed` draws both."""
+
+    name: Literal["digits"]
+    num_clients: Annotated[Count, Field(le=1438)] = 100
+
+    def _pool(self) -> Pool:
+        return digits(seed=self.data_seed)
+
+
+class IDXConfig(_Images):
+    """MNIST, Fashion-MNIST or EMNIST from a folder with their official files."""
+
+    name: Literal["idx"]
+    directory: str
+    dataset: Literal["mnist", "fashion-mnist", "emnist"] = "mnist"
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
+
+    @model_validator(mode="after")
+    def _files_are_there(self) -> Self:
+        return _found(self, lambda: check_idx(self.directory, name=self.dataset, split=self.split))
+
+    def _pool(self) -> Pool:
+        return load_idx(self.directory, name=self.dataset, split=self.split)
+
+
+class LeafConfig(_Learning):
+    """The clients in a folder of LEAF."""
+
+    name: Literal["leaf"]
+    directory: str
+    model: Model = "logistic"
+
+    @model_validator(mode="after")
+    def _files_are_there(self) -> Self:
+        return _found(self, lambda: check_leaf(self.directory))
+
+    @property
+    def num_clients(self) -> None:
+        """The files know."""
+
+    def data(self) -> FederatedData:
+        """What is in the files."""
+        return load_leaf(self.directory)
+
+    def build(self, data: FederatedData) -> Task:
+        """The task."""
+        return _classifier(data, self.model)
+
+
+TaskConfig = Annotated[
+    Annotated[
+        QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig,
+        Field(discriminator="name"),
+    ],
+    BeforeValidator(lambda task: {"name": "quadratic"} | task if isinstance(task, dict) else task),
+]
+"""Any of the tasks; the quadratic if there is no name."""
+
+_SomeConfig = TypeVar("_SomeConfig", bound=Config)
+
+
+def _found(config: _SomeConfig, check: Callable[[], None]) -> _SomeConfig:
+    """The configuration, if its files are there."""
+    try:
+        check()
+    except OSError as error:
+        raise ValueError(str(error)) from error
+    return config
+
+
+def _classifier(
+    data: FederatedData, model: Model, *, sigmoid_head: bool = False, **settings: Any
+) -> Task:
+    """The classifier of that name."""
+    # Loaded when they are asked for: flax takes a fifth of a second.
+    from fedjax_mm.tasks.classification import classification
+    from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
+
+    if model == "logistic":
+        return classification(data, LogisticRegression(data.num_classes, sigmoid_head), **settings)
+    if model == "mlp":
+        return classification(data, MLP(data.num_classes), **settings)
+    shape = data.train.examples[0].shape[1:]
+    if len(shape) != 3:
+        raise ValueError(
+            f"task.model is 'cnn', which takes images [height, width, channels], but examples have "
+            f"the shape {list(shape)}; choose 'logistic' or 'mlp'"
+        )
+    return classification(data, McMahanCNN(data.num_classes), **settings)

@@ -1,0 +1,52 @@
+"""Workloads: what they count."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import bench, fedavg, full_participation
+from fedjax_mm.data.clients import client_data
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import LogisticRegression
+
+
+def task_with(*counts):
+    """A classifier of clients with so many examples."""
+    clients = client_data([(np.ones((n, 2), np.float32), np.zeros(n, np.int32)) for n in counts])
+    return classification(
+        FederatedData("ones", "synthetic", 2, clients, clients), LogisticRegression(2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("counts", "client_map", "num_devices", "computed"),
+    [
+        # A chunk takes as long as its first; padding repeats it.
+        ((7, 2, 5), 1, 1, 7 + 5 + 2),
+        ((7, 2, 5), 2, 1, 2 * 7 + 2 * 2),
+        ((7, 2, 5, 4, 1), 2, 1, 7 + 0 + 7 * 0 + 2 * 5 + 2 * 2 + 0),
+        ((7, 2, 5), "vmap", 1, 7 + 2 * 5),
+        ((7, 2, 5, 4), "vmap", 2, (7 + 4) + (5 + 2)),
+        ((3, 3, 3), 2, 1, 4 * 3),
+    ],
+)
+def test_steps_that_are_computed(counts, client_map, num_devices, computed):
+    algorithm, assignment = fedavg(0.1, epochs=1, batch_size=1), full_participation(len(counts))
+    actual = bench.count_steps(
+        range(len(counts)),
+        task_with(*counts),
+        algorithm,
+        assignment,
+        client_map=client_map,
+        num_devices=num_devices,
+    )
+    assert actual == (computed, sum(counts))
+
+
+def test_a_learning_workload_moves_every_parameter():
+    workload = bench.LearningWorkload("W", bench.LOGISTIC, 4, 10, 2, 3, 5, num_rounds=2)
+    zeros = {"classes": {"kernel": jnp.zeros((5, 60)), "bias": jnp.zeros(5)}}
+    moved = bench.build_learning(workload, params=zeros).run()
+    assert np.all(moved["classes"]["kernel"] != 0)
+    assert np.all(moved["classes"]["bias"] != 0)
