@@ -12,7 +12,7 @@ from fedjax_mm.data.celeba import load_celeba
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiment import Config, Count, Positive, Seed
+from fedjax_mm.task_configs import Config, Count, Positive, Seed
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
 

@@ -13,12 +13,12 @@ from pydantic import Field, model_validator
 from fedjax_mm import plots
 from fedjax_mm.assignment import mfa_rand, mfa_rr, sequential
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiment import Config, Count, Positive, Seed
 from fedjax_mm.metrics import first_round_below, gain, standard_error
 from fedjax_mm.papers.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.plan import Setup
 from fedjax_mm.sweep import Execution, sweep
+from fedjax_mm.task_configs import Config, Count, Positive, Seed
 
 _ASSIGNMENTS = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _PARTS = ("train", "test")
