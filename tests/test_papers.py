@@ -1,5 +1,7 @@
 """Reproductions: settings, judgements on data where the answer is known, and figures."""
 
+import re
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -36,9 +38,11 @@ def verdicts(judgement):
 
 
 def test_ids_are_unique_and_in_order():
-    assert list(REPRODUCTIONS) == [item.id for item in mfa.REPRODUCTIONS]
-    assert list(REPRODUCTIONS) == [f"mfa-fig{number}" for number in range(1, 6)]
-    assert len({item.title for item in mfa.REPRODUCTIONS}) == len(mfa.REPRODUCTIONS)
+    learning = [f"mfa-{name}" for name in ("fig6a", "fig6b", "fig6c", "fig7a", "fig7b", "fig7c")]
+    tables = ["mfa-table4", "mfa-table5"]
+    quadratic = [f"mfa-fig{number}" for number in range(1, 6)]
+    assert list(REPRODUCTIONS) == [*quadratic, *learning, *tables]
+    assert len({item.title for item in REPRODUCTIONS.values()}) == len(REPRODUCTIONS)
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)
@@ -50,7 +54,9 @@ def test_the_default_settings_survive_a_round_trip(name):
 @pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_a_reproduction_says_what_the_paper_gives_and_leaves_open(name):
     paper = REPRODUCTIONS[name].paper
-    assert f"Figure {name[-1]}" in paper["figure"]
+    kind, number = re.fullmatch(r"mfa-(fig|table)(\d)\w?", name).groups()
+    assert f"{kind.capitalize()}" in next(iter(paper.values()))
+    assert number in next(iter(paper.values()))
     assert paper["open"]
 
 

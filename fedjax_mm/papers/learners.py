@@ -82,7 +82,7 @@ class FacesLearner(_Learner):
     attributes: Annotated[tuple[str, ...], Field(min_length=1)] = ATTRIBUTES[:1]
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
-    learning_rate: Positive = 0.01
+    learning_rate: Positive = 0.1
 
     def data(
         self, num_clients: int, num_seeds: int, seed: int, directory: Path | None

@@ -1,0 +1,229 @@
+"""Figures 6 and 7, Tables 4 and 5: judgements where the answer is known, and small runs."""
+
+import json
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm.experiment import validate
+from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers.mfa_learning import (
+    judge_gain,
+    judge_together,
+    plot_gain,
+    plot_together,
+    rounds_to_targets,
+)
+from fedjax_mm.plots import save_figure
+
+ROUNDS = 10
+SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}
+
+
+def gain_config(**changes):
+    item = REPRODUCTIONS["mfa-fig6a"]
+    return validate(type(item.config), item.config.model_dump() | SMALL | changes)
+
+
+def curves(turns, *, top=0.51, majority=0.3, data="synthetic", last=30):
+    """Accuracies that reach `top` in the round that `turns[algorithm, M]` says, or never if None.
+
+    Of M models the last is the latest; the others are there a round before.
+    """
+    models, rounds = [1, 2, 4], np.arange(last + 1)
+    accuracy = np.full((2, 3, 3, last + 1, 4), np.nan)
+    for a, label in enumerate(("MFA-Rand", "MFA-RR")):
+        for i, m in enumerate(models):
+            for model in range(m):
+                turn = turns[label, m]
+                first = last + 1 if turn is None else turn - (model < m - 1)
+                accuracy[a, i, :, :, model] = np.where(rounds >= first, top, 0.2)
+    dims = ("algorithm", "num_models", "seed", "round", "model")
+    coords = {
+        "algorithm": ["MFA-Rand", "MFA-RR"],
+        "num_models": models,
+        "seed": range(3),
+        "round": rounds,
+        "model": range(1, 5),
+    }
+    variables = {f"{part}_accuracy": (dims, accuracy.copy()) for part in ("train", "test")}
+    variables |= {f"{part}_majority": ("seed", np.full(3, majority)) for part in ("train", "test")}
+    dataset = xr.Dataset(variables, coords)
+    dataset.attrs["manifest"] = {"data": data, "datasets": ["curves"]}
+    return dataset
+
+
+def turns(rand=(10, 15, 20), rr=(10, 12, 16)):
+    both = {"MFA-Rand": rand, "MFA-RR": rr}
+    return {
+        (name, m): t for name, each in both.items() for m, t in zip((1, 2, 4), each, strict=True)
+    }
+
+
+def test_the_target_of_every_model_must_be_reached():
+    accuracy = xr.DataArray(
+        [[[0.1, 0.5], [0.6, 0.5], [0.6, 0.7]], [[0.1, 0.1]] * 3],
+        {"seed": [0, 1], "round": [0, 5, 10], "model": [1, 2]},
+    )
+    targets = xr.DataArray([0.6, 0.6], {"seed": [0, 1]})
+    np.testing.assert_array_equal(rounds_to_targets(accuracy, targets), [10, np.nan])
+    easier = xr.DataArray([0.6, 0.5], {"model": [1, 2]})
+    np.testing.assert_array_equal(rounds_to_targets(accuracy, easier), [5, np.nan])
+
+
+def test_gains_are_m_t1_over_tm():
+    judgement = judge_gain(curves(turns()), gain_config())
+    for part in ("train", "test"):
+        gains = judgement.measured["gain"][part]
+        np.testing.assert_allclose(gains["MFA-Rand"]["mean"], [1, 20 / 15, 2])
+        np.testing.assert_allclose(gains["MFA-RR"]["mean"], [1, 20 / 12, 2.5])
+        np.testing.assert_allclose(gains["MFA-RR"]["standard_error"], 0)
+        assert gains["MFA-RR"]["reached"].tolist() == [3, 3, 3]
+    assert all(claim.holds for claim in judgement.claims)
+    assert judgement.measured["fedavg"]["train"]["accuracy"] == pytest.approx(51)
+
+
+@pytest.mark.parametrize(
+    ("change", "fails"),
+    [
+        ({"rand": (10, 21, 20)}, "above 1"),
+        ({"rr": (10, 12, 30)}, "increases"),
+        ({"rr": (10, 9, 16)}, "sub-linear"),
+        ({"rr": (10, 18, 24)}, "not below MFA-Rand"),
+        ({"rand": (10, 15, None)}, "above 1"),
+    ],
+)
+def test_a_claim_can_fail(change, fails):
+    judgement = judge_gain(curves(turns(**change)), gain_config())
+    failed = [claim.claim for claim in judgement.claims if not claim.holds]
+    assert any(fails in claim for claim in failed)
+    assert not any("FedAvg" in claim.split(":")[0] for claim in failed)
+
+
+@pytest.mark.parametrize(
+    ("change", "fails"),
+    [({"top": 0.7}, "published"), ({"majority": 0.45}, "most frequent class")],
+)
+def test_a_level_claim_can_fail(change, fails):
+    judgement = judge_gain(curves(turns(), **change), gain_config())
+    (failed,) = [claim.claim for claim in judgement.claims if not claim.holds]
+    assert fails in failed
+
+
+def test_a_surrogate_is_not_compared_with_published_accuracies():
+    claims = judge_gain(curves(turns(), data="surrogate"), gain_config()).claims
+    assert not any("published" in claim.claim for claim in claims)
+
+
+def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
+    dataset, config = curves(turns(rr=(10, 12, None))), gain_config()
+    judgement = judge_gain(dataset, config)
+    assert np.isnan(judgement.measured["gain"]["train"]["MFA-RR"]["mean"][-1])
+    assert judgement.measured["gain"]["train"]["MFA-RR"]["reached"][-1] == 0
+    assert any("not reached\nin 3 of 3" in row for row in judgement.table)
+    save_figure(plot_gain(dataset, config, judgement), tmp_path / "figure.png")
+
+
+def together(alone, reached, last=8):
+    """Accuracies of two models: alone after their turns of 4 rounds, together from a round on."""
+    rounds = np.arange(last + 1)
+    accuracy = np.full((2, 2, last + 1, 2), 0.1)
+    for model in range(2):
+        accuracy[0, :, :, model] = np.where(rounds >= 4 * (model + 1), alone[model], 0.1)
+        accuracy[1, :, :, model] = np.where(rounds >= reached[model], 0.9, 0.1)
+    dims = ("algorithm", "seed", "round", "model")
+    coords = {
+        "algorithm": ["FedAvg, one by one", "MFA-RR"],
+        "seed": [0, 1],
+        "round": rounds,
+        "model": [1, 2],
+    }
+    variables = {f"{part}_accuracy": (dims, accuracy) for part in ("train", "test")}
+    variables |= {f"{part}_majority": ("model", [0.5, 0.5]) for part in ("train", "test")}
+    dataset = xr.Dataset(variables, coords)
+    dataset.attrs["manifest"] = {"data": "surrogate", "datasets": ["one", "two"]}
+    return dataset
+
+
+@pytest.mark.parametrize(
+    ("reached", "rounds", "gain", "holds"),
+    [((3, 5), 5, 8 / 5, True), ((3, 9), np.nan, np.nan, False)],
+)
+def test_models_of_a_table_are_judged_by_their_own_targets(tmp_path, reached, rounds, gain, holds):
+    item = REPRODUCTIONS["mfa-table5"]
+    config = validate(type(item.config), item.config.model_dump() | {"num_rounds": 4})
+    dataset = together((0.6, 0.8), reached)
+    judgement = judge_together(dataset, config)
+    for part in ("train", "test"):
+        measured = judgement.measured[part]
+        np.testing.assert_array_equal(measured["rounds"], [rounds] * 2)
+        np.testing.assert_allclose(measured["gain"], [gain] * 2)
+        np.testing.assert_allclose(measured["alone"], [60, 80])
+    assert [claim.holds for claim in judgement.claims] == [holds] * 2
+    assert any(("not reached" in cell) != holds for cell in judgement.table[-1])
+    save_figure(plot_together(dataset, config, judgement), tmp_path / "figure.png")
+
+
+def reproduce(name, tmp_path, run_cli, *options):
+    code = run_cli("reproduce", name, "--out", tmp_path, *options)
+    assert code in (0, 3)
+    summary = json.loads((tmp_path / name / "summary.json").read_text())
+    assert (tmp_path / name / "figure.png").stat().st_size > 10_000
+    with xr.open_dataset(tmp_path / name / "result.nc") as dataset:
+        return summary, dataset.load()
+
+
+@pytest.fixture
+def run_cli():
+    from fedjax_mm.cli import main
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as exit_:
+            main(["--no-cache", *map(str, arguments)])
+        return exit_.value.code
+
+    return run
+
+
+def test_a_small_gain_figure(tmp_path, run_cli):
+    options = ["--rounds", 3, "--seeds", 2, "--clients", 12, "--set", "num_models=[1, 3]"]
+    summary, dataset = reproduce("mfa-fig6a", tmp_path, run_cli, *options)
+    assert summary["data"] == "synthetic"
+    assert dict(dataset.sizes) == {
+        "algorithm": 2,
+        "num_models": 2,
+        "seed": 2,
+        "round": 10,
+        "model": 3,
+    }
+    single = dataset.train_accuracy.sel(num_models=1)
+    np.testing.assert_array_equal(single[0], single[1])  # with one model both are FedAvg
+    assert not np.array_equal(*single.isel(algorithm=0, model=0, round=-1).values[:, None])
+    assert single.sel(model=2).isnull().all()
+
+
+def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli):
+    """A logistic regression and a CNN train in one compiled round."""
+    options = ["--rounds", 2, "--seeds", 1, "--clients", 3]
+    summary, dataset = reproduce("mfa-table5", tmp_path, run_cli, *options)
+    assert summary["data"] == "surrogate"
+    assert dataset.sizes["model"] == 2
+    assert dataset.name.values.tolist() == ["Logistic regression", "Eyeglasses"]
+    assert set(summary["paper"]["values"]) == set(dataset.name.values)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["mfa-fig3", "--data", "."], "mfa-fig3: it uses no files"),
+        (["mfa-fig6c", "--data", "nowhere"], "there is no such directory"),
+        (["mfa-fig6a", "--clients", "10"], "num_models is 16, more than the clients"),
+        (["mfa-fig7a", "--clients", "20"], "cohort_size is 32"),
+        (["mfa-fig6a", "--set", "num_models=[2, 4]"], "it must increase from 1"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, words, run_cli, capsys, tmp_path):
+    assert run_cli("reproduce", *arguments, "--out", tmp_path / "out") == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
