@@ -5,6 +5,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -442,7 +443,7 @@ def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> 
             each = jax.device_put(np.stack([a] * len(devices)), by_device)
             forms["jax, all devices"] = each, forms["jax"][1], len(devices)
         for form, (matrix, multiply, count) in forms.items():
-            speed = _gflops(lambda m=matrix, f=multiply: f(m), 2.0 * count * size**3, repeats)
+            speed = _gflops(partial(multiply, matrix), 2.0 * count * size**3, repeats)
             peak[form] = max(peak.get(form, 0.0), speed)
     return peak
 
