@@ -573,7 +573,7 @@ def bench(
                     f"{workload.num_rounds / seconds:,.1f}",
                     f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}",
                     f"{gflops:.1f}",
-                    f"{gflops / peak:.0%}",
+                    f"{gflops / peak:.1%}",
                     f"{program.steps:.2f}",
                 ]
             else:

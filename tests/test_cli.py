@@ -451,7 +451,7 @@ def test_bench_shows_classifiers_beside_the_peak(monkeypatch):
     for cell in ("12.34", "0.055", f"{50 / 0.0548:,.1f}", f"{speed:,.0f}", "1.25", "1456"):
         assert cell in shown
     assert f"{gflops:.1f}" in shown
-    assert f"{gflops / 200:.0%}" in shown
+    assert f"{gflops / 200:.1%}" in shown
     assert "peak 200 GFLOP/s" in words(shown)
     assert "…" not in shown
 
