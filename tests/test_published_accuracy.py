@@ -1,0 +1,59 @@
+"""McMahan's CNN under FedAvg: 100 clients IID, 10 a round, one epoch, B = 10, eta = 0.1."""
+
+import os
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    McMahanCNN,
+    classification,
+    digits,
+    fedavg,
+    federate,
+    layout,
+    load_idx,
+    mfa_rand,
+    simulate,
+)
+from fedjax_mm.data import partition
+
+
+def accuracies_of(pool, num_clients, num_rounds, record_every=1):
+    """Of the test pool after every recorded round; the clients of a round share the devices."""
+    data = federate(pool, partition.iid(pool.train[1], num_clients))
+    task = classification(data, McMahanCNN(10), scale=1 / 255, block_size=200)
+    assignment = mfa_rand(num_clients, 1, cohort_size=10)
+    algorithm, where = fedavg(0.1, epochs=1, batch_size=10), layout(1, jax.devices()[:2])
+
+    def run(words, task):
+        trace = simulate(
+            jax.random.wrap_key_data(words),
+            task,
+            algorithm,
+            assignment,
+            num_rounds,
+            record_every=record_every,
+            client_axis=where.client_axis,
+        )[1]
+        return trace.metrics["test_accuracy"][:, 0]
+
+    program = jax.jit(where.over(run, (None, None), None))
+    words = jax.random.key_data(jax.random.key(0))
+    return np.asarray(program(*where.put((words, task), None)))
+
+
+def test_digits_are_learned():
+    """A smaller instance: 1,437 images of 8 x 8, 20 clients."""
+    accuracies = accuracies_of(digits(), 20, 24, record_every=4)
+    assert accuracies[-1] > 0.85, accuracies
+
+
+@pytest.mark.slow
+def test_mnist_reaches_97_percent_within_20_rounds():
+    directory = os.environ.get("FEDJAX_MM_DATA")
+    if not directory:
+        pytest.skip("FEDJAX_MM_DATA is not set to the directory of the IDX files")
+    accuracies = accuracies_of(load_idx(directory, name="mnist"), 100, 20)
+    assert accuracies.max() >= 0.97, accuracies
