@@ -60,8 +60,9 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
     return jax.jit(program)(jax.random.key(4), options)
 
 
-@pytest.mark.parametrize("client_map", ["auto", "vmap", 2])
-@pytest.mark.parametrize("assignment", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)])
+@pytest.mark.parametrize(
+    ("assignment", "client_map"), [(mfa_rand(N, 3), "auto"), (mfa_rr(N, 3, cohort_size=5), 2)]
+)
 def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
     """A logistic regression, a network and a logistic regression, each as if all were of its kind.
 
