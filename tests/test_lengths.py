@@ -176,7 +176,8 @@ def check(actual, expected, tolerance=1e-12):
 
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("algorithm", "strategy"), zip(EPOCHS, ["mfa_rand cohort", "mfa_rr", "sequential"], strict=True)
+    ("algorithm", "strategy"),
+    list(zip(EPOCHS, ["mfa_rand cohort", "mfa_rr", "sequential"], strict=True)),
 )
 def test_every_client_map_and_device_agrees(algorithm, strategy):
     assignment = STRATEGIES[strategy](13)
