@@ -5,6 +5,7 @@ import functools
 import operator
 import os
 import signal
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -60,8 +61,9 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
     return jax.jit(program)(jax.random.key(4), options)
 
 
-@pytest.mark.parametrize("client_map", ["auto", "vmap", 2])
-@pytest.mark.parametrize("assignment", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)])
+@pytest.mark.parametrize(
+    ("assignment", "client_map"), [(mfa_rand(N, 3), "auto"), (mfa_rr(N, 3, cohort_size=5), 2)]
+)
 def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
     """A logistic regression, a network and a logistic regression, each as if all were of its kind.
 
@@ -116,17 +118,17 @@ def test_algorithms_are_alike_if_they_are_the_same():
 
 def test_arrays_that_all_tasks_share_are_there_once():
     """Nine labels of the same examples; a tenth kind of model shares them too."""
-    data = labelled_data(N, dim=5000, columns=9)
+    data = labelled_data(10, dim=5000, columns=9)
     image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
     tasks = [classification(data, LINEAR, column=c) for c in range(9)]
-    (kind,) = kinds_of(tasks, FAST, mfa_rr(N, 9))
+    (kind,) = kinds_of(tasks, FAST, mfa_rr(10, 9))
     assert kind.task.train.examples[0] is data.train.examples[0]
     assert kind.task.column.tolist() == list(range(9))
 
     def program(key, data):
         tasks = [classification(data, LINEAR, column=c) for c in range(9)]
         tasks.append(classification(data, MLP(3, hidden=(2,)), column=0))
-        return simulate(key, tasks, FAST, mfa_rr(N, 10), 2, client_map=1)[1]
+        return simulate(key, tasks, FAST, mfa_rr(10, 10), 2, client_map=1)[1]
 
     compiled = jax.jit(program).lower(jax.random.key(0), data).compile()
     sizes = compiled.memory_analysis()
@@ -134,9 +136,9 @@ def test_arrays_that_all_tasks_share_are_there_once():
     model_bytes = 4 * 5000 * (9 * 3 + 2)
     assert sizes.temp_size_in_bytes < 2 * image_bytes + 8 * model_bytes
 
-    trace = compiled(jax.random.key(0), data)
+    trace = compiled(jax.random.key(4), data)
     for column in (0, 8):
-        alone = run(tasks[column], FAST, mfa_rr(N, 10), client_map=1)[1]
+        alone = run(tasks[column], FAST, mfa_rr(10, 10), client_map=1)[1]
         for name, values in alone.metrics.items():
             np.testing.assert_allclose(
                 trace.metrics[name][:, column], values[:3, column], rtol=1e-4, err_msg=name
@@ -219,15 +221,15 @@ def test_divergence_of_one_kind_is_marked_and_stops():
     rates = {"learning_rate": [0.1, 1e6]}
     result = sweep(build, rates, **SIZES)
     assert (result.diverged.sel(learning_rate=0.1) == -1).all()
-    assert (result.diverged.sel(learning_rate=1e6) > 0).all()
-    assert np.isfinite(result.norm.sel(model=0)).all()
+    assert (result.diverged.sel(learning_rate=1e6) == [-1, 1]).all()
+    assert np.isfinite(result.norm.sel(model=1)).all()
     with pytest.raises(DivergenceError) as error:
         sweep(build, rates, on_divergence="stop", **SIZES)
     assert error.value.partial.diverged.max() > 0
 
 
 def test_a_sweep_of_kinds_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedjax_mm.sweep._SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
     axes = {"learning_rate": [0.1, 0.2]}
     whole = sweep(build_mixed, axes, **SIZES)
 

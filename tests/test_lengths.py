@@ -175,8 +175,10 @@ def check(actual, expected, tolerance=1e-12):
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("strategy", ["mfa_rand cohort", "mfa_rr", "sequential"])
-@every_algorithm
+@pytest.mark.parametrize(
+    ("algorithm", "strategy"),
+    list(zip(EPOCHS, ["mfa_rand cohort", "mfa_rr", "sequential"], strict=True)),
+)
 def test_every_client_map_and_device_agrees(algorithm, strategy):
     assignment = STRATEGIES[strategy](13)
 
