@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from numbers import Real
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -271,9 +272,8 @@ class Program:
             replica = self.start(rng_key, numbers, shared)
             groups, _ = jax.eval_shape(assignment.assign, rng_key, round, replica.state.assignment)
             facts["updates"] = min(groups.size, assignment.num_clients)
-            task = tasks if isinstance(tasks, Task) else tasks[0]
-            facts["has_closed_form"] = isinstance(task, AnalyticTask)
             kinds = kinds_of(tasks, algorithm, assignment)
+            facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in kinds)
             facts["is_lockstep"] = all(is_lockstep(each.algorithm, each.task) for each in kinds)
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size
@@ -364,9 +364,10 @@ class Program:
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
         shared, every = _with_keys(shared, self.grid.shared), self.grid.record_every
-        start = jax.vmap(self.start, (0, 0, None))
-        advance = jax.vmap(partial(self.advance, client_axis), (0, 0, 0, None, None))
-        measure = jax.vmap(self.measure, (0, 0, None))
+        over_replicas = _without_vmap if len(seeds) == 1 else jax.vmap
+        start = over_replicas(self.start, (0, 0, None))
+        advance = over_replicas(partial(self.advance, client_axis), (0, 0, 0, None, None))
+        measure = over_replicas(self.measure, (0, 0, None))
 
         def one_round(i: Any, carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             replica, records = carry
@@ -642,6 +643,19 @@ def label_of(value: Any) -> Any:
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))
+
+
+def _without_vmap(function: Callable[..., Any], in_axes: Sequence[int | None]) -> Any:
+    """`jax.vmap` over an axis of length 1, in which branches stay branches."""
+
+    def call(*args: Any) -> Any:
+        each = [
+            arg if axis is None else jax.tree.map(itemgetter(0), arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
+        return jax.tree.map(lambda x: x[None], function(*each))
+
+    return call
 
 
 def without_keys(tree: Any) -> Any:

@@ -241,7 +241,7 @@ def measure(
     kinds = kinds_of(tasks, algorithm, assignment)
     measured = []
     for kind, models in zip(kinds, split(state.models, kinds), strict=True):
-        one_by_one = chunk_size_of(client_map, kind, models.params, 1) is not None
+        one_by_one = chunk_size_of(client_map, kind, models.params, len(kind.models)) is not None
         measured.append(_measure_kind(kind, models.params, one_by_one=one_by_one))
     names = dict.fromkeys(name for metrics in measured for name in metrics)
 
