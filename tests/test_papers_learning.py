@@ -8,13 +8,9 @@ import xarray as xr
 
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.mfa_learning import (
-    judge_gain,
-    judge_together,
-    plot_gain,
-    plot_together,
-    rounds_to_targets,
-)
+from fedjax_mm.papers.mfa_gain import judge_gain, plot_gain
+from fedjax_mm.papers.mfa_tables import judge_together, plot_together
+from fedjax_mm.papers.trainings import rounds_to_targets
 from fedjax_mm.plots import save_figure
 
 ROUNDS = 10
@@ -76,8 +72,8 @@ def test_gains_are_m_t1_over_tm():
     judgement = judge_gain(curves(turns()), gain_config())
     for part in ("train", "test"):
         gains = judgement.measured["gain"][part]
-        np.testing.assert_allclose(gains["MFA-Rand"]["mean"], [1, 20 / 15, 2])
-        np.testing.assert_allclose(gains["MFA-RR"]["mean"], [1, 20 / 12, 2.5])
+        np.testing.assert_allclose(gains["MFA-Rand"]["median"], [1, 20 / 15, 2])
+        np.testing.assert_allclose(gains["MFA-RR"]["median"], [1, 20 / 12, 2.5])
         np.testing.assert_allclose(gains["MFA-RR"]["standard_error"], 0)
         assert gains["MFA-RR"]["reached"].tolist() == [3, 3, 3]
     assert all(claim.holds for claim in judgement.claims)
@@ -119,7 +115,7 @@ def test_a_surrogate_is_not_compared_with_published_accuracies():
 def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
     dataset, config = curves(turns(rr=(10, 12, None))), gain_config()
     judgement = judge_gain(dataset, config)
-    assert np.isnan(judgement.measured["gain"]["train"]["MFA-RR"]["mean"][-1])
+    assert np.isnan(judgement.measured["gain"]["train"]["MFA-RR"]["median"][-1])
     assert judgement.measured["gain"]["train"]["MFA-RR"]["reached"][-1] == 0
     assert any("not reached\nin 3 of 3" in row for row in judgement.table)
     save_figure(plot_gain(dataset, config, judgement), tmp_path / "figure.png")

@@ -1,0 +1,349 @@
+"""Bhuyan, Moharir, Joshi, section 7.1: the gain of training several models of one task."""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm import plots
+from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.metrics import gain, standard_error
+from fedjax_mm.papers.learners import FacesLearner, Learner, SyntheticLearner
+from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
+from fedjax_mm.papers.trainings import (
+    DRAWS,
+    NOT_GIVEN,
+    PARTS,
+    SURROGATE,
+    Trainings,
+    accuracies_of,
+    majority,
+    rounds_to_targets,
+    verdict,
+)
+from fedjax_mm.plan import Setup
+from fedjax_mm.sweep import Execution, sweep
+from fedjax_mm.task_configs import Count, Positive
+
+_ASSIGNMENTS = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+_ABOVE_MAJORITY = 8  # points by which FedAvg should beat the most frequent class
+
+
+class GainVersusModels(Trainings):
+    """Settings of Figures 6 and 7: several models of one task, until all are as good as FedAvg's.
+
+    Multi-model training may take `budget` times T_1 rounds.
+    """
+
+    learner: Learner
+    cohort_size: Count | None = None
+    num_models: Annotated[tuple[Count, ...], Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
+    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
+    published: tuple[Positive, Positive]
+    """Accuracies of FedAvg after T_1 rounds, train and test, in percent."""
+    tolerance: Positive
+    """Points by which FedAvg's accuracies may differ from the published ones."""
+
+    @model_validator(mode="after")
+    def _models_fit(self) -> Self:
+        if list(self.num_models) != sorted({1, *self.num_models}):
+            raise ValueError(
+                f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
+            )
+        for num_models in self.num_models:
+            mfa_rr(self.num_clients, num_models, cohort_size=self.cohort_size)
+        return self
+
+    @property
+    def most_rounds(self) -> int:
+        """The budget in rounds, all recorded."""
+        return math.ceil(self.budget * self.num_rounds / self.resolution) * self.resolution
+
+
+def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
+    """Accuracies of every model, for both algorithms and every M, each seed with its own data."""
+    learner = config.learner
+    data = learner.data(config.num_clients, config.num_seeds, config.seed, config.directory)
+
+    def build(algorithm: str, num_models: int, data: FederatedData, which: Any) -> Setup:
+        task = learner.task(data.select(which))
+        assignment = _ASSIGNMENTS[algorithm](
+            config.num_clients, num_models, cohort_size=config.cohort_size
+        )
+        return Setup(task, learner.algorithm(), assignment, learner.start(task))
+
+    which = np.arange(config.num_seeds) % len(data.train.counts)
+    result = sweep(
+        build,
+        {"algorithm": list(_ASSIGNMENTS), "num_models": list(config.num_models)},
+        num_rounds=config.most_rounds,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        shared={"data": data},
+        per_seed={"which": which},
+        record_every=config.resolution,
+        data=data.kind,
+        execution=execution,
+    )
+    draws = [data.select(i) for i in which]
+    accuracies = accuracies_of(result, config, draws)
+    for part in PARTS:
+        accuracies[f"{part}_majority"] = "seed", [majority(getattr(d, part)) for d in draws]
+    return accuracies
+
+
+def judge_gain(dataset: xr.Dataset, config: GainVersusModels) -> Judgement:
+    """T_M and g = M T_1 / T_M per seed, the median gain over seeds, and the paper's claims."""
+    gains = {part: _gains(dataset[f"{part}_accuracy"], config) for part in PARTS}
+    fedavg = {part: _fedavg(dataset, part, config) for part in PARTS}
+    measured = {
+        "fedavg": fedavg,
+        "gain": {
+            part: {label: _gain_numbers(values.sel(algorithm=label)) for label in _ASSIGNMENTS}
+            for part, values in gains.items()
+        },
+    }
+    claims = [*_level_claims(fedavg, config, dataset.attrs["manifest"]["data"])]
+    for part in PARTS:
+        claims += _gain_claims(part, gains[part])
+    header = ("part", "algorithm", *(f"M = {m}" for m in config.num_models))
+    rows = [
+        (
+            part,
+            label,
+            *(_gain_text(values.sel(algorithm=label, num_models=m)) for m in config.num_models),
+        )
+        for part, values in gains.items()
+        for label in _ASSIGNMENTS
+    ]
+    return Judgement(measured, tuple(claims), (header, *rows))
+
+
+def _gains(accuracy: xr.DataArray, config: GainVersusModels) -> xr.DataArray:
+    """The gain over ``(algorithm, num_models, seed)``."""
+    targets = accuracy.sel(num_models=1, round=config.num_rounds).isel(model=0, drop=True)
+    rounds = rounds_to_targets(accuracy, targets.drop_vars(("num_models", "round")))
+    rounds = rounds.transpose("algorithm", "num_models", "seed")
+    models = rounds.num_models.values[:, None]
+    return rounds.copy(data=gain(models, config.num_rounds, rounds.values))
+
+
+def _fedavg(dataset: xr.Dataset, part: str, config: GainVersusModels) -> dict[str, Any]:
+    """FedAvg's accuracy after T_1 rounds, in percent, over seeds."""
+    curves = dataset[f"{part}_accuracy"].sel(algorithm="MFA-RR", num_models=1).isel(model=0)
+    accuracy = 100 * curves.sel(round=config.num_rounds).values
+    majority = 100 * dataset[f"{part}_majority"].values
+    return {
+        "accuracy": accuracy.mean(),
+        "standard_error": standard_error(accuracy),
+        "per_seed": accuracy,
+        "majority": majority.mean(),
+        "majority_per_seed": majority,
+        "published": config.published[PARTS.index(part)],
+    }
+
+
+def _gain_numbers(gains: xr.DataArray) -> dict[str, Any]:
+    values = gains.transpose("num_models", "seed").values
+    median, error = _median(values)
+    return {
+        "num_models": gains.num_models.values,
+        "median": median,
+        "standard_error": error,
+        "reached": np.isfinite(values).sum(-1),
+        "per_seed": values,
+    }
+
+
+def _median(gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The median over seeds, the last axis, and its bootstrap standard error.
+
+    A gain that was not reached is below all others. Where accuracies go up and down, a target may
+    be passed by chance early on: a single seed can then rule a mean, but not a median.
+    """
+    values = np.where(np.isnan(gains), -np.inf, gains)
+    seeds = np.random.default_rng(0).integers(values.shape[-1], size=(1000, values.shape[-1]))
+    middle = _middle(values[..., seeds])
+    low, high = np.sort(middle, axis=-1)[..., [158, 841]].T  # one standard error below and above
+    with np.errstate(invalid="ignore"):
+        error = np.asarray((high - low).T / 2)
+    median = _middle(values)
+    known = np.isfinite(median)
+    return np.where(known, median, np.nan), np.where(known & np.isfinite(error), error, np.nan)
+
+
+def _middle(values: np.ndarray) -> np.ndarray:
+    """The lower median along the last axis, which may hold infinities."""
+    return np.sort(values, axis=-1)[..., (values.shape[-1] - 1) // 2]
+
+
+def _gain_text(gains: xr.DataArray) -> str:
+    """Median and standard error; where seeds did not get there, how many did not."""
+    (median,), (error,) = _median(gains.values[None])
+    missed = int(np.isnan(gains).sum())
+    if np.isnan(median):
+        return f"not reached\nin {missed} of {gains.size}"
+    return f"{median:.2f}\n± {error:.2f}" + f"\n{missed} not reached" * (missed > 0)
+
+
+def _level_claims(
+    fedavg: Mapping[str, Mapping[str, Any]], config: GainVersusModels, data: str
+) -> list[Claim]:
+    """FedAvg's accuracies against the published ones and against the most frequent class."""
+    text = "; ".join(
+        f"{part} {values['accuracy']:.1f} (standard error {values['standard_error']:.1f}, "
+        f"published {values['published']:g}, most frequent class {values['majority']:.1f})"
+        for part, values in fedavg.items()
+    )
+    points = config.tolerance
+    is_near = all(abs(each["accuracy"] - each["published"]) <= points for each in fedavg.values())
+    is_above = all(
+        each["accuracy"] - each["majority"] >= _ABOVE_MAJORITY for each in fedavg.values()
+    )
+    near = f"FedAvg after {config.num_rounds} rounds is within {points:g} points of the published"
+    above = f"FedAvg is at least {_ABOVE_MAJORITY} points above the most frequent class"
+    claims = [Claim(above, is_above, text)]
+    return claims if data == "surrogate" else [Claim(near, is_near, text), *claims]
+
+
+def _gain_claims(part: str, gains: xr.DataArray) -> list[Claim]:
+    """More than 1; increasing with M up to noise; less than M; MFA-RR not below MFA-Rand."""
+    models = gains.num_models.values
+    values = gains.sel(algorithm=list(_ASSIGNMENTS)).values  # algorithm, models, seed
+    median, error = _median(values)
+    text = "; ".join(
+        f"{label} "
+        + ", ".join(f"{m}: {g:.2f} ± {e:.2f}" for m, g, e in zip(models, *pair, strict=True))
+        for label, pair in zip(_ASSIGNMENTS, zip(median, error, strict=True), strict=True)
+    )
+    noise = 2 * np.hypot(error[:, 1:], error[:, :-1])
+    # Where a target was not reached is NaN, which makes the first three False.
+    rises = np.diff(median, axis=-1) + noise >= 0
+    rand, rr = np.where(np.isnan(values), 0.0, values)
+    ahead, ahead_error = _median(rr - rand)
+    by = ", ".join(
+        f"{m}: {a:+.2f} ± {e:.2f}" for m, a, e in zip(models, ahead, ahead_error, strict=True)
+    )
+    above, below = bool((median[:, 1:] > 1).all()), bool((median[:, 1:] < models[1:]).all())
+    return [
+        Claim(f"{part}: the gain is above 1 for every M > 1", above, text),
+        Claim(
+            f"{part}: the gain increases with M (up to 2 standard errors)", bool(rises.all()), text
+        ),
+        Claim(f"{part}: the gain is sub-linear, below M", below, text),
+        Claim(
+            f"{part}: MFA-RR's gain is not below MFA-Rand's (up to 2 standard errors)",
+            bool((ahead + 2 * ahead_error >= 0).all()),
+            f"RR minus Rand, by seeds {by}",
+        ),
+    ]
+
+
+def plot_gain(dataset: xr.Dataset, config: GainVersusModels, judgement: Judgement) -> Figure:
+    """FedAvg's accuracy with its baselines, and the gain against M for train and test."""
+    numbers = judgement.measured["gain"]
+    coords = {"part": list(PARTS), "algorithm": list(_ASSIGNMENTS), "M": list(config.num_models)}
+
+    def grid(name: str) -> xr.DataArray:
+        values = [[numbers[part][label][name] for label in _ASSIGNMENTS] for part in PARTS]
+        return xr.DataArray(values, coords)
+
+    curves = xr.concat(
+        [
+            100 * dataset[f"{part}_accuracy"].sel(algorithm="MFA-RR", num_models=1).isel(model=0)
+            for part in PARTS
+        ],
+        xr.IndexVariable("part", list(PARTS)),
+    ).sel(round=slice(0, config.num_rounds))
+    levels = {
+        part: {"published": values["published"], "majority class": values["majority"]}
+        for part, values in judgement.measured["fedavg"].items()
+    }
+    about = dataset.attrs["manifest"]
+    who = f"K = {config.cohort_size} of N" if config.cohort_size else "N"
+    return plots.accuracy_and_gain(
+        curves,
+        levels,
+        grid("median"),
+        grid("standard_error"),
+        title=f"{about['datasets'][0]} ({about['data']} data), {who} = {config.num_clients} "
+        f"clients, $T_1$ = {config.num_rounds}",
+        caption=f"{config.num_seeds} seeds of data and training: mean accuracies and median gains, "
+        "with standard errors. A seed that did not reach its targets within "
+        f"{config.most_rounds} rounds counts as the lowest gain. " + verdict(judgement),
+    )
+
+
+_A = SyntheticLearner(dim=60, num_classes=5)
+_B = SyntheticLearner(dim=30, num_classes=10)
+
+
+def _figure(
+    number: str,
+    title: str,
+    learner: SyntheticLearner | FacesLearner,
+    published: tuple[float, float],
+    **settings: Any,
+) -> Reproduction:
+    is_faces = isinstance(learner, FacesLearner)
+    return Reproduction(
+        id=f"mfa-fig{number}",
+        title=title,
+        paper={
+            "figure": f"Figure {number[0]}({number[1]}): gain against M, curves without numbers",
+            "FedAvg's accuracy": dict(zip(PARTS, published, strict=True)),
+            "open": [NOT_GIVEN, SURROGATE if is_faces else DRAWS],
+        },
+        config=GainVersusModels(learner=learner, published=published, **settings),
+        run=run_gain,
+        judge=judge_gain,
+        plot=plot_gain,
+    )
+
+
+_FULL: dict[str, Any] = {"num_clients": 100, "num_rounds": 70, "num_seeds": 8, "tolerance": 12}
+_PARTIAL: dict[str, Any] = {
+    "num_clients": 200,
+    "cohort_size": 32,
+    "num_rounds": 200,
+    "num_seeds": 8,
+    "tolerance": 15,
+    "record_every": 2,
+}
+_FACES: dict[str, Any] = {
+    "num_clients": 96,
+    "num_rounds": 75,
+    "num_seeds": 2,
+    "tolerance": 15,
+    "record_every": 5,
+    "num_models": (1, 2, 4, 8),
+    "budget": 2.0,
+}
+
+REPRODUCTIONS = (
+    _figure("6a", "Gain against M, Synthetic(1,1)-A, all 100 clients", _A, (51, 51), **_FULL),
+    _figure("6b", "Gain against M, Synthetic(1,1)-B, all 100 clients", _B, (42.7, 42.8), **_FULL),
+    _figure(
+        "6c", "Gain against M, CNN on CelebA, all 96 clients", FacesLearner(), (79, 68), **_FACES
+    ),
+    _figure(
+        "7a", "Gain against M, Synthetic(1,1)-A, 32 of 200 clients", _A, (61.1, 61.3), **_PARTIAL
+    ),
+    _figure(
+        "7b", "Gain against M, Synthetic(1,1)-B, 32 of 200 clients", _B, (58.4, 57.7), **_PARTIAL
+    ),
+    _figure(
+        "7c",
+        "Gain against M, CNN on CelebA, 24 of 96 clients",
+        FacesLearner(),
+        (78, 71.5),
+        **_FACES,
+        cohort_size=24,
+    ),
+)
+"""Figures 6 and 7."""
