@@ -1,6 +1,8 @@
 """The models axis: which models are computed together, and how functions of one map over them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -91,6 +93,8 @@ def axis_of(shared: Any) -> Any:
 
 def over_models(function: Any, kind: Kind, *args: Any, one_by_one: bool) -> Any:
     """``function(task, *args)`` of every model of a kind, all at once or one by one."""
+    if len(kind.models) == 1:
+        return vmap_unless_one(1, partial(function, kind.task), [0 for _ in args])(*args)
     if not one_by_one:
         return jax.vmap(function, (axis_of(kind.shared), *(0 for _ in args)))(kind.task, *args)
 
@@ -99,6 +103,26 @@ def over_models(function: Any, kind: Kind, *args: Any, one_by_one: bool) -> Any:
         return function(task, *jax.tree.map(lambda x: x[model], args))
 
     return lax.map(one, jnp.arange(len(kind.models)))
+
+
+def vmap_unless_one(
+    size: int, function: Callable[..., Any], in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """`jax.vmap` over a leading axis; of length 1 it is taken off, so that branches stay branches.
+
+    So do convolutions, which a batch of kernels, be it of one, would make loops of.
+    """
+    if size > 1:
+        return jax.vmap(function, in_axes)
+
+    def call(*args: Any) -> Any:
+        each = [
+            arg if axis is None else jax.tree.map(itemgetter(0), arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*each))
+
+    return call
 
 
 def split(models: Models, kinds: Sequence[Kind]) -> list[Models]:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from numbers import Real
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
-from fedjax_mm.kinds import is_lockstep, kinds_of
+from fedjax_mm.kinds import is_lockstep, kinds_of, vmap_unless_one
 from fedjax_mm.simulate import ClientMap, State, Trace, advance, are_finite, init, measure
 
 _RESERVED = (
@@ -364,7 +363,7 @@ class Program:
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
         shared, every = _with_keys(shared, self.grid.shared), self.grid.record_every
-        over_replicas = _without_vmap if len(seeds) == 1 else jax.vmap
+        over_replicas = partial(vmap_unless_one, len(seeds))
         start = over_replicas(self.start, (0, 0, None))
         advance = over_replicas(partial(self.advance, client_axis), (0, 0, 0, None, None))
         measure = over_replicas(self.measure, (0, 0, None))
@@ -643,19 +642,6 @@ def label_of(value: Any) -> Any:
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))
-
-
-def _without_vmap(function: Callable[..., Any], in_axes: Sequence[int | None]) -> Any:
-    """`jax.vmap` over an axis of length 1, in which branches stay branches."""
-
-    def call(*args: Any) -> Any:
-        each = [
-            arg if axis is None else jax.tree.map(itemgetter(0), arg)
-            for arg, axis in zip(args, in_axes, strict=True)
-        ]
-        return jax.tree.map(lambda x: x[None], function(*each))
-
-    return call
 
 
 def without_keys(tree: Any) -> Any:

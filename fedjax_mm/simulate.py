@@ -41,6 +41,7 @@ from fedjax_mm.kinds import (
     kinds_of,
     over_models,
     split,
+    vmap_unless_one,
 )
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
@@ -340,9 +341,8 @@ def train(
         # Padding does what the first client of its chunk does: it never takes more steps.
         row = jnp.where(present, numbers, jnp.maximum(numbers[0], 0))
         states = jax.tree.map(lambda x: x[row], clients)
-        contributions, states = _unless_empty(
-            jax.vmap(contribute), present, row, keys, states, skip=may_skip
-        )
+        together = vmap_unless_one(len(row), contribute, (0, 0, 0))
+        contributions, states = _unless_empty(together, present, row, keys, states, skip=may_skip)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         home = jnp.where(present, numbers, task.num_clients)
         if client_axis is not None and jax.tree.leaves(states):
