@@ -395,8 +395,8 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
       >>> chunks_of(100, 25, growing=True)
       [(1, 4), (4, 7), (25, 3)]
     """
-    chunk_size, sizes, done = min(chunk_size, group_size), [], 0
-    size = 1 if growing else chunk_size
+    chunk_size = -(-group_size // -(-group_size // chunk_size))  # as many chunks, equally large
+    size, sizes, done = 1 if growing else chunk_size, [], 0
     while done < group_size:
         larger = min(4 * size, chunk_size) if 8 * size < chunk_size else chunk_size
         enough = group_size - done if size == chunk_size else min(larger, group_size - done)
