@@ -22,6 +22,7 @@ ALLOWED = {
     "tasks": {"base", "checks", "data"},
     "algorithms": {"base", "checks", "contribution"},
     "metrics": set(),
+    "theory": {"base", "checks", "data", "tasks"},
     "kinds": {"base"},
     "simulate": {"base", "contribution", "kinds"},
     "results": {"simulate"},
@@ -41,11 +42,11 @@ ALLOWED = {
     "plots": {"results"},
     "papers": {
         *("algorithms", "assignment", "base", "data", "experiment", "metrics", "plan", "plots"),
-        *("runs", "sweep", "task_configs", "tasks"),
+        *("runs", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),
-        *("runs", "sweep", "task_configs"),
+        *("runs", "sweep", "task_configs", "theory"),
     },
 }
 """What each module or package may import from the project; packages may import from themselves."""

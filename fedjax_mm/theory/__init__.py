@@ -1,0 +1,1 @@
+"""What the papers prove, one module per paper and one function per numbered statement."""
