@@ -292,11 +292,11 @@ def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Exec
 
 
 def _show(title: str, judgement: Judgement) -> None:
-    header, *rows = judgement.table
-    table = Table(*header, title=title, title_justify="left", title_style="bold")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
+    for heading, (header, *rows) in ((title, judgement.table), *judgement.more):
+        table = Table(*header, title=heading, title_justify="left", title_style="bold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     for claim in judgement.claims:
         mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
         text = escape(f"{claim.claim}: {claim.evidence}")

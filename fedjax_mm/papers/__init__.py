@@ -1,11 +1,16 @@
 """One module per paper: its figures and tables as data, and the claims to check."""
 
-from fedjax_mm.papers import mfa, mfa_gain, mfa_tables
+from fedjax_mm.papers import mfa, mfa_gain, mfa_tables, mfa_theory
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 
 REPRODUCTIONS: dict[str, Reproduction] = {
     item.id: item
-    for item in (*mfa.REPRODUCTIONS, *mfa_gain.REPRODUCTIONS, *mfa_tables.REPRODUCTIONS)
+    for item in (
+        *mfa.REPRODUCTIONS,
+        *mfa_gain.REPRODUCTIONS,
+        *mfa_tables.REPRODUCTIONS,
+        *mfa_theory.REPRODUCTIONS,
+    )
 }
 """Every reproduction by its id, in the papers' order."""
 
