@@ -63,7 +63,7 @@ def test_a_black_box_is_estimated_within_a_hundredth(num_clients, block_size, mu
     for estimate, constant in zip(estimates, exact, strict=True):
         assert estimate.known == "estimate"
         np.testing.assert_allclose(estimate.value, constant.value, rtol=0.01)
-        assert abs(estimate.value - constant.value) <= estimate.error + 1e-5
+        assert estimate.error < 1e-3
 
 
 @pytest.mark.parametrize("num_steps", [4, 12, 40])
@@ -75,8 +75,9 @@ def test_residuals_bound_the_error(num_steps):
         ends, errors = extreme_eigenvalues(
             lambda v: jnp.asarray(matrix) @ v, jnp.asarray(rng.standard_normal(40)), num_steps
         )
+    ends, errors = np.asarray(ends), np.asarray(errors)
     eigenvalues = np.linalg.eigvalsh(matrix)
-    assert np.all(np.abs(ends - eigenvalues[[0, -1]]) <= errors + 1e-10)
+    assert np.all(np.abs(ends[:, None] - eigenvalues).min(1) <= errors + 1e-10)
     assert ends[0] >= eigenvalues[0] - 1e-10
     assert ends[1] <= eigenvalues[-1] + 1e-10
     if num_steps == 40:
@@ -116,7 +117,7 @@ def test_the_noise_of_examples_is_bounded_by_the_line():
     with jax.enable_x64(True):
         clients, task = regression(rng, [4, 9, 2])
         points = jnp.asarray(rng.standard_normal((5, 3)))
-        squares, largest = example_gradients(task, points)
+        squares, largest = map(np.asarray, example_gradients(task, points))
         beta_1, beta_2 = estimate_noise(task, points)
     for p, w in enumerate(np.asarray(points)):
         for k, (x, y) in enumerate(clients):

@@ -14,4 +14,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
 }
 """Every reproduction by its id, in the papers' order."""
 
-__all__ = ["REPRODUCTIONS", "Claim", "Judgement", "Reproduction"]
+BOUNDS: dict[str, Reproduction] = {"mfa": mfa_theory.BOUNDS}
+"""What `fedjax-mm bounds` shows, by paper."""
+
+__all__ = ["BOUNDS", "REPRODUCTIONS", "Claim", "Judgement", "Reproduction"]

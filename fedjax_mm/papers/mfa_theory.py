@@ -524,36 +524,51 @@ def plot_gain(dataset: xr.Dataset, config: GainBounds, judgement: Judgement) -> 
     )
 
 
-def _reproduction(name: str, title: str, methods: tuple[Method, ...], text: str) -> Reproduction:
+def _beside(name: str, title: str, statement: str, config: Bounds) -> Reproduction:
+    """Bounds beside measured errors."""
     return Reproduction(
         id=name,
         title=title,
         paper={
-            "statement": text,
+            "statement": statement,
             "open": [
                 "the paper draws no bounds; its theorems are evaluated here with exact mu, L and "
                 "Gamma, the measured G, and schedules at the largest rate that they admit",
             ],
         },
-        config=Bounds(methods=methods),
+        config=config,
         run=run_bounds,
         judge=judge_bounds,
         plot=plot_bounds,
     )
 
 
+_THEOREM_1 = "Theorem 1: E|w_t - w*| <= sqrt(nu) / sqrt(t + gamma)"
+_COROLLARY_1 = (
+    "Corollary 1: E|w_t - w*| <= phi' / (t/M + gamma), proven for the factor 1/N of eq. (19)"
+)
+
+BOUNDS = _beside(
+    "bounds-mfa",
+    "bounds and errors of MFA-Rand and MFA-RR",
+    f"{_THEOREM_1}; {_COROLLARY_1}",
+    Bounds(methods=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
+)
+"""What `fedjax-mm bounds mfa` shows."""
+
+
 REPRODUCTIONS = (
-    _reproduction(
+    _beside(
         "theory-mfa-rand",
         "Theorem 1's bound beside MFA-Rand's error",
-        ("MFA-Rand",),
-        "Theorem 1: E|w_t - w*| <= sqrt(nu) / sqrt(t + gamma)",
+        _THEOREM_1,
+        Bounds(methods=("MFA-Rand",)),
     ),
-    _reproduction(
+    _beside(
         "theory-mfa-rr",
         "Corollary 1's bound beside MFA-RR's error",
-        ("MFA-RR, 1/N", "MFA-RR, mean"),
-        "Corollary 1: E|w_t - w*| <= phi' / (t/M + gamma), proven for the factor 1/N of eq. (19)",
+        _COROLLARY_1,
+        Bounds(methods=("MFA-RR, 1/N", "MFA-RR, mean")),
     ),
     Reproduction(
         id="theory-gain",
