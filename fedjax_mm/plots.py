@@ -340,7 +340,7 @@ def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 def _arrange(figure: Figure, title: str, caption: str) -> None:
     """The title above, the caption below, the panels between them."""
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(caption, int(width * 15.5))
+    lines = textwrap.wrap(caption, int(width * 14.5))
     bottom = (0.12 + 0.165 * len(lines)) / height
     figure.suptitle(title, fontsize=11.5)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
