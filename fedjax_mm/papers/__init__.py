@@ -1,6 +1,6 @@
 """One module per paper: its figures and tables as data, and the claims to check."""
 
-from fedjax_mm.papers import mfa, mfa_gain, mfa_tables, mfa_theory
+from fedjax_mm.papers import cohort_theory, mfa, mfa_gain, mfa_tables, mfa_theory
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 
 REPRODUCTIONS: dict[str, Reproduction] = {
@@ -10,6 +10,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         *mfa_gain.REPRODUCTIONS,
         *mfa_tables.REPRODUCTIONS,
         *mfa_theory.REPRODUCTIONS,
+        *cohort_theory.REPRODUCTIONS,
     )
 }
 """Every reproduction by its id, in the papers' order."""
