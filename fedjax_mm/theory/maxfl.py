@@ -253,16 +253,17 @@ def theorem_3_1_partial(
     """Bound on the MaxFL objective's mean squared gradient, m of N clients a round; eq. (125).
 
     ``4 gap / (T eta_l eta_g tau)
-    + 4 sigma_g^2 eta_l (eta_g nu / m + 2 L_s^2 eta_l tau / 3 + L_s^2 eta_l tau)
+    + 4 sigma_g^2 eta_l (eta_g nu / m + 2/3 L_s^2 eta_l tau + L_s^2 eta_l tau)
     + 80 L_s^2 eta_l^2 tau^2 kappa'^2 / 3 + 48 eta_l eta_g nu (N-m) L_c^2 / (tau m (N-1))``
 
     with ``nu = L_s + L_c^2/4``, for the server's learning rate ``m eta_g / (sum q + m)``. The last
     term with sigma_g is printed without its second eta_l, which (105) lost against (98).
 
-    Two steps of the proof are left as they are printed, so this is a bound by the paper's word:
-    (112) scales the gradients' sampling variance by ``1/tau^2`` and (113) does not, without which
-    the last term here would be ``tau^2`` times as large (only so it gives the sqrt(tau) of (126));
-    and (124) does not follow from (123) for the largest step sizes, with eps = m.
+    Two constants are not proven, and stand here as printed. (112) subtracts ``grad F~_k`` from a
+    sum of tau gradients where (113) subtracts ``tau grad F~_k``: without that ``1/tau^2`` the last
+    term is ``tau^2`` times as large, and only then does it give the sqrt(tau) of (126). And with
+    eps = m the factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the
+    largest step sizes it is ``-1/2 + 1/4 + 1/2``.
 
     Args:
       T: rounds.
@@ -292,7 +293,7 @@ def theorem_3_1_partial(
       [1.5255, 1.1762]
 
     Source: Cho et al., Theorem 3.1 and appendix B.3. (126) does not follow from (125): it has 80
-    for 80/3, and sqrt(tau).
+    for 80/3, sqrt(tau), and no N-1.
     """
     T, tau, m, N, eta_l, eta_g = broadcast(T, tau, m, N, eta_l, eta_g)
     L_c, L_s, beta, kappa, sigma_g, gap = broadcast(L_c, L_s, beta, kappa, sigma_g, gap)
@@ -321,7 +322,7 @@ def _quarter(L_c: FloatArray, as_printed: bool) -> FloatArray:
 
 
 def _require_smooth(statement: str, q: FloatArray, L_c: FloatArray, L_s: FloatArray) -> None:
-    weights = {"0 <= q <= 1": np.all((q >= 0) & (q <= 1))}
+    weights = {"0 <= q <= 1": (q >= 0) & (q <= 1)}
     require(statement, {**weights, "L_c > 0": L_c > 0, "L_s > 0": L_s > 0}, q=q, L_c=L_c, L_s=L_s)
 
 

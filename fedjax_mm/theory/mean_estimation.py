@@ -123,7 +123,9 @@ def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
 def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """Where the local minima of the sigmoid objective lie, Lemma A.4.
 
-    ``(low, low + 2]`` or ``[high - 2, high)``, from the lower to the higher empirical mean.
+    ``(low, low + 2]`` or ``[high - 2, high)``, from the lower to the higher empirical mean. If they
+    are far apart, a minimum is nearer to one of them than double precision resolves, and which side
+    of it decides whether that client is satisfied: look for the distance instead.
 
     Args:
       theta_hat_1: empirical mean of client 1.
