@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm.theory import maxfl, mean_estimation
@@ -150,6 +150,7 @@ def test_bounds_of_mean_estimation(gamma_G, gamma):
 
 @MANY
 @given(one=st.floats(-9, 9), other=st.floats(-9, 9))
+@example(one=0.0, other=5e-324)  # half of it is zero
 def test_points_of_mean_estimation(one, other):
     assume(one != other)
     np.testing.assert_allclose(

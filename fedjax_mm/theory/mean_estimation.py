@@ -146,8 +146,7 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
     """
     theta_hat_1, theta_hat_2 = broadcast(theta_hat_1, theta_hat_2)
     low, high = np.minimum(theta_hat_1, theta_hat_2), np.maximum(theta_hat_1, theta_hat_2)
-    gamma_hat_G = (high - low) / 2
-    require("Lemma A.4", {"gamma_hat_G > 0": gamma_hat_G > 0}, gamma_hat_G=gamma_hat_G)
+    require("Lemma A.4", {"gamma_hat_G > 0": high > low}, gamma_hat_G=(high - low) / 2)
     ends = np.stack([low, low + 2, high - 2, high], axis=-1)
     return ends.reshape(*low.shape, 2, 2)
 
