@@ -299,11 +299,17 @@ def test_least_sample_size(eta, S, E, G, V, beta_1, beta_2):
 
 @pytest.mark.parametrize("S", [3, 10, 49, 98, 103, 1000])
 def test_least_sample_size_on_the_edge(S):
-    unused = np.arange(S + 1)
-    found = mfa.least_sample_size(
-        unused / S + (unused == 0), S=S, E=1, G=0.0, V=2.0 * (unused > 0), beta_1=1.0, beta_2=1.0
-    )
-    np.testing.assert_array_equal(found, np.maximum(S - unused, 1))
+    unused = np.arange(1, S)
+    sample = {"S": S, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
+    share = unused / S
+    np.testing.assert_array_equal(mfa.least_sample_size(1, V=2 * share, **sample), S - unused)
+    below = np.nextafter(share, 0)
+    np.testing.assert_array_equal(mfa.least_sample_size(1, V=2 * below, **sample), S - unused + 1)
+
+
+def test_least_sample_size_is_from_one_to_all():
+    sample = {"S": 9, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
+    assert mfa.least_sample_size(1, V=[0, 2, 1e9], **sample).tolist() == [9, 1, 1]
 
 
 @hundreds
