@@ -28,7 +28,7 @@ from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.plan import Setup
 from fedjax_mm.results import save_dataset, to_dataset
 from fedjax_mm.runs import run
-from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.simulate import State, Trace, advance, init, simulate
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
 from fedjax_mm.tasks.classification import Classification, classification
@@ -76,6 +76,7 @@ __all__ = [
     "flip_labels",
     "full_participation",
     "gain",
+    "growing_sample_size",
     "init",
     "inverse_time",
     "join_processes",

@@ -14,7 +14,7 @@ ROOT = Path(fedjax_mm.__file__).parent
 ALLOWED = {
     "base": set(),
     "checks": set(),
-    "schedules": {"base"},
+    "schedules": {"base", "checks"},
     "draws": set(),
     "contribution": {"base"},
     "assignment": {"base", "draws"},

@@ -5,7 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, inverse_time, mfa_rr, per_frame, quadratic
+from fedjax_mm import (
+    fedavg,
+    growing_sample_size,
+    inverse_time,
+    least_squares,
+    mfa_rr,
+    per_frame,
+    quadratic,
+    simulate,
+)
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
 from fedjax_mm.papers.cohort_theory import CohortNoise, judge_noise, plot_noise, run_noise
@@ -21,6 +30,7 @@ from fedjax_mm.papers.mfa_theory import (
 )
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
+from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
 from fedjax_mm.theory.constants import exact_constants
 from tests import reference
 
@@ -176,6 +186,61 @@ def test_excess_noise_is_measured():
     wrong = dataset.assign(equation_27=dataset.equation_27 * 1.2)
     assert [claim.holds for claim in judge_noise(wrong, config).claims][:3] == [False, True, False]
     plot_noise(dataset, config, judgement).savefig("/dev/null", format="png")
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_growing_samples_satisfy_the_condition(x64):
+    """Never fewer examples than the exact condition asks for, and at most one more."""
+    rate, constants = inverse_time(20.0, 30.0), {"E": 5, "G": 2.0, "V": 7.0}
+    t = np.arange(1, 2001)
+    for num_examples in (1, 49, 600, 20_000):
+        exact = least_sample_size(
+            theorem_1_rate(t, beta=20.0, gamma=30.0),
+            S=num_examples,
+            beta_1=1.5,
+            beta_2=1.25,
+            **constants,
+        )
+        with jax.enable_x64(x64):
+            schedule = growing_sample_size(
+                rate,
+                num_examples=num_examples,
+                local_steps=5,
+                gradient_bound=2.0,
+                noise=(1.5, 1.25),
+                growth=7.0,
+            )
+            sizes = np.asarray(jax.vmap(schedule)(jnp.asarray(t)))
+        assert np.all((sizes - exact >= 0) & (sizes - exact <= 1))
+        assert sizes[-1] > 0.9 * num_examples
+    assert sizes[0] < 0.7 * num_examples  # it grows
+
+
+def test_growing_samples_train_in_one_program():
+    """A round's sample size is an argument of the loop, not a shape; the weights are 0 or 1."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((3, 40, 4)), rng.standard_normal((3, 40))
+    task, rate = least_squares(*data, ridge=0.5), inverse_time(2.0, 20.0)
+
+    @jax.jit
+    def run(key, growth):
+        size = growing_sample_size(
+            rate,
+            num_examples=40,
+            local_steps=2,
+            gradient_bound=4.0,
+            noise=(1.0, 1.0),
+            growth=growth,
+        )
+        algorithm = fedavg(rate, local_steps=2, batch_size=size)
+        return simulate(key, task, algorithm, mfa_rr(3, 1), 60)[1].metrics["distance"][-1, 0]
+
+    few, everything = run(jax.random.key(0), 100.0), run(jax.random.key(0), 0.0)
+    assert run._cache_size() == 1
+    full = fedavg(rate, local_steps=2)
+    exact = simulate(jax.random.key(0), task, full, mfa_rr(3, 1), 60)[1].metrics["distance"][-1, 0]
+    np.testing.assert_allclose(everything, exact, rtol=1e-4)
+    assert abs(few - exact) > 1e-3
 
 
 def test_figures_and_tables(small, tmp_path):
