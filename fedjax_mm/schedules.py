@@ -57,9 +57,9 @@ def growing_sample_size(
       growth: V; 0 asks for all examples.
 
     Example:
+      >>> constants = {"gradient_bound": 1.0, "noise": (0.0, 1.0), "growth": 3.0}
       >>> rate = inverse_time(2.0, 3.0)
-      >>> size = growing_sample_size(
-      ...     rate, num_examples=100, local_steps=1, gradient_bound=1.0, noise=(0.0, 1.0), growth=3.0)
+      >>> size = growing_sample_size(rate, num_examples=100, local_steps=1, **constants)
       >>> [int(size(t)) for t in (1, 100, 10_000)]
       [26, 98, 100]
 
@@ -74,7 +74,7 @@ def growing_sample_size(
         left_out = learning_rate(t) * growth
         left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
         # A little more than asked for, so that round-off cannot make it less.
-        least = jnp.ceil(num_examples * (1 - left_out) * (1 + 1e-6) + 1e-6)
+        least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
         return jnp.clip(least, 1, num_examples).astype(jnp.int32)
 
     return size

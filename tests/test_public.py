@@ -42,7 +42,7 @@ ALLOWED = {
     "plots": {"results"},
     "papers": {
         *("algorithms", "assignment", "base", "data", "experiment", "metrics", "plan", "plots"),
-        *("runs", "sweep", "task_configs", "tasks", "theory"),
+        *("results", "runs", "schedules", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),

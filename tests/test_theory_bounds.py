@@ -30,8 +30,8 @@ from fedjax_mm.papers.mfa_theory import (
 )
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
-from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
 from fedjax_mm.theory.constants import exact_constants
+from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
 from tests import reference
 
 ALL = ("MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean")
@@ -212,8 +212,8 @@ def test_growing_samples_satisfy_the_condition(x64):
             )
             sizes = np.asarray(jax.vmap(schedule)(jnp.asarray(t)))
         assert np.all((sizes - exact >= 0) & (sizes - exact <= 1))
-        assert sizes[-1] > 0.9 * num_examples
-    assert sizes[0] < 0.7 * num_examples  # it grows
+        assert sizes[-1] > 0.99 * num_examples
+    assert sizes[0] < 0.9 * num_examples  # it grows
 
 
 def test_growing_samples_train_in_one_program():
