@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fedjax_mm.base import Assignment, AssignmentState, Round
 from fedjax_mm.draws import permutation
@@ -205,6 +205,56 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
         return jnp.where(its_turn[:, None], everybody, -1), state
 
     return Assignment(num_clients, num_models, init, assign)
+
+
+def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
+    """Flexible participation: from some round on only clients to whom a model appeals train it.
+
+    Of each model's group, as the assignment draws it, at most m of those to whom the model appeals
+    in this round take part, drawn uniformly without replacement; if there are fewer, all of them,
+    and if there is none the model stays as it is. Before that round anybody may be drawn.
+
+    Args:
+      assignment: who may train what, such as all clients: ``full_participation(N)``.
+      cohort_size: m, for each model.
+      from_round: the first round in which clients stay away.
+
+    Raises:
+      ValueError: if `cohort_size` does not lie between 1 and N, or `from_round` is not positive.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
+      >>> groups, _ = strategy.assign(jax.random.key(0), 1, ())
+      >>> appeal = jnp.array([[False, True, False, False, False, False]])
+      >>> strategy.select(jax.random.key(1), 1, groups, appeal).tolist()
+      [[1, -1]]
+
+    Reference: Cho et al., section 4, Tables 1 and 2.
+    """
+    if not 1 <= cohort_size <= assignment.num_clients:
+        raise ValueError(
+            f"cohort_size is {cohort_size}; it must lie between 1 and num_clients = "
+            f"{assignment.num_clients}"
+        )
+    if from_round < 1:
+        raise ValueError(f"from_round is {from_round}; it must be at least 1")
+
+    def select(
+        rng_key: PRNGKeyArray,
+        round: Round,
+        groups: Int[Array, "models group"],
+        appeal: Bool[Array, "models clients"],
+    ) -> Int[Array, "models group"]:
+        wanted = jnp.take_along_axis(appeal, jnp.maximum(groups, 0), axis=1)
+        stays = (groups >= 0) & (wanted | (jnp.asarray(round) < from_round))
+        lots = jax.random.bits(rng_key, groups.shape, jnp.uint32)
+        order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
+        chosen = jnp.take_along_axis(groups, order, axis=1)
+        return jnp.where(jnp.take_along_axis(stays, order, axis=1), chosen, -1)
+
+    return assignment._replace(select=select)
 
 
 def draw_groups(

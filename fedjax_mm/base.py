@@ -13,7 +13,7 @@ Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per m
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any
@@ -87,6 +87,22 @@ class EpochTask(Task, Protocol):
 
 
 @runtime_checkable
+class MeasuredTask(Task, Protocol):
+    """A task that tells what its clients lose, as algorithms that look at losses ask."""
+
+    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w): the mean loss of the client's training examples, as evaluated: no dropout."""
+
+
+@runtime_checkable
+class DemandingTask(MeasuredTask, Protocol):
+    """A task whose clients ask for a loss below a threshold of their own."""
+
+    def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
+        """rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
+
+
+@runtime_checkable
 class AnalyticTask(Task, Protocol):
     """A task that brings its own closed form of full-gradient local SGD."""
 
@@ -134,6 +150,17 @@ class Algorithm(NamedTuple):
       num_steps: ``(task, client) -> steps``, where clients take different numbers of local steps:
         those that take about as many are then computed together. A plain int, or None, where all
         take as many.
+      start: ``(rng_key, task, client, params, client_state) -> client_state``, where the states of
+        clients differ from the first round on.
+      begin: ``(round, task, params, server_state, client_states) -> server_state``, before clients
+        train; `client_states` are those of all clients.
+      output: ``(params, server_state) -> params``, where another model is recorded than the one
+        that clients get.
+      appeal: ``(task, params, client_states) -> bool[clients]``, to which clients it appeals.
+      metrics: ``(rng_key, task, params, client_states) -> metrics``, instead of the task's own;
+        `params` are the output.
+      num_unseen: so many of the task's clients, the last ones, never train; the assignment does
+        not know of them.
     """
 
     init: Callable[[Task, Params], tuple[ServerState, ClientState]]
@@ -146,6 +173,16 @@ class Algorithm(NamedTuple):
         tuple[Params, ServerState],
     ]
     num_steps: Callable[[Task, Int[Array, ""]], int | Int[Array, ""]] | None = None
+    start: (
+        Callable[[PRNGKeyArray, Task, Int[Array, ""], Params, ClientState], ClientState] | None
+    ) = None
+    begin: Callable[[Round, Task, Params, ServerState, ClientState], ServerState] | None = None
+    output: Callable[[Params, ServerState], Params] | None = None
+    appeal: Callable[[Task, Params, ClientState], Bool[Array, " clients"]] | None = None
+    metrics: (
+        Callable[[PRNGKeyArray, Task, Params, ClientState], dict[str, Float[Array, ""]]] | None
+    ) = None
+    num_unseen: int = 0
 
 
 class Assignment(NamedTuple):
@@ -157,6 +194,8 @@ class Assignment(NamedTuple):
       init: ``(rng_key) -> state``.
       assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]``
         with client numbers, and -1 for padding, which contributes nothing.
+      select: ``(rng_key, round, groups, appeal) -> groups``, where clients may stay away; `appeal`
+        is ``bool[models, clients]``, from the algorithm.
     """
 
     num_clients: int
@@ -166,3 +205,10 @@ class Assignment(NamedTuple):
         [PRNGKeyArray, Round, AssignmentState],
         tuple[Int[Array, "models group"], AssignmentState],
     ]
+    select: (
+        Callable[
+            [PRNGKeyArray, Round, Int[Array, "models group"], Bool[Array, "models clients"]],
+            Int[Array, "models group"],
+        ]
+        | None
+    ) = None

@@ -51,10 +51,11 @@ def kinds_of(
     each_algorithm = _one_each(
         "algorithms", [algorithm for _ in models] if is_one_algorithm else algorithm, models
     )
-    sizes = {task.num_clients for task in each_task}
+    pairs = zip(each_task, each_algorithm, strict=True)
+    sizes = {task.num_clients - algorithm.num_unseen for task, algorithm in pairs}
     if sizes != {assignment.num_clients}:
         raise ValueError(
-            f"the tasks have {sorted(sizes)} clients but the assignment draws from "
+            f"the tasks have {sorted(sizes)} clients to train but the assignment draws from "
             f"{assignment.num_clients}; make them equal"
         )
     alike: dict[Any, list[int]] = {}

@@ -175,7 +175,29 @@ def _init_kind(model_keys: PRNGKeyArray, kind: Kind, params: Params | None) -> M
         return server, jax.tree.map(lambda x: jnp.broadcast_to(x, clients + jnp.shape(x)), client)
 
     server, clients = jax.vmap(init_model, (task_axis, 0))(kind.task, params)
+    if kind.algorithm.start is not None:
+        keys = jax.vmap(jax.random.fold_in, (0, None))(model_keys, 1)
+        one_by_one = partial(_start_clients, kind)
+        clients = over_models(one_by_one, kind, keys, params, clients, one_by_one=True)
     return Models(params, server, clients)
+
+
+def _start_clients(
+    kind: Kind, task: Task, model_key: PRNGKeyArray, params: Params, clients: ClientState
+) -> ClientState:
+    """The states of all clients of one model before round 1."""
+    assert kind.algorithm.start is not None
+    start, numbers = kind.algorithm.start, jnp.arange(task.num_clients)
+    keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(model_key, numbers))
+
+    def of_client(row: tuple[Array, Int[Array, ""], ClientState]) -> ClientState:
+        words, client, state = row
+        key = jax.random.wrap_key_data(words, impl=jax.random.key_impl(model_key))
+        return start(key, task, client, params, state)
+
+    models = jax.tree.map(lambda x: x[None], params)
+    chunk_size = chunk_size_of("auto", kind, models, task.num_clients)
+    return lax.map(of_client, (keys, numbers, clients), batch_size=chunk_size or task.num_clients)
 
 
 def advance(
@@ -200,6 +222,9 @@ def advance(
         groups, assignment_state = assignment.assign(
             jax.random.fold_in(key, 0), t, state.assignment
         )
+        if assignment.select is not None:
+            select_key = jax.random.fold_in(key, 1 + assignment.num_models)
+            groups = assignment.select(select_key, t, groups, _appeal(kinds, state.models))
         model_keys = _model_keys(key, assignment.num_models)
         models, gradients = [], []
         for kind, old in zip(kinds, split(state.models, kinds), strict=True):
@@ -230,6 +255,23 @@ def advance(
     return state, Trace(rounds, metrics, client_updates, gradients, *sizes)
 
 
+def _appeal(kinds: Sequence[Kind], models: Models) -> Bool[Array, "models clients"]:
+    """Which models appeal to which clients."""
+
+    def of_kind(kind: Kind, models: Models) -> Bool[Array, "models clients"]:
+        if kind.algorithm.appeal is None:
+            raise ValueError(
+                "the assignment lets clients stay away, but the algorithm does not tell what "
+                "appeals to them; wrap it with `requiring`"
+            )
+        args = models.params, models.clients
+        return over_models(kind.algorithm.appeal, kind, *args, one_by_one=False)
+
+    return in_order(
+        kinds, [of_kind(*each) for each in zip(kinds, split(models, kinds), strict=True)]
+    )
+
+
 def measure(
     state: State,
     tasks: Task | Sequence[Task],
@@ -240,10 +282,16 @@ def measure(
 ) -> dict[str, Float[Array, " models"]]:
     """The tasks' metrics of all models; NaN where a model's task does not have one."""
     kinds = kinds_of(tasks, algorithm, assignment)
+    # Beside the keys of the round's models, of its assignment and of who stays away.
+    key = jax.random.fold_in(state.rng_key, state.round)
+    model_keys = _model_keys(
+        jax.random.fold_in(key, 2 + assignment.num_models), assignment.num_models
+    )
     measured = []
     for kind, models in zip(kinds, split(state.models, kinds), strict=True):
         one_by_one = chunk_size_of(client_map, kind, models.params, len(kind.models)) is not None
-        measured.append(_measure_kind(kind, models.params, one_by_one=one_by_one))
+        keys = model_keys[np.array(kind.models)]
+        measured.append(_measure_kind(kind, keys, models, one_by_one=one_by_one))
     names = dict.fromkeys(name for metrics in measured for name in metrics)
 
     def of_kind(name: str, metrics: dict[str, Array], kind: Kind) -> Array:
@@ -255,8 +303,19 @@ def measure(
     }
 
 
-def _measure_kind(kind: Kind, params: Params, *, one_by_one: bool) -> dict[str, Array]:
-    return over_models(lambda task, w: task.metrics(w), kind, params, one_by_one=one_by_one)
+def _measure_kind(
+    kind: Kind, model_keys: PRNGKeyArray, models: Models, *, one_by_one: bool
+) -> dict[str, Array]:
+    """The algorithm's metrics, if it has its own, or else the task's, of what it puts out."""
+    output, metrics = kind.algorithm.output, kind.algorithm.metrics
+
+    def of_model(task: Task, key: PRNGKeyArray, model: Models) -> dict[str, Array]:
+        params = model.params if output is None else output(model.params, model.server)
+        if metrics is None:
+            return task.metrics(params)
+        return metrics(key, task, params, model.clients)
+
+    return over_models(of_model, kind, model_keys, models, one_by_one=one_by_one)
 
 
 def are_finite(
@@ -269,15 +328,17 @@ def are_finite(
     """Whether all parameters of each model are, and its loss, if its task has one."""
     kinds = kinds_of(tasks, algorithm, assignment)
 
-    def of_kind(kind: Kind, params: Params) -> Bool[Array, " models"]:
-        leaves = jax.tree.leaves(params)
+    def of_kind(kind: Kind, models: Models) -> Bool[Array, " models"]:
+        leaves = jax.tree.leaves(models.params)
         finite = [jnp.isfinite(x).reshape(len(x), -1).all(1) for x in leaves]
-        if "loss" in jax.eval_shape(partial(_measure_kind, kind, one_by_one=False), params):
+        keys = _model_keys(state.rng_key, len(kind.models))
+        measure_kind = partial(_measure_kind, kind, keys, one_by_one=False)
+        if "loss" in jax.eval_shape(measure_kind, models):
             finite.append(jnp.isfinite(metrics["loss"][np.array(kind.models)]))
         return functools.reduce(jnp.logical_and, finite)
 
     parts = zip(kinds, split(state.models, kinds), strict=True)
-    return in_order(kinds, [of_kind(kind, models.params) for kind, models in parts])
+    return in_order(kinds, [of_kind(kind, models) for kind, models in parts])
 
 
 def _train_kind(
@@ -290,6 +351,10 @@ def _train_kind(
     models: Models,
 ) -> tuple[Models, Int[Array, " models"]]:
     """One round of the models of one kind, and the gradients computed for each."""
+    if kind.algorithm.begin is not None:
+        begin = partial(kind.algorithm.begin, round)
+        server = over_models(begin, kind, *models, one_by_one=False)
+        models = models._replace(server=server)
     chunk_size = chunk_size_of(client_map, kind, models.params, groups.size)
     one_by_one = chunk_size is not None or not is_lockstep(kind.algorithm, kind.task)
     part = partial(train, kind.algorithm, round, chunk_size, client_axis)

@@ -84,6 +84,24 @@ class Classification:
         total = jnp.sum(weights * losses)
         return total if self.reduction == "sum" else total / jnp.sum(weights)
 
+    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k: the mean cross-entropy of the client's training examples, without dropout."""
+        return self.client_metrics(params, client, self.train)["loss"]
+
+    def client_metrics(
+        self, params: Params, client: Int[Array, ""], data: ClientData
+    ) -> dict[str, Float[Array, ""]]:
+        """Mean cross-entropy and accuracy over one client's examples, such as those of `test`."""
+        nothing = jax.random.key(0)  # all rows: nothing is drawn
+        rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
+        features, labels = data.take(rows)
+        losses, is_right = self._losses(params, features, labels, weights, {})
+        total = jnp.sum(weights)
+        return {
+            "loss": jnp.sum(weights * losses) / total,
+            "accuracy": jnp.sum(weights * is_right) / total,
+        }
+
     def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
         """Mean cross-entropy and accuracy over all training and over all test examples."""
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)

@@ -66,6 +66,11 @@ class LeastSquares:
         mean = jnp.sum(weights * errors**2) / jnp.sum(weights)
         return (mean + self.ridge * jnp.sum(params**2)) / 2
 
+    def client_loss(self, params: Float[Array, " dim"], client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w), over all of the client's examples."""
+        nothing = jax.random.key(0)  # all rows: nothing is drawn
+        return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
+
     def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|."""
         error = params - self.minimizer

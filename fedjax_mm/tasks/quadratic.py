@@ -65,6 +65,10 @@ class Quadratic:
         curvature = first * block[0] ** 2 + last * block[-1] ** 2 + jnp.sum(jnp.diff(block) ** 2)
         return (curvature + self.mu * jnp.sum(params**2)) / 2 - first * block[0]
 
+    def client_loss(self, params: Float[Array, " dim"], client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w)."""
+        return self.loss(params, client)
+
     def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|; the excess is a quadratic form, not a difference of losses."""
         error = params - self.minimizer
