@@ -1,7 +1,24 @@
 """A vectorized simulator of multi-model federated learning in JAX."""
 
+from fedjax_mm.algorithms.afl import afl
+from fedjax_mm.algorithms.byzantine import byzantine
+from fedjax_mm.algorithms.ditto import ditto
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.assignment import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from fedjax_mm.algorithms.fedprox import fedprox
+from fedjax_mm.algorithms.maxfl import maxfl
+from fedjax_mm.algorithms.mwfed import mwfed
+from fedjax_mm.algorithms.perfedavg import perfedavg
+from fedjax_mm.algorithms.qffl import qffl
+from fedjax_mm.algorithms.requiring import requiring
+from fedjax_mm.algorithms.scaffold import scaffold
+from fedjax_mm.assignment import (
+    appealing,
+    fedcluster,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+)
 from fedjax_mm.base import (
     Algorithm,
     AnalyticTask,
@@ -65,12 +82,17 @@ __all__ = [
     "Task",
     "Trace",
     "advance",
+    "afl",
+    "appealing",
+    "byzantine",
     "classification",
     "client_data",
     "digits",
+    "ditto",
     "fedavg",
     "fedcluster",
     "federate",
+    "fedprox",
     "first_round_below",
     "flat_client_data",
     "flip_labels",
@@ -86,12 +108,18 @@ __all__ = [
     "load_idx",
     "load_leaf",
     "log_gap",
+    "maxfl",
     "mfa_rand",
     "mfa_rr",
+    "mwfed",
     "per_frame",
+    "perfedavg",
+    "qffl",
     "quadratic",
+    "requiring",
     "run",
     "save_dataset",
+    "scaffold",
     "sequential",
     "simulate",
     "stack_data",

@@ -246,7 +246,7 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
         round: Round,
         groups: Int[Array, "models group"],
         appeal: Bool[Array, "models clients"],
-    ) -> Int[Array, "models group"]:
+    ) -> Int[Array, "models cohort"]:
         wanted = jnp.take_along_axis(appeal, jnp.maximum(groups, 0), axis=1)
         stays = (groups >= 0) & (wanted | (jnp.asarray(round) < from_round))
         lots = jax.random.bits(rng_key, groups.shape, jnp.uint32)

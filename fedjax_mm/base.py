@@ -95,6 +95,29 @@ class MeasuredTask(Task, Protocol):
 
 
 @runtime_checkable
+class TestedTask(MeasuredTask, Protocol):
+    """A measured task whose clients have examples for testing, and what is right and wrong."""
+
+    @property
+    def train(self) -> Any:
+        """Every client's training examples."""
+
+    @property
+    def test(self) -> Any:
+        """The same for testing."""
+
+    def client_metrics(
+        self, params: Params, client: Int[Array, ""], data: Any
+    ) -> dict[str, Float[Array, ""]]:
+        """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
+
+    def evaluate(
+        self, params: Params, data: Any, *, per_client: bool = False
+    ) -> dict[str, Float[Array, "*clients"]]:
+        """The same of all clients' examples, or of each client's, in one pass over the data."""
+
+
+@runtime_checkable
 class DemandingTask(MeasuredTask, Protocol):
     """A task whose clients ask for a loss below a threshold of their own."""
 
@@ -147,9 +170,9 @@ class Algorithm(NamedTuple):
       server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum
         of the participants' contributions with dense updates. A model that nobody trained
         stays as it is.
-      num_steps: ``(task, client) -> steps``, where clients take different numbers of local steps:
-        those that take about as many are then computed together. A plain int, or None, where all
-        take as many.
+      num_steps: ``(task, client, server_state) -> steps``, where clients take different numbers of
+        local steps: those that take about as many are then computed together. A plain int, or
+        None, where all take as many.
       start: ``(rng_key, task, client, params, client_state) -> client_state``, where the states of
         clients differ from the first round on.
       begin: ``(round, task, params, server_state, client_states) -> server_state``, before clients
@@ -172,7 +195,7 @@ class Algorithm(NamedTuple):
         [Round, Params, ServerState, Contribution],
         tuple[Params, ServerState],
     ]
-    num_steps: Callable[[Task, Int[Array, ""]], int | Int[Array, ""]] | None = None
+    num_steps: Callable[[Task, Int[Array, ""], ServerState], int | Int[Array, ""]] | None = None
     start: (
         Callable[[PRNGKeyArray, Task, Int[Array, ""], Params, ClientState], ClientState] | None
     ) = None
@@ -195,7 +218,7 @@ class Assignment(NamedTuple):
       assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]``
         with client numbers, and -1 for padding, which contributes nothing.
       select: ``(rng_key, round, groups, appeal) -> groups``, where clients may stay away; `appeal`
-        is ``bool[models, clients]``, from the algorithm.
+        is ``bool[models, clients]``, from the algorithm. Rows may become shorter.
     """
 
     num_clients: int
@@ -208,7 +231,7 @@ class Assignment(NamedTuple):
     select: (
         Callable[
             [PRNGKeyArray, Round, Int[Array, "models group"], Bool[Array, "models clients"]],
-            Int[Array, "models group"],
+            Int[Array, "models cohort"],
         ]
         | None
     ) = None

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Algorithm, Assignment, Batching, Params, Task
+from fedjax_mm.base import Algorithm, Assignment, Batching, Params, ServerState, Task
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
@@ -393,11 +394,12 @@ def count_steps(
       (150, 120)
     """
     (kind, *_) = kinds_of(task, algorithm, assignment)
-    state = jax.eval_shape(lambda: init(jax.random.key(0), task, algorithm, assignment))
-    params = split(state.models, [kind])[0].params
-    chunk_size = chunk_size_of(client_map, kind, params, len(group))
-    steps = np.asarray(jax.vmap(lambda k: _num_steps(algorithm, task, k))(jnp.asarray(group)))
-    growing = not is_lockstep(algorithm, task)
+    models = split(init(jax.random.key(0), task, algorithm, assignment).models, [kind])[0]
+    server = jax.tree.map(itemgetter(0), models.server)
+    chunk_size = chunk_size_of(client_map, kind, models.params, len(group))
+    count_of = partial(_num_steps, algorithm, task, server)
+    steps = np.asarray(jax.vmap(count_of)(jnp.asarray(group)))
+    growing = not is_lockstep(kind, models)
     shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
     computed = first = 0
     for size, count in chunks_of(len(shares), chunk_size or len(shares), growing=growing):
@@ -407,8 +409,10 @@ def count_steps(
     return computed, int(steps.sum())
 
 
-def _num_steps(algorithm: Algorithm, task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
-    return 1 if algorithm.num_steps is None else algorithm.num_steps(task, client)
+def _num_steps(
+    algorithm: Algorithm, task: Task, server_state: ServerState, client: Int[Array, ""]
+) -> int | Int[Array, ""]:
+    return 1 if algorithm.num_steps is None else algorithm.num_steps(task, client, server_state)
 
 
 @jax.tree_util.register_dataclass

@@ -6,6 +6,18 @@ import jax
 import numpy as np
 
 
+def check_not_negative(name: str, value: Any) -> None:
+    """Raises `ValueError` unless every number in `value` is at least 0 and finite.
+
+    None and schedules pass, and so do traced numbers, as with `check_positive`.
+    """
+    if value is None or callable(value) or isinstance(value, jax.core.Tracer):
+        return
+    numbers = np.asarray(value)
+    if not np.all(np.isfinite(numbers) & (numbers >= 0)):
+        raise ValueError(f"{name} is {value}; it must not be negative")
+
+
 def check_positive(name: str, value: Any) -> None:
     """Raises `ValueError` unless every number in `value` is positive and finite.
 

@@ -35,6 +35,22 @@ def scale_update(update: Any, factor: Scalar) -> Any:
     return jax.tree.map(scale, update, is_leaf=_is_sparse)
 
 
+def dense_update(update: Any, params: Params) -> Any:
+    """The update with every sparse part written out as a dense array."""
+
+    def dense(leaf: Any, param: Array) -> Array:
+        return leaf.scale * param + jnp.zeros_like(param).at[leaf.indices].add(leaf.values)
+
+    if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
+        return update
+    return jax.tree.map(
+        lambda leaf, param: dense(leaf, param) if _is_sparse(leaf) else leaf,
+        update,
+        params,
+        is_leaf=_is_sparse,
+    )
+
+
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
     """The empty sum. `contribution` need only have shapes (`jax.eval_shape`)."""
 

@@ -144,8 +144,14 @@ def in_order(kinds: Sequence[Kind], values: Sequence[Array]) -> Array:
     return jnp.concatenate(values)[place] if len(kinds) > 1 else values[0]
 
 
-def is_lockstep(algorithm: Algorithm, task: Task) -> bool:
+def is_lockstep(kind: Kind, models: Models) -> bool:
     """Whether all clients take the same number of local steps, known before anything runs."""
+    server_state = jax.tree.map(itemgetter(0), models.server)
+    return have_equal_steps(kind.algorithm, kind.task, server_state)
+
+
+def have_equal_steps(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
+    """The same of one model."""
     if algorithm.num_steps is None:
         return True
-    return isinstance(algorithm.num_steps(task, jnp.int32(0)), int)
+    return isinstance(algorithm.num_steps(task, jnp.int32(0), server_state), int)

@@ -26,7 +26,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
-from fedjax_mm.kinds import is_lockstep, kinds_of, vmap_unless_one
+from fedjax_mm.kinds import is_lockstep, kinds_of, split, vmap_unless_one
 from fedjax_mm.simulate import ClientMap, State, Trace, advance, are_finite, init, measure
 
 _RESERVED = (
@@ -270,10 +270,14 @@ class Program:
             tasks, algorithm, assignment, _ = self.setup(numbers, shared)
             replica = self.start(rng_key, numbers, shared)
             groups, _ = jax.eval_shape(assignment.assign, rng_key, round, replica.state.assignment)
+            if assignment.select is not None:
+                appeal = jax.ShapeDtypeStruct((groups.shape[0], assignment.num_clients), bool)
+                groups = jax.eval_shape(assignment.select, rng_key, round, groups, appeal)
             facts["updates"] = min(groups.size, assignment.num_clients)
             kinds = kinds_of(tasks, algorithm, assignment)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in kinds)
-            facts["is_lockstep"] = all(is_lockstep(each.algorithm, each.task) for each in kinds)
+            models = split(replica.state.models, kinds)
+            facts["is_lockstep"] = all(map(is_lockstep, kinds, models))
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size
             return replica, self.measure(numbers, replica, shared)

@@ -35,6 +35,7 @@ from fedjax_mm.kinds import (
     Kind,
     Models,
     axis_of,
+    have_equal_steps,
     in_order,
     is_lockstep,
     join,
@@ -177,17 +178,21 @@ def _init_kind(model_keys: PRNGKeyArray, kind: Kind, params: Params | None) -> M
     server, clients = jax.vmap(init_model, (task_axis, 0))(kind.task, params)
     if kind.algorithm.start is not None:
         keys = jax.vmap(jax.random.fold_in, (0, None))(model_keys, 1)
-        one_by_one = partial(_start_clients, kind)
-        clients = over_models(one_by_one, kind, keys, params, clients, one_by_one=True)
+        start = partial(_start_clients, kind, kind.algorithm.start)
+        clients = over_models(start, kind, keys, params, clients, one_by_one=True)
     return Models(params, server, clients)
 
 
 def _start_clients(
-    kind: Kind, task: Task, model_key: PRNGKeyArray, params: Params, clients: ClientState
+    kind: Kind,
+    start: Any,
+    task: Task,
+    model_key: PRNGKeyArray,
+    params: Params,
+    clients: ClientState,
 ) -> ClientState:
     """The states of all clients of one model before round 1."""
-    assert kind.algorithm.start is not None
-    start, numbers = kind.algorithm.start, jnp.arange(task.num_clients)
+    numbers = jnp.arange(task.num_clients)
     keys = jax.random.key_data(jax.vmap(jax.random.fold_in, (None, 0))(model_key, numbers))
 
     def of_client(row: tuple[Array, Int[Array, ""], ClientState]) -> ClientState:
@@ -356,7 +361,7 @@ def _train_kind(
         server = over_models(begin, kind, *models, one_by_one=False)
         models = models._replace(server=server)
     chunk_size = chunk_size_of(client_map, kind, models.params, groups.size)
-    one_by_one = chunk_size is not None or not is_lockstep(kind.algorithm, kind.task)
+    one_by_one = chunk_size is not None or not is_lockstep(kind, models)
     part = partial(train, kind.algorithm, round, chunk_size, client_axis)
     args = model_keys, groups, models
     total, clients = over_models(part, kind, *args, one_by_one=one_by_one)
@@ -384,7 +389,7 @@ def train(
     home by rows: only participants' rows move. With a client axis every device of it trains a share
     of the group, and rows and sums are put together.
     """
-    num_steps = _steps_of(algorithm, task, group)
+    num_steps = _steps_of(algorithm, task, model.server, group)
     if num_steps is not None:
         group = group[jnp.argsort(-num_steps)]
     if client_axis is not None:
@@ -439,12 +444,14 @@ def _unless_empty(function: Any, present: Bool[Array, " chunk"], *args: Any, ski
 
 
 def _steps_of(
-    algorithm: Algorithm, task: Task, group: Int[Array, " group"]
+    algorithm: Algorithm, task: Task, server_state: ServerState, group: Int[Array, " group"]
 ) -> Int[Array, " group"] | None:
     """The local steps of each client, 0 for padding; None if all take as many."""
-    if algorithm.num_steps is None or is_lockstep(algorithm, task):
+    if algorithm.num_steps is None or have_equal_steps(algorithm, task, server_state):
         return None
-    steps = jax.vmap(algorithm.num_steps, (None, 0))(task, jnp.maximum(group, 0))
+    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(
+        task, jnp.maximum(group, 0), server_state
+    )
     return jnp.where(group >= 0, steps, 0)
 
 

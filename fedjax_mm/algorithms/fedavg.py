@@ -19,6 +19,7 @@ from fedjax_mm.base import (
     Round,
     Scalar,
     Schedule,
+    ServerState,
     Task,
 )
 from fedjax_mm.checks import check_count, check_positive
@@ -98,7 +99,10 @@ def fedavg(
             return Batching(limit=batch_size(round))
         return Batching(batch_size, order or ("iid" if epochs is None else "epochs"))
 
-    def num_steps(task: Task, client: Int[Array, ""]) -> int | Int[Array, ""]:
+    def num_steps(
+        task: Task, client: Int[Array, ""], server_state: ServerState = None
+    ) -> int | Int[Array, ""]:
+        del server_state
         if local_steps is not None:
             return local_steps
         if epochs is None or not isinstance(task, EpochTask):

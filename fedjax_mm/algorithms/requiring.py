@@ -4,7 +4,6 @@ Wraps any algorithm, so that MaxFL and those that it is compared with are measur
 """
 
 import dataclasses
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,20 +13,22 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.algorithms.local import train_locally
+from fedjax_mm.algorithms.views import View, appeals, client_losses, measured
 from fedjax_mm.base import (
     Algorithm,
-    Batch,
     Batching,
     ClientState,
     Contribution,
-    EpochTask,
-    MeasuredTask,
     Params,
     Round,
     Scalar,
     ServerState,
+    Task,
+    TestedTask,
 )
 from fedjax_mm.checks import check_count, check_positive
+
+_TUNED_AT_ONCE = 16  # clients
 
 
 class Demands(NamedTuple):
@@ -35,13 +36,12 @@ class Demands(NamedTuple):
 
     Attributes:
       threshold: rho_k.
-      own: loss and accuracy of the client's own model w_hat_k on its test examples; NaN where
-        thresholds are given.
+      own_accuracy: of the client's own model w_hat_k on its test examples; NaN where there is none.
       state: the algorithm's.
     """
 
     threshold: Float[Array, ""]
-    own: dict[str, Float[Array, ""]]
+    own_accuracy: Float[Array, ""]
     state: ClientState
 
 
@@ -60,32 +60,41 @@ def requiring(
     Before round 1 each client trains a model of its own, w_hat_k, from the common start by
     `num_steps` steps of local SGD; its loss on the training examples is what the client requires,
     ``rho_k = F_k(w_hat_k)``. A model appeals to the client if ``F_k(w) < rho_k``. Records are then
-    made of all clients' losses, apart for those that train and those that are never seen:
+    means over clients, apart for those that train and those that are never seen (``unseen_...``):
 
-    - ``loss`` and ``accuracy``, means over clients, on test examples;
+    - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on those for training;
     - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
     - ``preferred_accuracy``, where a client to whom the model does not appeal uses its own.
+
+    Of a task without examples for testing they are ``train_loss``, ``train_appeal`` and the task's
+    own metrics.
 
     Args:
       algorithm: any; those that need thresholds find them in ``task.threshold(client)``.
       learning_rate: of the warm-up and of tuning; it may be traced.
       batch_size: examples of a step of both, drawn independently; None takes all.
       num_steps: of the warm-up.
-      thresholds: ``[clients]``, rho_k, instead of a warm-up; then no model is preferred.
-      num_unseen: the task's last clients never train; they are measured apart, as ``unseen_...``.
+      thresholds: ``[clients]``, rho_k of all clients, the unseen ones too, instead of a warm-up;
+        then no model is preferred, and `learning_rate` is that of tuning alone.
+      num_unseen: the task's last clients never train; the assignment is for the others.
       tuning_steps: local steps that each client takes from the model before it is measured.
 
     Raises:
       ValueError: if a number is not positive, or neither a rate nor thresholds are given.
 
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, full_participation, quadratic, requiring, simulate
+      >>> algorithm = requiring(fedavg(0.1, local_steps=5), learning_rate=0.1, num_steps=2)
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      >>> trace.metrics["train_appeal"].shape  # records, models
+      (11, 1)
+
     Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
     """
-    if (learning_rate is None) == (thresholds is None):
-        raise ValueError(
-            f"learning_rate is {learning_rate}, thresholds are {thresholds}; give the rate of a "
-            "warm-up, or thresholds"
-        )
+    _check_options(learning_rate, thresholds, tuning_steps)
     check_positive("learning_rate", learning_rate)
     check_count("batch_size", batch_size)
     check_count("num_steps", num_steps)
@@ -93,106 +102,101 @@ def requiring(
         raise ValueError(
             f"num_unseen is {num_unseen}, tuning_steps is {tuning_steps}; neither may be negative"
         )
-    if tuning_steps and learning_rate is None:
-        raise ValueError(f"tuning_steps is {tuning_steps}; give its learning_rate")
 
-    def seen(task: Any, demands: Demands) -> "_Seen":
-        _check(task, thresholds)
-        return _Seen(task, demands.threshold, task.num_clients - num_unseen)
+    def seen(task: Task, threshold: Float[Array, "*clients"]) -> "_Seen":
+        _check_task(task, thresholds, num_unseen)
+        return _Seen(task, task.num_clients - num_unseen, threshold)
 
     def trained(
-        rng_key: PRNGKeyArray, task: Any, client: Int[Array, ""], params: Params, num_steps: int
+        rng_key: PRNGKeyArray, task: Task, client: Int[Array, ""], params: Params, num_steps: int
     ) -> Params:
-        optimizer = optax.sgd(learning_rate)
-        how = Batching(batch_size)
+        optimizer, how = optax.sgd(learning_rate), Batching(batch_size)
         return train_locally(rng_key, task, client, params, optimizer, num_steps, how)
 
-    def init(task: Any, params: Params) -> tuple[ServerState, Demands]:
-        nothing = jnp.full((), jnp.nan)
-        server, state = algorithm.init(seen(task, Demands(nothing, {}, ())), params)
-        return server, Demands(nothing, {"loss": nothing, "accuracy": nothing}, state)
+    def on_test(task: Task, params: Params, client: Int[Array, ""]) -> dict[str, Float[Array, ""]]:
+        if not isinstance(task, TestedTask):
+            return {}
+        return task.client_metrics(params, client, task.test)
+
+    def init(task: Task, params: Params) -> tuple[ServerState, Demands]:
+        unknown = jnp.full((), jnp.nan)
+        server_state, state = algorithm.init(seen(task, unknown), params)
+        return server_state, Demands(unknown, unknown, state)
 
     def start(
-        rng_key: PRNGKeyArray, task: Any, client: Int[Array, ""], params: Params, state: Demands
+        rng_key: PRNGKeyArray, task: Task, client: Int[Array, ""], params: Params, state: Demands
     ) -> Demands:
+        inner = state.state
         if thresholds is not None:
             state = state._replace(threshold=jnp.asarray(thresholds, float)[client])
         else:
             own = trained(rng_key, task, client, params, num_steps)
-            on_test = task.client_metrics(own, client, task.test)
-            state = Demands(task.client_loss(own, client), on_test, state.state)
-        if algorithm.start is None:
-            return state
-        key = jax.random.fold_in(rng_key, 1)
-        return state._replace(
-            state=algorithm.start(key, seen(task, state), client, params, state.state)
-        )
+            state = state._replace(threshold=measured(task).client_loss(own, client))
+            test = on_test(task, own, client)
+            state = state._replace(own_accuracy=test.get("accuracy", state.own_accuracy))
+        if algorithm.start is not None:
+            view = seen(task, state.threshold)
+            inner = algorithm.start(jax.random.fold_in(rng_key, 1), view, client, params, inner)
+        return state._replace(state=inner)
 
     def client(
         rng_key: PRNGKeyArray,
         round: Round,
-        task: Any,
+        task: Task,
         client: Int[Array, ""],
         params: Params,
         server_state: ServerState,
         state: Demands,
     ) -> tuple[Contribution, Demands]:
+        view = seen(task, state.threshold)
         contribution, inner = algorithm.client(
-            rng_key, round, seen(task, state), client, params, server_state, state.state
+            rng_key, round, view, client, params, server_state, state.state
         )
         return contribution, state._replace(state=inner)
 
-    def begin(
-        round: Round, task: Any, params: Params, server_state: ServerState, states: Demands
-    ) -> ServerState:
-        assert algorithm.begin is not None
-        return algorithm.begin(round, seen(task, states), params, server_state, states.state)
+    def appeal(task: Task, params: Params, states: Demands) -> Bool[Array, " clients"]:
+        view = seen(task, states.threshold)
+        if algorithm.appeal is not None:
+            return algorithm.appeal(view, params, states.state)
+        return appeals(view, params)
 
-    def appeal(task: Any, params: Params, states: Demands) -> Bool[Array, " clients"]:
-        num_clients = task.num_clients - num_unseen
-        return (client_losses(task, params) < states.threshold)[:num_clients]
+    def evaluated(
+        rng_key: PRNGKeyArray, task: Task, params: Params
+    ) -> tuple[Float[Array, " clients"], dict[str, Float[Array, " clients"]]]:
+        """Every client's loss on training examples, and what there is on test examples."""
 
-    def num_steps_of(task: Any, client: Int[Array, ""]) -> int | Int[Array, ""]:
-        assert algorithm.num_steps is not None
-        nothing = jnp.full((), jnp.nan)
-        return algorithm.num_steps(seen(task, Demands(nothing, {}, ())), client)
-
-    def metrics(
-        rng_key: PRNGKeyArray, task: Any, params: Params, states: Demands
-    ) -> dict[str, Float[Array, ""]]:
-        def of_tuned(client: Int[Array, ""]) -> tuple[Any, Any]:
+        def of_tuned(client: Int[Array, ""]) -> tuple[Array, dict[str, Array]]:
             key = jax.random.fold_in(rng_key, client)
             tuned = trained(key, task, client, params, tuning_steps)
-            return task.client_loss(tuned, client), task.client_metrics(tuned, client, task.test)
+            return measured(task).client_loss(tuned, client), on_test(task, tuned, client)
 
         if tuning_steps:
-            clients = jnp.arange(task.num_clients)
-            train_loss, test = lax.map(of_tuned, clients, batch_size=_TUNED_AT_ONCE)
-        else:
-            train_loss = client_losses(task, params)
-            test = task.evaluate(params, task.test, per_client=True)
-        appeals = test["loss"] < states.threshold
-        values = test | {
-            "appeal": appeals,
-            "train_appeal": train_loss < states.threshold,
-            "preferred_accuracy": jnp.where(appeals, test["accuracy"], states.own["accuracy"]),
-        }
-        parts = {"": slice(task.num_clients - num_unseen)}
-        if num_unseen:
-            parts["unseen_"] = slice(task.num_clients - num_unseen, None)
-        return {
-            prefix + name: jnp.mean(value[part], dtype=float)
-            for prefix, part in parts.items()
-            for name, value in values.items()
-        }
+            return lax.map(of_tuned, jnp.arange(task.num_clients), batch_size=_TUNED_AT_ONCE)
+        if not isinstance(task, TestedTask):
+            return client_losses(task, params), {}
+        return client_losses(task, params), task.evaluate(params, task.test, per_client=True)
+
+    def metrics(
+        rng_key: PRNGKeyArray, task: Task, params: Params, states: Demands
+    ) -> dict[str, Float[Array, ""]]:
+        train_loss, test = evaluated(rng_key, task, params)
+        values = {"train_loss": train_loss, "train_appeal": train_loss < states.threshold}
+        if test:
+            is_preferred = test["loss"] < states.threshold
+            values |= test | {"appeal": is_preferred}
+        if test and thresholds is None:
+            accuracy = jnp.where(is_preferred, test["accuracy"], states.own_accuracy)
+            values["preferred_accuracy"] = accuracy
+        means = _means(values, task.num_clients - num_unseen)
+        return means if test else task.metrics(params) | means
 
     return Algorithm(
         init,
         client,
         algorithm.server,
-        None if algorithm.num_steps is None else num_steps_of,
+        _num_steps_of(algorithm, seen),
         start=start,
-        begin=None if algorithm.begin is None else begin,
+        begin=_begin_of(algorithm, seen),
         output=algorithm.output,
         appeal=appeal,
         metrics=metrics,
@@ -200,61 +204,84 @@ def requiring(
     )
 
 
-_TUNED_AT_ONCE = 16  # clients
-
-
-def client_losses(task: Any, params: Params) -> Float[Array, " clients"]:
-    """F_k(w) of all clients, in one pass where the task has one."""
-    if hasattr(task, "evaluate"):
-        return task.evaluate(params, task.train, per_client=True)["loss"]
-    return jax.vmap(partial(task.client_loss, params))(jnp.arange(task.num_clients))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Seen:
+class _Seen(View):
     """A task as the algorithm sees it: with thresholds, without the clients that never train."""
 
-    task: Any
     thresholds: Float[Array, "*clients"]
-    num_clients: int = dataclasses.field(metadata={"static": True})
 
     def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
         """rho_k; where there is one client, there is one number."""
         return self.thresholds if self.thresholds.ndim == 0 else self.thresholds[client]
 
-    def init(self, rng_key: PRNGKeyArray) -> Params:
-        return self.task.init(rng_key)
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        return self.task.weight(client)
+def _num_steps_of(algorithm: Algorithm, seen: Any) -> Any:
+    """The algorithm's, if it has its own; steps do not depend on thresholds but by the server."""
+    inner = algorithm.num_steps
+    if inner is None:
+        return None
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Batch:
-        return self.task.batch(rng_key, client, step, how)
+    def num_steps(
+        task: Task, client: Int[Array, ""], server_state: ServerState
+    ) -> int | Int[Array, ""]:
+        return inner(seen(task, jnp.full((), jnp.nan)), client, server_state)
 
-    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        if not isinstance(self.task, EpochTask):
-            raise ValueError(f"{type(self.task).__name__} has no num_batches; give local_steps")
-        return self.task.num_batches(client, size)
-
-    def loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        return self.task.loss(params, batch)
-
-    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
-        return self.task.client_loss(params, client)
-
-    def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
-        return self.task.metrics(params)
+    return num_steps
 
 
-def _check(task: Any, thresholds: Any) -> None:
-    """Whether the task tells what its clients lose, and has as many thresholds as clients."""
-    if not isinstance(task, MeasuredTask):
-        raise ValueError(f"{type(task).__name__} has no client_loss, by which models would appeal")
-    if thresholds is not None and jnp.shape(thresholds) != (task.num_clients,):
+def _begin_of(algorithm: Algorithm, seen: Any) -> Any:
+    """The algorithm's, if it has its own."""
+    inner = algorithm.begin
+    if inner is None:
+        return None
+
+    def begin(
+        round: Round, task: Task, params: Params, server_state: ServerState, states: Demands
+    ) -> ServerState:
+        return inner(round, seen(task, states.threshold), params, server_state, states.state)
+
+    return begin
+
+
+def _means(values: dict[str, Array], num_seen: int) -> dict[str, Float[Array, ""]]:
+    """Over the clients that train, and over the others."""
+    parts = {"": slice(num_seen), "unseen_": slice(num_seen, None)}
+    return {
+        prefix + name: jnp.mean(value[part], dtype=float)
+        for prefix, part in parts.items()
+        for name, value in values.items()
+        if len(value[part])
+    }
+
+
+def _check_options(learning_rate: Any, thresholds: Any, tuning_steps: int) -> None:
+    if learning_rate is None and (thresholds is None or tuning_steps > 0):
+        raise ValueError(
+            f"learning_rate is None, thresholds are {thresholds}, tuning_steps is {tuning_steps}; "
+            "give the rate of a warm-up or thresholds, and the rate of tuning"
+        )
+    if learning_rate is not None and thresholds is not None and tuning_steps == 0:
+        raise ValueError(
+            "a learning_rate and thresholds are given; give the rate of a warm-up, or thresholds"
+        )
+
+
+def _check_task(task: Task, thresholds: Any, num_unseen: int) -> None:
+    """Whether the task tells what its clients lose, and all sizes fit."""
+    num_clients = task.num_clients
+    measured(task)
+    if thresholds is not None and jnp.shape(thresholds) != (num_clients,):
         raise ValueError(
             f"thresholds have shape {jnp.shape(thresholds)}; give one number for each of "
-            f"{task.num_clients} clients"
+            f"{num_clients} clients"
+        )
+    if num_unseen >= num_clients:
+        raise ValueError(
+            f"num_unseen is {num_unseen}; it must be less than the task's {num_clients} clients"
+        )
+    if isinstance(task, TestedTask) and task.test.num_clients != num_clients:
+        raise ValueError(
+            f"{task.test.num_clients} clients have test examples and {num_clients} train; give "
+            "every client its own"
         )

@@ -1,0 +1,83 @@
+"""Ditto: a global model by FedAvg, and beside it a personal one of every client."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedjax_mm.algorithms.local import add_mean, local_sgd, proximal
+from fedjax_mm.base import (
+    Algorithm,
+    Contribution,
+    Params,
+    Round,
+    Scalar,
+    Schedule,
+    ServerState,
+    Task,
+)
+from fedjax_mm.checks import check_not_negative
+from fedjax_mm.contribution import scale_update
+
+
+def ditto(
+    learning_rate: Scalar | Schedule,
+    *,
+    lam: Scalar,
+    local_steps: int,
+    batch_size: int | None = None,
+) -> Algorithm:
+    """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
+
+    Personal models start where the global one does, take as many steps, on the same batches, in
+    each round in which the client trains, and are the clients' states: ``state.models.clients`` of
+    `simulate`. Metrics are those of the global model.
+
+    Args:
+      learning_rate: eta of both, a number (it may be traced) or a schedule of the round.
+      lam: how strongly personal models are held to the global one; 0 lets each go its way.
+      local_steps: E, SGD steps of every client for each of both.
+      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+
+    Raises:
+      ValueError: if `lam` is negative or another number is not positive.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import ditto, full_participation, quadratic, simulate
+      >>> algorithm = ditto(0.1, lam=0.1, local_steps=5)
+      >>> state, _ = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      >>> state.models.clients.shape  # models, clients, parameters
+      (1, 24, 97)
+
+    Reference: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
+    Personalization" (2021), Algorithm 1.
+    """
+    local = local_sgd(learning_rate, local_steps, batch_size)
+    check_not_negative("lam", lam)
+
+    def init(task: Task, params: Params) -> tuple[ServerState, Params]:
+        del task
+        return (), params
+
+    def client(
+        rng_key: PRNGKeyArray,
+        round: Round,
+        task: Task,
+        client: Int[Array, ""],
+        params: Params,
+        server_state: ServerState,
+        client_state: Params,
+    ) -> tuple[Contribution, Params]:
+        del server_state
+        direction = proximal(task, lam, params)
+        weight = task.weight(client)
+        change = local.change(rng_key, round, task, client, params)
+        step = local.change(
+            rng_key, round, task, client, params, direction=direction, start=client_state
+        )
+        personal = jax.tree.map(jnp.add, client_state, step)
+        update = scale_update(change, weight)
+        return Contribution(update, weight, jnp.int32(2 * local_steps)), personal
+
+    return Algorithm(init, client, add_mean)

@@ -1,0 +1,93 @@
+"""q-FFL: the larger a client's loss, the more it counts."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedjax_mm.algorithms.local import local_sgd
+from fedjax_mm.algorithms.views import measured
+from fedjax_mm.base import (
+    Algorithm,
+    ClientState,
+    Contribution,
+    Params,
+    Round,
+    Scalar,
+    Schedule,
+    ServerState,
+    Task,
+)
+from fedjax_mm.checks import check_not_negative
+from fedjax_mm.contribution import scale_update
+
+_LEAST_LOSS = 1e-10  # added to losses, of which negative powers are taken
+
+
+def qffl(
+    learning_rate: Scalar | Schedule,
+    *,
+    q: Scalar,
+    local_steps: int,
+    batch_size: int | None = None,
+) -> Algorithm:
+    """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
+
+    ``dw_k = (w - w_k) / eta`` after local steps, ``h_k = q F_k^(q-1) |dw_k|^2 + F_k^q / eta``, and
+    F_k is the loss of all the client's training examples at w. All clients count once.
+
+    Args:
+      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      q: how much large losses count; 0 is FedAvg, unweighted.
+      local_steps: E, SGD steps of every client.
+      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+
+    Raises:
+      ValueError: if `q` is negative or another number is not positive.
+
+    Example:
+      >>> import jax, numpy as np
+      >>> from fedjax_mm import full_participation, least_squares, qffl, simulate
+      >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
+      >>> algorithm = qffl(0.1, q=1.0, local_steps=5)
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(2), 10)
+      >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
+      True
+
+    Reference: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (2020),
+    Algorithm 2.
+    """
+    local = local_sgd(learning_rate, local_steps, batch_size)
+    check_not_negative("q", q)
+
+    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
+        del task, params
+        return (), ()
+
+    def client(
+        rng_key: PRNGKeyArray,
+        round: Round,
+        task: Task,
+        client: Int[Array, ""],
+        params: Params,
+        server_state: ServerState,
+        client_state: ClientState,
+    ) -> tuple[Contribution, ClientState]:
+        del server_state
+        loss = measured(task).client_loss(params, client) + _LEAST_LOSS
+        change = local.change(rng_key, round, task, client, params)
+        rate, power = local.rate(round), loss**q
+        step = jax.tree.map(lambda x: x / rate, change)  # -dw
+        squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(step))
+        h = q * loss ** (q - 1) * squares + power / rate
+        return Contribution(scale_update(step, power), h, jnp.int32(local_steps)), client_state
+
+    def server(
+        round: Round, params: Params, server_state: ServerState, total: Contribution
+    ) -> tuple[Params, ServerState]:
+        del round
+        h = jnp.where(total.weight > 0, total.weight, 1)  # 0 where small losses underflow
+        change = jax.tree.map(lambda x: x / h, total.update)
+        return optax.apply_updates(params, change), server_state
+
+    return Algorithm(init, client, server)
