@@ -1,0 +1,117 @@
+"""Problems on which methods are compared with their NumPy loops, fed with the same batches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm import classification, client_data, least_squares
+from fedjax_mm.base import Batching
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.tasks.networks import LogisticRegression
+from tests import reference
+from tests.reference_maxfl import Problem
+
+N, DIM, CLASSES, BATCH = 7, 4, 3, 3
+
+
+class Compared(NamedTuple):
+    """A task of the library, and the same for the oracle.
+
+    Attributes:
+      task: of the library.
+      flat: from parameters with leading axes to vectors with the same leading axes.
+      start: from vectors ``[models, d]`` to initial parameters.
+      size: d.
+      problem: from the key and the model to the oracle's problem.
+    """
+
+    task: Any
+    flat: Callable[[Any], np.ndarray]
+    start: Callable[[np.ndarray], Any]
+    size: int
+    problem: Callable[..., Problem]
+
+
+def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
+    """Features, targets, labels and n_k of clients of 1 to 9 examples."""
+    rng = np.random.default_rng(seed)
+    counts = rng.permutation([1, 2, 4, 5, 7, 8, 9])
+    features = [rng.normal(size=(n, DIM)) for n in counts]
+    targets = [rng.normal(1.0, 2.0, size=n) for n in counts]
+    labels = [rng.integers(0, CLASSES, n) for n in counts]
+    return features, targets, labels, counts
+
+
+def all_rows(
+    rng_key: Any, model: int, clients: Any, counts: np.ndarray, num_rounds: int, num_batches: int
+) -> np.ndarray:
+    """The rows ``[T, N, batches, B]``, each inside its client, that the task draws of one model."""
+
+    def rows(t: Any, k: Any, i: Any) -> Any:
+        key = rng_key
+        for number in (t, model + 1, k):
+            key = jax.random.fold_in(key, number)
+        return clients.batch(key, k, i, Batching(BATCH))[0] - clients.offsets[k]
+
+    for place in (2, 1, 0):
+        rows = jax.vmap(rows, [0 if axis == place else None for axis in range(3)])
+    numbers = jnp.arange(1, num_rounds + 1), jnp.arange(len(counts)), jnp.arange(num_batches)
+    return np.asarray(jax.jit(rows)(*(x.astype(jnp.int32) for x in numbers)))
+
+
+def regression() -> Compared:
+    """Ridge regression."""
+    features, targets, _, counts = examples()
+    task = least_squares(features, targets, ridge=0.3)
+    data = reference.LeastSquares(features, targets, 0.3)
+
+    def problem(rng_key, model, thresholds, num_rounds, num_batches) -> Problem:
+        rows = all_rows(rng_key, model, task.data, counts, num_rounds, num_batches)
+        return Problem(
+            lambda k, w, t, i: reference.least_squares_gradient(data, k, w, rows[t - 1, k, i]),
+            lambda k, w: reference.least_squares_gradient(data, k, w),
+            lambda k, w: reference.least_squares_client_loss(data, k, w),
+            counts.astype(float),
+            np.asarray(thresholds),
+        )
+
+    return Compared(task, np.asarray, lambda w: w, DIM, problem)
+
+
+def softmax() -> Compared:
+    """Multinomial logistic regression."""
+    features, _, labels, counts = examples()
+    clients = client_data(list(zip(features, labels, strict=True)))
+    pool = FederatedData("seven", "synthetic", CLASSES, clients, clients)
+    task = classification(pool, LogisticRegression(CLASSES))
+    data = reference.Softmax(features, labels, CLASSES, sigmoid_head=False, reduction="mean")
+
+    def loss(k: int, w: np.ndarray) -> float:
+        pairs = zip(features[k], labels[k], strict=True)
+        return float(np.mean([reference.softmax_loss(data, w, x, int(y)) for x, y in pairs]))
+
+    def problem(rng_key, model, thresholds, num_rounds, num_batches) -> Problem:
+        rows = all_rows(rng_key, model, clients, counts, num_rounds, num_batches)
+        return Problem(
+            lambda k, w, t, i: reference.softmax_gradient(data, k, w, rows[t - 1, k, i]),
+            lambda k, w: reference.softmax_gradient(data, k, w, range(counts[k])),
+            loss,
+            counts.astype(float),
+            np.asarray(thresholds),
+        )
+
+    def flat(params: Any) -> np.ndarray:
+        bias, kernel = (np.asarray(params["classes"][name]) for name in ("bias", "kernel"))
+        return np.concatenate([bias, kernel.reshape(*bias.shape[:-1], -1)], axis=-1)
+
+    def start(w: np.ndarray) -> Any:
+        kernel = w[:, CLASSES:].reshape(-1, CLASSES, DIM)
+        return {"classes": {"bias": w[:, :CLASSES], "kernel": kernel}}
+
+    return Compared(task, flat, start, CLASSES * (DIM + 1), problem)
+
+
+PROBLEMS = {"least squares": regression, "softmax": softmax}

@@ -1,0 +1,264 @@
+"""NumPy float64 oracle of MaxFL and the methods that it is compared with, in plain loops.
+
+Cho et al., "Maximizing Global Model Appeal in Federated Learning", and the papers that each
+function names. Nothing here is shared with the library under test. One model is one vector w [d].
+
+Counting as in `reference`: `k` (client), `e` (local step) and `i` (batch of a client's round) are
+array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped; a
+round without clients leaves the model as it is.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Rate = Callable[[int], float]  # t -> learning rate
+Rounds = Sequence[list[int]]  # Rounds[t - 1]: the clients of round t, without padding
+
+
+class Problem(NamedTuple):
+    """What the N clients know."""
+
+    gradient: Callable[[int, Array, int, int], Array]  # (k, w, t, i): on batch i of round t
+    full_gradient: Callable[[int, Array], Array]  # (k, w)
+    loss: Callable[[int, Array], float]  # (k, w): F_k(w), over all the client's examples
+    num_examples: Array  # [N]
+    thresholds: Array  # [N], rho_k
+
+
+def sigmoid(x: float) -> float:
+    """sigma(x) = 1 / (1 + exp(-x))."""
+    return float(1.0 / (1.0 + np.exp(-x)))
+
+
+def sgd(problem: Problem, k: int, w: Array, t: int, rate: float, num_steps: int) -> Array:
+    """w_k after E local steps."""
+    for e in range(num_steps):
+        w = w - rate * problem.gradient(k, w, t, e)
+    return w
+
+
+def mean(changes: list[Array], weights: list[float]) -> Array:
+    """The weighted mean."""
+    total = np.zeros_like(changes[0])
+    for change, weight in zip(changes, weights, strict=True):
+        total = total + weight * change
+    return np.asarray(total / sum(weights))
+
+
+def fedavg(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, weighted: bool
+) -> Array:
+    """FedAvg, weighted by n_k or not; the other methods reduce to one of the two."""
+    for t, clients in enumerate(rounds, start=1):
+        if clients:
+            changes = [sgd(problem, k, w, t, rate(t), num_steps) - w for k in clients]
+            weights = [problem.num_examples[k] if weighted else 1.0 for k in clients]
+            w = w + mean(changes, weights)
+    return w
+
+
+def maxfl(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    server_rate: float,
+    eps: float,
+    weight: str,
+    slope: float,
+) -> Array:
+    """MaxFL: w <- w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = w - w_k (eq. 6)."""
+    for t, clients in enumerate(rounds, start=1):
+        if not clients:
+            continue
+        sum_q, sum_q_delta = 0.0, np.zeros_like(w)
+        for k in clients:
+            s = sigmoid(slope * (problem.loss(k, w) - problem.thresholds[k]))
+            q = s * (1.0 - s) if weight == "derivative" else s
+            sum_q += q
+            sum_q_delta += q * (w - sgd(problem, k, w, t, rate(t), num_steps))
+        w = w - server_rate / (sum_q + eps) * sum_q_delta
+    return w
+
+
+def fedprox(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mu: float
+) -> Array:
+    """FedProx: local steps along g + mu (w_k - w); n_k-weighted mean."""
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                own = own - rate(t) * (problem.gradient(k, own, t, e) + mu * (own - w))
+            changes.append(own - w)
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+    return w
+
+
+def scaffold(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    server_rate: float,
+    option: str,
+) -> tuple[Array, Array, Array]:
+    """SCAFFOLD; w, c [d] and c_k [N, d] after the last round."""
+    N = len(problem.num_examples)
+    c, c_k = np.zeros_like(w), np.zeros((N, len(w)))
+    for t, clients in enumerate(rounds, start=1):
+        changes, c_changes = [], []
+        for k in clients:
+            y = w
+            for e in range(num_steps):
+                y = y - rate(t) * (problem.gradient(k, y, t, e) - c_k[k] + c)
+            if option == "II":
+                new = c_k[k] - c + (w - y) / (num_steps * rate(t))
+            else:
+                new = problem.full_gradient(k, w)
+            changes.append(y - w)
+            c_changes.append(new - c_k[k])
+            c_k[k] = new
+        if clients:
+            w = w + server_rate * np.mean(changes, axis=0)
+            c = c + np.sum(c_changes, axis=0) / N
+    return w, c, c_k
+
+
+def perfedavg(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    alpha: float,
+    variant: str,
+    delta: float,
+) -> Array:
+    """Per-FedAvg with 2 (FO) or 3 (HF) batches in each step; unweighted mean."""
+    num_batches = 2 if variant == "FO" else 3
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            own = w
+            for e in range(num_steps):
+                i = num_batches * e
+                u = own - alpha * problem.gradient(k, own, t, i)
+                g = problem.gradient(k, u, t, i + 1)
+                if variant == "HF":
+                    ahead = problem.gradient(k, own + delta * g, t, i + 2)
+                    behind = problem.gradient(k, own - delta * g, t, i + 2)
+                    g = g - alpha * (ahead - behind) / (2 * delta)
+                own = own - rate(t) * g
+            changes.append(own - w)
+        if clients:
+            w = w + np.mean(changes, axis=0)
+    return w
+
+
+def qffl(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, q: float
+) -> Array:
+    """q-FedAvg: w <- w - sum Delta_k / sum h_k."""
+    for t, clients in enumerate(rounds, start=1):
+        if not clients:
+            continue
+        sum_delta, sum_h = np.zeros_like(w), 0.0
+        for k in clients:
+            F = problem.loss(k, w) + 1e-10
+            dw = (w - sgd(problem, k, w, t, rate(t), num_steps)) / rate(t)
+            sum_delta += F**q * dw
+            sum_h += q * F ** (q - 1) * float(dw @ dw) + F**q / rate(t)
+        w = w - sum_delta / sum_h
+    return w
+
+
+def onto_simplex(x: Array) -> Array:
+    """The nearest point with entries >= 0 that add up to 1, by bisection of the shift."""
+    low, high = x.min() - 1.0, x.max()
+    for _ in range(200):
+        shift = (low + high) / 2
+        if np.maximum(x - shift, 0.0).sum() > 1.0:
+            low = shift
+        else:
+            high = shift
+    return np.maximum(x - (low + high) / 2, 0.0)
+
+
+def afl(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mixture_rate: float
+) -> tuple[Array, Array]:
+    """AFL; w and the mean of the w of all rounds in which somebody trained."""
+    assert num_steps == 1
+    N = len(problem.num_examples)
+    mixture, all_w = np.full(N, 1.0 / N), []
+    for t, clients in enumerate(rounds, start=1):
+        step, gain = np.zeros_like(w), np.zeros(N)
+        for k in clients:
+            step += mixture[k] * problem.gradient(k, w, t, 0)
+            gain[k] = problem.loss(k, w)
+        if clients:
+            w = w - rate(t) * step
+            mixture = onto_simplex(mixture + mixture_rate * gain)
+            all_w.append(w)
+    return w, np.mean(all_w, axis=0)
+
+
+def mwfed(
+    problem: Problem,
+    w: Array,
+    rounds: Rounds,
+    rate: Rate,
+    num_steps: int,
+    *,
+    growth: float,
+    factors: Array | None = None,
+) -> tuple[Array, Array, list[int]]:
+    """MW-Fed; w, the weights v [N] after the last round, and the local steps of each round.
+
+    Client k reports `factors[k]` times its loss.
+    """
+    N = len(problem.num_examples)
+    v, steps = np.full(N, 1.0 / N), []
+    factors = np.ones(N) if factors is None else factors
+    for t, clients in enumerate(rounds, start=1):
+        for k in range(N):
+            if factors[k] * problem.loss(k, w) >= problem.thresholds[k]:
+                v[k] *= growth
+        v = v / v.sum()
+        lengths = [int(np.clip(np.round(num_steps * N * v[k]), 1, 4 * num_steps)) for k in clients]
+        steps.append(sum(lengths))
+        if clients:
+            changes = [
+                sgd(problem, k, w, t, rate(t), length) - w
+                for k, length in zip(clients, lengths, strict=True)
+            ]
+            w = w + mean(changes, [v[k] for k in clients])
+    return w, v, steps
+
+
+def ditto(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, lam: float
+) -> tuple[Array, Array]:
+    """Ditto; w and the personal models v_k [N, d]."""
+    v = np.tile(w, (len(problem.num_examples), 1))
+    for t, clients in enumerate(rounds, start=1):
+        changes = []
+        for k in clients:
+            changes.append(sgd(problem, k, w, t, rate(t), num_steps) - w)
+            for e in range(num_steps):
+                v[k] = v[k] - rate(t) * (problem.gradient(k, v[k], t, e) + lam * (v[k] - w))
+        if clients:
+            w = w + mean(changes, [problem.num_examples[k] for k in clients])
+    return w, v
