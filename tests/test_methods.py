@@ -349,5 +349,5 @@ def test_wrong_sizes_are_refused_before_compilation(factory, arguments, message)
 @pytest.mark.parametrize("factory", [maxfl, mwfed])
 def test_thresholds_must_come_from_somewhere(factory):
     task = quadratic(4, 2, mu=0.1)
-    with pytest.raises(ValueError, match="Quadratic have no thresholds; wrap the .* `requiring`"):
+    with pytest.raises(ValueError, match=r"Quadratic have no thresholds; wrap the .* `requiring`"):
         simulate(jax.random.key(0), task, factory(0.1, local_steps=1), full_participation(4), 1)
