@@ -53,9 +53,7 @@ def test_noise_is_as_large_as_the_update(algorithm, noise):
     plain = contribution(algorithm, 1)
     sent = contribution(byzantine(algorithm, ATTACKS, noise=noise), 1)
     leaves = [np.ravel(x) for x in jax.tree.leaves(plain.update)]
-    draws = [
-        np.ravel(x) - y for x, y in zip(jax.tree.leaves(sent.update), leaves, strict=True)
-    ]
+    draws = [np.ravel(x) - y for x, y in zip(jax.tree.leaves(sent.update), leaves, strict=True)]
     update, added = np.concatenate(leaves), np.concatenate(draws)
     deviation = noise * np.sqrt(np.mean(update**2))
     assert added.std() == pytest.approx(deviation, rel=4 / np.sqrt(2 * len(added)))
