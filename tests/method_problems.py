@@ -1,10 +1,10 @@
 """Problems on which methods are compared with their NumPy loops, fed with the same batches."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm import classification, client_data, least_squares
@@ -14,6 +14,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 from tests import reference
 from tests.reference_maxfl import Problem
 
+SEED, MODELS, ROUNDS, BATCHES = 5, 2, 20, 12  # that are drawn for the oracle
 N, DIM, CLASSES, BATCH = 7, 4, 3, 3
 
 
@@ -25,14 +26,14 @@ class Compared(NamedTuple):
       flat: from parameters with leading axes to vectors with the same leading axes.
       start: from vectors ``[models, d]`` to initial parameters.
       size: d.
-      problem: from the key and the model to the oracle's problem.
+      problem: from the model's number and thresholds to the oracle's problem.
     """
 
     task: Any
     flat: Callable[[Any], np.ndarray]
     start: Callable[[np.ndarray], Any]
     size: int
-    problem: Callable[..., Problem]
+    problem: Callable[[int, np.ndarray], Problem]
 
 
 def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
@@ -45,21 +46,22 @@ def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
     return features, targets, labels, counts
 
 
-def all_rows(
-    rng_key: Any, model: int, clients: Any, counts: np.ndarray, num_rounds: int, num_batches: int
-) -> np.ndarray:
-    """The rows ``[T, N, batches, B]``, each inside its client, that the task draws of one model."""
+@functools.cache
+def all_rows() -> np.ndarray:
+    """The rows ``[M, T, N, batches, B]``, each inside its client, that any task of them draws."""
+    *_, counts = examples()
+    clients = client_data([np.zeros(n) for n in counts])
 
-    def rows(t: Any, k: Any, i: Any) -> Any:
-        key = rng_key
-        for number in (t, model + 1, k):
+    def rows(m: Any, t: Any, k: Any, i: Any) -> Any:
+        key = jax.random.key(SEED)
+        for number in (t, m + 1, k):
             key = jax.random.fold_in(key, number)
         return clients.batch(key, k, i, Batching(BATCH))[0] - clients.offsets[k]
 
-    for place in (2, 1, 0):
-        rows = jax.vmap(rows, [0 if axis == place else None for axis in range(3)])
-    numbers = jnp.arange(1, num_rounds + 1), jnp.arange(len(counts)), jnp.arange(num_batches)
-    return np.asarray(jax.jit(rows)(*(x.astype(jnp.int32) for x in numbers)))
+    for place in (3, 2, 1, 0):
+        rows = jax.vmap(rows, [0 if axis == place else None for axis in range(4)])
+    numbers = np.arange(MODELS), np.arange(1, ROUNDS + 1), np.arange(N), np.arange(BATCHES)
+    return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 
 def regression() -> Compared:
@@ -68,14 +70,14 @@ def regression() -> Compared:
     task = least_squares(features, targets, ridge=0.3)
     data = reference.LeastSquares(features, targets, 0.3)
 
-    def problem(rng_key, model, thresholds, num_rounds, num_batches) -> Problem:
-        rows = all_rows(rng_key, model, task.data, counts, num_rounds, num_batches)
+    def problem(model: int, thresholds: np.ndarray) -> Problem:
+        rows = all_rows()[model]
         return Problem(
             lambda k, w, t, i: reference.least_squares_gradient(data, k, w, rows[t - 1, k, i]),
             lambda k, w: reference.least_squares_gradient(data, k, w),
             lambda k, w: reference.least_squares_client_loss(data, k, w),
             counts.astype(float),
-            np.asarray(thresholds),
+            thresholds,
         )
 
     return Compared(task, np.asarray, lambda w: w, DIM, problem)
@@ -93,14 +95,14 @@ def softmax() -> Compared:
         pairs = zip(features[k], labels[k], strict=True)
         return float(np.mean([reference.softmax_loss(data, w, x, int(y)) for x, y in pairs]))
 
-    def problem(rng_key, model, thresholds, num_rounds, num_batches) -> Problem:
-        rows = all_rows(rng_key, model, clients, counts, num_rounds, num_batches)
+    def problem(model: int, thresholds: np.ndarray) -> Problem:
+        rows = all_rows()[model]
         return Problem(
             lambda k, w, t, i: reference.softmax_gradient(data, k, w, rows[t - 1, k, i]),
             lambda k, w: reference.softmax_gradient(data, k, w, range(counts[k])),
             loss,
             counts.astype(float),
-            np.asarray(thresholds),
+            thresholds,
         )
 
     def flat(params: Any) -> np.ndarray:

@@ -71,8 +71,9 @@ def one_of(assignments, index):
 
     def assign(rng_key, t, states):
         pairs = zip(assignments, states, strict=True)
-        groups, states = zip(*(each.assign(rng_key, t, state) for each, state in pairs))
-        return jnp.stack([padded(each) for each in groups])[index], list(states)
+        results = [each.assign(rng_key, t, state) for each, state in pairs]
+        groups = jnp.stack([padded(groups) for groups, _ in results])
+        return groups[index], [state for _, state in results]
 
     def select(rng_key, t, groups, appeal):
         selected = [
