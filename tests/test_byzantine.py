@@ -133,7 +133,7 @@ def test_attackers_always_take_part():
     models = jax.tree.map(lambda x: x[0], state.models)
     appeal = algorithm.appeal(TASK, models.params, models.clients)
     np.testing.assert_array_equal(np.flatnonzero(appeal), [0, 1, 2, 5])
-    losses = [float(TASK.client_loss(models.params, k)) for k in range(12)]
+    losses = [float(TASK.client_loss(models.params, jnp.int32(k))) for k in range(12)]
     assert trace.metrics["train_loss"][-1, 0] == pytest.approx(np.mean(losses), rel=1e-5)
     assert trace.metrics["train_appeal"][-1, 0] == pytest.approx(1 / 12)
 

@@ -48,13 +48,13 @@ def warm_up(task, params, client):
     """w_hat_k by plain full-gradient steps."""
     gradient = jax.grad(task.client_loss)
     for _ in range(STEPS):
-        step = gradient(params, client)
+        step = gradient(params, jnp.int32(client))
         params = jax.tree.map(lambda w, g: w - RATE * g, params, step)
     return params
 
 
 def mean_of(task, params, data, name, clients):
-    return np.mean([float(task.client_metrics(params, k, data)[name]) for k in clients])
+    return np.mean([float(task.client_metrics(params, jnp.int32(k), data)[name]) for k in clients])
 
 
 @pytest.mark.usefixtures("x64")
@@ -72,8 +72,10 @@ def test_thresholds_are_losses_of_a_warm_up_by_hand(num_models):
     demands = state.models.clients
     for m, k in itertools.product(range(num_models), range(N)):
         own = warm_up(task, start[m], k)
-        assert demands.threshold[m, k] == pytest.approx(float(task.client_loss(own, k)), rel=1e-5)
-        accuracy = task.client_metrics(own, k, task.test)["accuracy"]
+        assert demands.threshold[m, k] == pytest.approx(
+            float(task.client_loss(own, jnp.int32(k))), rel=1e-5
+        )
+        accuracy = task.client_metrics(own, jnp.int32(k), task.test)["accuracy"]
         assert demands.own_accuracy[m, k] == pytest.approx(float(accuracy))
     assert len(np.unique(demands.threshold)) == num_models * N
 
@@ -114,11 +116,13 @@ def test_metrics_are_means_over_clients():
         ):
             expected = mean_of(task, params, data, of, clients)
             assert values[prefix + name] == pytest.approx(expected, rel=1e-6)
-        test = [task.client_metrics(params, k, task.test) for k in clients]
+        test = [task.client_metrics(params, jnp.int32(k), task.test) for k in clients]
         happy = [
             float(m["loss"]) < demands.threshold[k] for m, k in zip(test, clients, strict=True)
         ]
-        content = [float(task.client_loss(params, k)) < demands.threshold[k] for k in clients]
+        content = [
+            float(task.client_loss(params, jnp.int32(k))) < demands.threshold[k] for k in clients
+        ]
         preferred = [
             float(m["accuracy"]) if is_happy else demands.own_accuracy[k]
             for m, k, is_happy in zip(test, clients, happy, strict=True)
@@ -138,8 +142,8 @@ def test_tuning_takes_local_steps_before_measuring():
     state, trace = simulate(jax.random.key(0), task, algorithm, full_participation(N), 2)
     params = jax.tree.map(lambda x: x[0], state.models.params)
     tuned = [warm_up(task, params, k) for k in range(N)]
-    losses = [float(task.client_loss(w, k)) for k, w in enumerate(tuned)]
-    tests = [task.client_metrics(w, k, task.test) for k, w in enumerate(tuned)]
+    losses = [float(task.client_loss(w, jnp.int32(k))) for k, w in enumerate(tuned)]
+    tests = [task.client_metrics(w, jnp.int32(k), task.test) for k, w in enumerate(tuned)]
     values = {name: float(x[-1, 0]) for name, x in trace.metrics.items()}
     assert values["train_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     expected = np.mean([float(each["accuracy"]) for each in tests])
@@ -307,7 +311,7 @@ def test_wrong_options_are_refused_before_compilation(arguments, message):
         (Measured(jnp.ones(4)), {"thresholds": jnp.ones(3)}, r"shape \(3,\); .* of 4 clients"),
         (Measured(jnp.ones(4)), {"thresholds": 1.0}, r"shape \(\); give one number for each"),
         (Towards(jnp.ones(4)), {"learning_rate": 0.1}, "Towards has no client_loss"),
-        (Measured(jnp.ones(4)), {"thresholds": jnp.ones(4), "num_unseen": 4}, "num_unseen is 4"),
+        (Measured(jnp.ones(4)), {"thresholds": jnp.ones(4), "num_unseen": 4}, r"\[0\] clients"),
         (Measured(jnp.ones(4)), {"thresholds": jnp.ones(4), "num_unseen": 1}, r"\[3\] clients"),
     ],
 )
@@ -352,7 +356,7 @@ def test_losses_and_thresholds_of_all_clients():
     task = learners()
     params = task.init(jax.random.key(0))
     losses = client_losses(task, params)
-    expected = [float(task.client_loss(params, k)) for k in range(N)]
+    expected = [float(task.client_loss(params, jnp.int32(k))) for k in range(N)]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     with pytest.raises(ValueError, match="have no thresholds"):
         thresholds(task)

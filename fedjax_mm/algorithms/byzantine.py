@@ -61,9 +61,10 @@ def byzantine(
     """
     check_positive("loss_factor", loss_factor)
     check_not_negative("noise", noise)
-    if jnp.ndim(clients) != 1 or not jnp.issubdtype(jnp.result_type(clients), bool):
+    attacks = jnp.asarray(clients)
+    if attacks.ndim != 1 or attacks.dtype != jnp.bool_:
         raise ValueError(
-            f"clients are {jnp.result_type(clients)}{list(jnp.shape(clients))}; give one bool for "
+            f"clients are {attacks.dtype}{list(attacks.shape)}; give one bool for "
             "each client that trains"
         )
     if algorithm.appeal is not None:
@@ -71,7 +72,6 @@ def byzantine(
             "the algorithm is wrapped already; use `byzantine` once and before `requiring`, whose "
             "thresholds and metrics are not inflated: requiring(byzantine(algorithm, clients), ...)"
         )
-    attacks = jnp.asarray(clients)
 
     def seen(task: Task) -> "_Inflated":
         if len(attacks) != task.num_clients:

@@ -95,6 +95,7 @@ def requiring(
     Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
     """
     _check_options(learning_rate, thresholds, tuning_steps)
+    thresholds = None if thresholds is None else jnp.asarray(thresholds, float)
     check_positive("learning_rate", learning_rate)
     check_count("batch_size", batch_size)
     check_count("num_steps", num_steps)
@@ -104,7 +105,7 @@ def requiring(
         )
 
     def seen(task: Task, threshold: Float[Array, "*clients"]) -> "_Seen":
-        _check_task(task, thresholds, num_unseen)
+        _check_task(task, thresholds)
         return _Seen(task, task.num_clients - num_unseen, threshold)
 
     def trained(
@@ -128,7 +129,7 @@ def requiring(
     ) -> Demands:
         inner = state.state
         if thresholds is not None:
-            state = state._replace(threshold=jnp.asarray(thresholds, float)[client])
+            state = state._replace(threshold=thresholds[client])
         else:
             own = trained(rng_key, task, client, params, num_steps)
             state = state._replace(threshold=measured(task).client_loss(own, client))
@@ -267,18 +268,14 @@ def _check_options(learning_rate: Any, thresholds: Any, tuning_steps: int) -> No
         )
 
 
-def _check_task(task: Task, thresholds: Any, num_unseen: int) -> None:
+def _check_task(task: Task, thresholds: Any) -> None:
     """Whether the task tells what its clients lose, and all sizes fit."""
     num_clients = task.num_clients
     measured(task)
-    if thresholds is not None and jnp.shape(thresholds) != (num_clients,):
+    if thresholds is not None and thresholds.shape != (num_clients,):
         raise ValueError(
-            f"thresholds have shape {jnp.shape(thresholds)}; give one number for each of "
+            f"thresholds have shape {thresholds.shape}; give one number for each of "
             f"{num_clients} clients"
-        )
-    if num_unseen >= num_clients:
-        raise ValueError(
-            f"num_unseen is {num_unseen}; it must be less than the task's {num_clients} clients"
         )
     if isinstance(task, TestedTask) and task.test.num_clients != num_clients:
         raise ValueError(
