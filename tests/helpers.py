@@ -88,6 +88,15 @@ class Towards:
         return {"norm": jnp.sqrt(jnp.sum(params["w"] ** 2))}
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Measured(Towards):
+    """`Towards`, whose clients tell what they lose."""
+
+    def client_loss(self, params, client):
+        return self.loss(params, self.targets[client])
+
+
 class Visits(NamedTuple):
     """What a client of `counting` remembers."""
 

@@ -27,7 +27,7 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
-from tests.helpers import labelled_data
+from tests.helpers import Measured, labelled_data
 
 N, ROUNDS = 6, 4
 STEPS = {"local_steps": 2, "batch_size": 2}
@@ -46,7 +46,7 @@ METHODS = {
 ASSIGNMENTS = {
     1: [
         mfa_rand(N, 1, cohort_size=4),
-        mfa_rr(N, 1),
+        mfa_rr(N, 1, cohort_size=3),
         full_participation(N),
         appealing(full_participation(N), cohort_size=2, from_round=2),
     ],
@@ -124,7 +124,7 @@ def test_client_maps_agree_and_nothing_recompiles(method, num_models):
             )
             return state.models, trace
 
-        program = jax.jit(run)
+        program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
         results.append([program(*call, data, rho) for call in calls])
         assert program._cache_size() == 1
     for other in results[1:]:
@@ -135,7 +135,7 @@ def test_client_maps_agree_and_nothing_recompiles(method, num_models):
     for (models, trace), each in zip(results[0], ASSIGNMENTS[num_models], strict=False):
         assert trace.metrics["train_appeal"].shape == (1 + ROUNDS, num_models)
         if each.select is None:
-            assert (trace.client_updates[1:].sum(1) >= 4).all()
+            assert (trace.client_updates[1:].sum(1) >= 3).all()
         assert models.params.shape == (num_models, 2)
 
 
@@ -143,7 +143,7 @@ def test_client_maps_agree_and_nothing_recompiles(method, num_models):
 def test_single_precision_in_a_double_precision_program(method):
     """States and parameters keep their types: what a scan carries may not change."""
     with jax.enable_x64(True):
-        task = classification(labelled_data(N), LogisticRegression(3))
+        task = Measured(jnp.arange(N, dtype=jnp.float32))
 
         def run(rng_key):
             algorithm = requiring(METHODS[method](lambda t: 0.1 / t), learning_rate=0.1)

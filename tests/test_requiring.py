@@ -24,7 +24,7 @@ from fedjax_mm import (
 from fedjax_mm.algorithms.local import train_locally
 from fedjax_mm.algorithms.views import client_losses, thresholds
 from fedjax_mm.base import Batching
-from tests.helpers import Towards, counting, labelled_data
+from tests.helpers import Measured, Towards, counting, labelled_data
 
 N, SEEN = 7, 5
 RATE, STEPS = 0.3, 6
@@ -33,15 +33,6 @@ RATE, STEPS = 0.3, 6
 def learners():
     """Logistic regression of clients with 1 to 9 training and 1 to 4 test examples."""
     return classification(labelled_data(N), LogisticRegression(3))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Measured(Towards):
-    """`Towards`, whose clients tell what they lose."""
-
-    def client_loss(self, params, client):
-        return self.loss(params, self.targets[client])
 
 
 def warm_up(task, params, client):
