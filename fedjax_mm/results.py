@@ -19,6 +19,7 @@ _LONG_NAMES = {
     "loss": "global loss F(w)",
     "excess_loss": "excess loss F(w) - F*",
     "distance": "distance to the minimizer |w - w*|",
+    "appeal": "GM-Appeal, the fraction of satisfied clients",
     "client_updates": "local trainings so far",
     "gradients": "gradients computed so far",
     "parameters_up": "parameters sent to the server so far",

@@ -22,6 +22,7 @@ ALLOWED = {
     "tasks": {"base", "checks", "data"},
     "algorithms": {"base", "checks", "contribution"},
     "metrics": set(),
+    "minimize": {"checks"},
     "theory": {"base", "checks", "data", "tasks"},
     "kinds": {"base"},
     "simulate": {"base", "contribution", "kinds"},
@@ -41,8 +42,8 @@ ALLOWED = {
     },
     "plots": {"results"},
     "papers": {
-        *("algorithms", "assignment", "base", "data", "experiment", "metrics", "plan", "plots"),
-        *("runs", "sweep", "task_configs", "tasks", "theory"),
+        *("algorithms", "assignment", "base", "data", "experiment", "metrics", "minimize", "plan"),
+        *("plots", "results", "runs", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),
