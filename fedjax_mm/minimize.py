@@ -71,12 +71,12 @@ def local_minimum(
       ValueError: if `tolerance`, `max_step` or `max_steps` is not positive, or `scale` is negative.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> found = local_minimum(lambda w: (w**2 - 1) ** 2, 0.01)  # a maximum at 0
       >>> round(float(found.point), 4), bool(found.converged)
       (1.0, True)
-      >>> local_minimum(jnp.sin, jnp.linspace(0.0, 12.0, 4)[1]).point.round(3).item()
-      4.712
+      >>> starts = jnp.array([0.0, 2.0, 8.0])
+      >>> jax.vmap(lambda w: local_minimum(jnp.sin, w).point)(starts).round(2)
+      Array([-1.57,  4.71, 10.99], dtype=float32)
     """
     check_positive("tolerance", tolerance)
     check_positive("max_step", max_step)

@@ -1,5 +1,7 @@
 """Mean estimation: the task, the minimizer against a dense grid, and the papers' statements."""
 
+import json
+import re
 import time
 from functools import partial
 
@@ -7,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedjax_mm import (
     draw_means,
@@ -19,6 +23,8 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import AnalyticTask, Batching, Task
+from fedjax_mm.cli import main
+from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.maxfl_appeal import (
     ThreeClients,
@@ -26,8 +32,9 @@ from fedjax_mm.papers.maxfl_appeal import (
     exact_appeal,
     judge_three,
     judge_two,
+    plot_three,
+    plot_two,
     run_three,
-    run_two,
 )
 from fedjax_mm.papers.maxfl_shape import (
     Landscape,
@@ -35,6 +42,8 @@ from fedjax_mm.papers.maxfl_shape import (
     critical_gamma_hat,
     judge_landscape,
     judge_rate,
+    plot_landscape,
+    plot_rate,
     run_landscape,
     run_rate,
 )
@@ -411,11 +420,13 @@ def test_far_clients_are_satisfied_by_the_side_of_their_model(two):
         assert np.all(at.displacement * (3 - 2 * at.nearest) > 0)
 
 
-def test_draws_do_not_depend_on_how_many_there_are(two):
-    few = run_two(TwoClients(gamma_g_squared=(0, 1), num_seeds=7))
-    many = two[0].isel(draw=slice(0, 7), gamma_g_squared=slice(0, 2))
-    np.testing.assert_array_equal(few.empirical_mean, many.empirical_mean)
-    np.testing.assert_allclose(few.solution, many.solution, atol=1e-9)
+def test_draws_depend_on_the_seed_the_point_and_their_number_only(two):
+    for i, r in ((0, 0), (0, 1), (20, 0), (20, 9999)):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), i), r)
+        theta = np.array([0.0, 2 * np.sqrt(i)])
+        expected = draw_means(jax.random.fold_in(key, 0), theta)
+        at = two[0].sel(gamma_g_squared=i, draw=r)
+        np.testing.assert_allclose(at.empirical_mean, expected, rtol=1e-12)
 
 
 @pytest.fixture(scope="module")
@@ -555,3 +566,94 @@ def test_the_adaptive_rate_is_high_where_the_objective_is_flat():
     exchanged = dataset.assign_coords(rule=dataset.rule.values[::-1])
     assert verdicts(judge_rate(exchanged, config)) == [True, False]
     assert not judge_rate(dataset.assign(rate=1 / dataset.rate), config).claims[0].holds
+
+
+# Figures and the command line
+
+
+def caption(figure):
+    return " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
+@pytest.fixture(params=["two", "three", "landscape", "rate"])
+def drawn(request):
+    """A figure of each kind, and its judgement."""
+    if request.param in ("two", "three"):
+        dataset, config, judgement, *_ = request.getfixturevalue(request.param)
+        plot = plot_two if request.param == "two" else plot_three
+    elif request.param == "landscape":
+        config = Landscape(num_points=20, num_starts=5)
+        dataset, plot = run_landscape(config), plot_landscape
+        judgement = judge_landscape(dataset, config)
+    else:
+        config = Rate(num_rounds=50, num_starts=9)
+        dataset, plot = run_rate(config), plot_rate
+        judgement = judge_rate(dataset, config)
+    return request.param, plot(dataset, config, judgement), judgement
+
+
+def test_figures_show_what_was_measured_and_nothing_is_cut(drawn):
+    name, figure, judgement = drawn
+    FigureCanvasAgg(figure).draw()
+    assert len(figure.axes) == {"two": 2, "three": 6, "landscape": 2, "rate": 3}[name]
+    title, below = sorted(figure.texts, key=lambda text: -text.get_position()[1])
+    for axes in figure.axes:
+        panel = axes.get_tightbbox()
+        assert below.get_window_extent().y1 < panel.y0
+        assert panel.y1 < title.get_window_extent().y0
+        assert figure.bbox.x0 <= panel.x0 < panel.x1 <= figure.bbox.x1
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+    failed = [claim.claim for claim in judgement.claims if not claim.holds]
+    assert all(claim in caption(figure) for claim in failed)
+    assert ("All claims hold" in caption(figure)) == (not failed)
+
+
+def test_figure_5a_has_the_bounds_drawn_in(two):
+    dataset, config, judgement, _ = two
+    for axes in plot_two(dataset, config, judgement).axes:
+        lines = {bars.get_label(): bars[0].get_xydata().T for bars in axes.containers}
+        for label in OBJECTIVES:
+            np.testing.assert_allclose(lines[label][1], judgement.measured[label]["appeal"])
+        (upper,) = (xy for label, xy in lines.items() if "Lemma A.1" in label)
+        np.testing.assert_allclose(upper[1], 2 * np.exp(-upper[0] / 5))
+        (lower,) = (xy for label, xy in lines.items() if "Theorem A.1" in label)
+        np.testing.assert_allclose(lower[1], np.exp(-1) / 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("maxfl-fig5b", {"searched_gamma_hat": 200, "start": 41, "gamma_hat": 4}),
+        ("maxfl-fig8", {"gamma_hat": 2, "rule": 2, "round": 3001}),
+    ],
+)
+def test_the_command_line_writes_the_files(name, sizes, tmp_path):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--no-cache", "reproduce", name, "--out", str(tmp_path)])
+    assert exit_.value.code == 0
+    summary = json.loads((tmp_path / name / "summary.json").read_text())
+    assert summary["data"] == "synthetic"
+    assert all(claim["holds"] for claim in summary["claims"])
+    assert set(summary["manifest"]["wall_seconds"]) == {"compile", "run"}
+    assert (tmp_path / name / "figure.png").stat().st_size > 10_000
+    with xr.open_dataset(tmp_path / name / "result.nc") as dataset:
+        assert {dim: dataset.sizes[dim] for dim in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("maxfl-fig5a", "num_seeds=1", "num_seeds = 1"),
+        ("maxfl-fig5a", "gamma_g_squared=[1, 200]", "less than or equal to 100"),
+        ("maxfl-fig5a", "gamma=0.0", "gamma = 0.0"),
+        ("maxfl-fig6", "case_1=[1, inf, 2]", "it must be finite"),
+        ("maxfl-fig6", "case_1=[1, 2]", "case_1: missing"),
+        ("maxfl-fig5b", "largest=-1.0", "largest"),
+        ("maxfl-fig8", "epsilon=0.0", "epsilon"),
+    ],
+)
+def test_wrong_settings_are_refused(name, settings, message):
+    config = REPRODUCTIONS[name].config
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validate(type(config), config.model_dump(), [settings])

@@ -321,8 +321,8 @@ def judge_rate(dataset: xr.Dataset, config: Rate) -> Judgement:
     )
     header = (
         "gamma_hat",
-        *("rate, flat", "rate, steep", "rate, at a minimum", "1/L"),
-        *(f"rounds from flat starts, {rule}" for rule in _RULES),
+        *("flat", "steep", "minimum", "1/L"),
+        *(f"rounds, {rule}" for rule in _RULES),
     )
     rows = [
         (

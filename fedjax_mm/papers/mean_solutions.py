@@ -78,6 +78,13 @@ def descend(objective: Objective, task: MeanEstimation, start: Any) -> Descent:
     )
 
 
+def descend_all(task: MeanEstimation, start: Any) -> Descent:
+    """Where every objective's descent ends; ``[objectives]`` in front."""
+    each = [descend(objective, task, start) for objective in OBJECTIVES.values()]
+    ends: Descent = jax.tree.map(lambda *values: jnp.stack(values), *each)
+    return ends
+
+
 def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> xr.Dataset:
     """The local minimum of every objective, in every draw, at several true means.
 
@@ -97,11 +104,8 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
     def solve(true_means: Any, gamma: Any, rng_key: Any) -> dict[str, Any]:
         draw_key, start_key = (jax.random.fold_in(rng_key, i) for i in range(2))
         task = mean_estimation(true_means, draw_means(draw_key, true_means, gamma))
-        start = task.init(start_key)
-        each = [descend(objective, task, start) for objective in OBJECTIVES.values()]
-        found: Descent = jax.tree.map(lambda *values: jnp.stack(values), *each)
-        values = found._asdict() | {"empirical_mean": task.empirical_means}
-        return {"solution": values.pop("point")} | values
+        values = descend_all(task, task.init(start_key))._asdict()
+        return {"solution": values.pop("point"), "empirical_mean": task.empirical_means} | values
 
     def program(points: Any, gamma: Any, rng_key: Any) -> dict[str, Any]:
         def at(numbered: Any) -> dict[str, Any]:

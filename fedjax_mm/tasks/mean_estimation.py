@@ -219,7 +219,7 @@ def log_objective(task: MeanEstimation, params: Any) -> Any:
     line 8. It is convex, as Lemma A.2 demands of a surrogate that gives FedAvg's solution.
 
     Example:
-      >>> float(log_objective(mean_estimation([0.0], [1.0]), 1.0).round(4))
+      >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)
       0.6931
     """
     return jnp.mean(jax.nn.softplus(task.gaps(params)))
