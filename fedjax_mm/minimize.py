@@ -75,8 +75,9 @@ def local_minimum(
       >>> round(float(found.point), 4), bool(found.converged)
       (1.0, True)
       >>> starts = jnp.array([0.0, 2.0, 8.0])
-      >>> jax.vmap(lambda w: local_minimum(jnp.sin, w).point)(starts).round(2)
-      Array([-1.57,  4.71, 10.99], dtype=float32)
+      >>> found = jax.vmap(lambda w: local_minimum(jnp.sin, w))(starts)
+      >>> [round(float(w / jnp.pi), 3) for w in found.point]
+      [-0.5, 1.5, 3.5]
     """
     check_positive("tolerance", tolerance)
     check_positive("max_step", max_step)
