@@ -29,7 +29,7 @@ from fedjax_mm.minimize import Minimum, local_minimum
 from fedjax_mm.plan import Setup
 from fedjax_mm.results import save_dataset, to_dataset
 from fedjax_mm.runs import run
-from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.simulate import State, Trace, advance, init, simulate
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
 from fedjax_mm.tasks.classification import Classification, classification
@@ -90,6 +90,7 @@ __all__ = [
     "flip_labels",
     "full_participation",
     "gain",
+    "growing_sample_size",
     "init",
     "inverse_time",
     "join_processes",

@@ -132,6 +132,56 @@ def lines_with_errors(
     return figure
 
 
+def curves_and_bounds(
+    curves: xr.DataArray,
+    bounds: xr.DataArray,
+    *,
+    panel_label: str,
+    series_label: str,
+    ylabel: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Curves, solid, and bounds on them, dashed, over rounds on logarithmic axes.
+
+    Args:
+      curves: over ``(*panels, columns, series, round)``; all panels of a row differ in `columns`.
+      bounds: likewise.
+      panel_label: a format of all coordinates of a panel.
+      series_label: a format such as ``"M = {}"``.
+      ylabel: of the first column.
+      title: above the panels.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        *rows, columns, series, _ = curves.dims
+        stacked, dashed = (values.stack(row=rows) for values in (curves, bounds))
+        size = stacked.sizes["row"], stacked.sizes[columns]
+        figure = Figure(figsize=(4.5 * size[1], 0.9 + 3.0 * size[0]))
+        panels: Any = figure.subplots(*size, sharex=True, sharey="row", squeeze=False)
+        names, rounds = curves[series].values, curves["round"].values + 1
+        for i, j in np.ndindex(*size):
+            axes: Axes = panels[i, j]
+            at = {"row": i, columns: j}
+            for k, color in enumerate(_cycle(_COLORS, names)):
+                label = series_label.format(names[k])
+                here = at | {series: k}
+                axes.plot(rounds, stacked.isel(here).values, color=color, lw=1.5, label=label)
+                axes.plot(rounds, dashed.isel(here).values, color=color, lw=1.0, ls="--")
+            axes.set(xscale="log", yscale="log")
+            place = (*stacked["row"].values[i], stacked[columns].values[j])
+            is_last = i == size[0] - 1
+            _finish(
+                axes,
+                panel_label.format(*place),
+                "$t$ (the start is 1)" if is_last else "",
+                ylabel if j == 0 else "",
+            )
+        panels[0, 0].legend(loc="best", fontsize=8, ncols=2)
+        _arrange(figure, title, caption)
+    return figure
+
+
 def accuracy_and_gain(
     curves: xr.DataArray,
     levels: Mapping[str, Mapping[str, float]],
@@ -377,7 +427,7 @@ def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
 def _arrange(figure: Figure, title: str, caption: str) -> None:
     """The title above, the caption below, the panels between them."""
     width, height = figure.get_size_inches()
-    lines = textwrap.wrap(caption, int(width * 15.5))
+    lines = textwrap.wrap(caption, int(width * 14.5))
     bottom = (0.12 + 0.165 * len(lines)) / height
     figure.suptitle(title, fontsize=11.5)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)

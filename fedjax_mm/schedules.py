@@ -1,4 +1,4 @@
-"""Learning rates of the papers, as schedules of the round t = 1, 2, ...
+"""Learning rates and sample sizes of the papers, as schedules of the round t = 1, 2, ...
 
 Any optax schedule may stand beside them: it is evaluated at the round, once, and all local steps
 use that rate.
@@ -6,7 +6,10 @@ use that rate.
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from fedjax_mm.base import Schedule
+from fedjax_mm.checks import check_count
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
@@ -28,3 +31,50 @@ def per_frame(schedule: Schedule, num_models: int) -> Schedule:
       (True, True)
     """
     return lambda t: schedule(1 + (t - 1) // num_models)
+
+
+def growing_sample_size(
+    learning_rate: Schedule,
+    *,
+    num_examples: int,
+    local_steps: int,
+    gradient_bound: Any,
+    noise: tuple[Any, Any],
+    growth: Any,
+) -> Schedule:
+    """N_s(t), the examples of a client that Theorem 2 asks for in round t.
+
+    The smallest sample with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and
+    at least one example: with a decaying rate it grows to all of them. `fedavg` takes it as its
+    `batch_size`. Rounding never makes it smaller than the condition asks for.
+
+    Args:
+      learning_rate: eta_t.
+      num_examples: S, of the largest client; smaller ones use all that they have sooner.
+      local_steps: E.
+      gradient_bound: G; it and the numbers below may be traced.
+      noise: beta_1 and beta_2 of Assumption 4.
+      growth: V; 0 asks for all examples.
+
+    Example:
+      >>> constants = {"gradient_bound": 1.0, "noise": (0.0, 1.0), "growth": 3.0}
+      >>> rate = inverse_time(2.0, 3.0)
+      >>> size = growing_sample_size(rate, num_examples=100, local_steps=1, **constants)
+      >>> [int(size(t)) for t in (1, 100, 10_000)]
+      [26, 98, 100]
+
+    Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31); `theory.mfa.least_sample_size` is the
+    same in double precision, by at most one example smaller.
+    """
+    check_count("num_examples", num_examples)
+    check_count("local_steps", local_steps)
+    beta_1, beta_2 = noise
+
+    def size(t: Any) -> Any:
+        left_out = learning_rate(t) * growth
+        left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
+        # A little more than asked for, so that round-off cannot make it less.
+        least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
+        return jnp.clip(least, 1, num_examples).astype(jnp.int32)
+
+    return size

@@ -14,7 +14,7 @@ ROOT = Path(fedjax_mm.__file__).parent
 ALLOWED = {
     "base": set(),
     "checks": set(),
-    "schedules": {"base"},
+    "schedules": {"base", "checks"},
     "draws": set(),
     "contribution": {"base"},
     "assignment": {"base", "draws"},
@@ -43,7 +43,7 @@ ALLOWED = {
     "plots": {"results"},
     "papers": {
         *("algorithms", "assignment", "base", "data", "experiment", "metrics", "minimize", "plan"),
-        *("plots", "results", "runs", "sweep", "task_configs", "tasks", "theory"),
+        *("plots", "results", "runs", "schedules", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),

@@ -13,6 +13,8 @@ from fedjax_mm.base import Batch, Batching, Params, Scalar, Task
 LocalOptimizer = Callable[[Scalar], optax.GradientTransformation]
 """From the round's learning rate to an optax optimizer, for example `optax.sgd`."""
 
+_LARGE_BYTES = 2**20  # of parameters
+
 
 def train_locally(
     rng_key: PRNGKeyArray,
@@ -48,5 +50,9 @@ def train_locally(
         return optax.apply_updates(params, updates), state, batch_of(step + 1)
 
     start = params, optimizer.init(params), batch_of(0)
-    params, _, _ = lax.fori_loop(0, num_steps, step, start)
+    # XLA copies the parameters in every step, unless two steps write to each other's buffers; the
+    # program gets longer, which only large models are worth.
+    is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)) >= _LARGE_BYTES
+    unroll = 2 if is_large and isinstance(num_steps, int) else None
+    params, _, _ = lax.fori_loop(0, num_steps, step, start, unroll=unroll)
     return params

@@ -24,6 +24,7 @@ from fedjax_mm.papers.trainings import verdict
 from fedjax_mm.sweep import Execution
 from fedjax_mm.task_configs import Count, NonNegative
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, maxfl_objective, mean_estimation
+from fedjax_mm.theory.mean_estimation import lemma_a_1, theorem_a_1
 
 _ALIKE = 0.1  # solutions that are closer are called the same
 _SIGMAS = 4  # standard errors that a random quantity may be off
@@ -31,17 +32,6 @@ _SIGMAS = 4  # standard errors that a random quantity may be off
 # From about 150 on, exp(-4 gamma_G^2), the other client's pull, is less than the least number.
 Heterogeneity = Annotated[NonNegative, Field(le=100)]
 ThreeMeans = tuple[float, float, float]
-
-
-# STAND-INS, to be replaced by `from fedjax_mm.theory.mean_estimation import lemma_a_1, theorem_a_1`
-def lemma_a_1(gamma_G: Any, gamma: Any) -> Any:
-    """Lemma A.1's upper bound of FedAvg's appeal, ``2 exp(-gamma_G^2 / (5 gamma^2))``."""
-    return 2 * np.exp(-(np.asarray(gamma_G) ** 2) / (5 * np.asarray(gamma) ** 2))
-
-
-def theorem_a_1(gamma: Any) -> Any:
-    """Theorem A.1's lower bound of MaxFL's appeal, ``exp(-1 / gamma^2) / 16``."""
-    return np.exp(-1 / np.asarray(gamma) ** 2) / 16
 
 
 class TwoClients(Draws):
@@ -416,7 +406,7 @@ def _list(means: Any) -> str:
 
 FIGURE_5A = Reproduction(
     id="maxfl-fig5a",
-    title="GM-Appeal against heterogeneity, mean estimation, two clients, with both bounds",
+    title="GM-Appeal of two clients, with both bounds",
     paper={
         "figure": "Figure 5(a): GM-Appeal over gamma_G^2, 10,000 draws, curves without numbers",
         "Lemma A.1": "FedAvg's expected appeal is at most 2 exp(-gamma_G^2 / (5 gamma^2))",
@@ -437,7 +427,7 @@ FIGURE_5A = Reproduction(
 
 FIGURE_6 = Reproduction(
     id="maxfl-fig6",
-    title="How many of three clients are satisfied, mean estimation, three cases",
+    title="How many of three clients are satisfied, mean estimation",
     paper={
         "figure": "Figure 6: the objective in three cases, curves without numbers",
         "case 1": "MaxFL's optimal solution is identical to that of FedAvg",

@@ -430,7 +430,7 @@ def _room(lines: list[plots.Line]) -> tuple[float, float]:
 
 FIGURE_5B = Reproduction(
     id="maxfl-fig5b",
-    title="MaxFL's objective and its local minima, mean estimation, two clients",
+    title="MaxFL's objective of two clients and its local minima",
     paper={
         "figure": "Figure 5(b): the objective for small and large heterogeneity, no numbers",
         "text": "gamma_hat^2 < 1 gives the average of the local models; gamma_hat^2 > 2 a model "
@@ -445,7 +445,7 @@ FIGURE_5B = Reproduction(
 
 FIGURE_8 = Reproduction(
     id="maxfl-fig8",
-    title="MaxFL's adaptive learning rate against a constant one, mean estimation",
+    title="MaxFL's adaptive learning rate against a constant one",
     paper={
         "figure": "Figure 8: the rate over the model, higher where the function is flat",
         "open": [

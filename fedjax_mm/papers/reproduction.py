@@ -25,11 +25,13 @@ class Judgement(NamedTuple):
       measured: numbers by name, for `summary.json`.
       claims: the paper's claims.
       table: a header and rows for the terminal.
+      more: further tables, each below its title.
     """
 
     measured: Mapping[str, Any]
     claims: tuple[Claim, ...]
     table: tuple[tuple[str, ...], ...]
+    more: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
 
 
 class Reproduction(NamedTuple):

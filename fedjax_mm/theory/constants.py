@@ -1,0 +1,290 @@
+"""Constants of a task: exact where it knows them, else estimated at given points."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fedjax_mm.base import Batching, EpochTask, Params, Task
+from fedjax_mm.checks import check_count
+
+
+class Constant(NamedTuple):
+    """A number that theorems speak of, and how it is known.
+
+    Attributes:
+      value: the number, or an array.
+      known: "exact"; "bound", at least (or at most) the truth; or "estimate", from finitely many
+        points.
+      error: how far the estimate may be off by its own residual; 0 where it is exact. That other
+        points than the given ones may be worse is not in it.
+    """
+
+    value: Any
+    known: Literal["exact", "bound", "estimate"]
+    error: float = 0.0
+
+
+class Constants(NamedTuple):
+    """Of Assumptions 1 and 2 of Bhuyan et al., and the solution.
+
+    Attributes:
+      mu: strong convexity of all clients' losses, Assumption 1.
+      L: their smoothness, Assumption 2.
+      Gamma: ``F* - mean of F_k*``, the heterogeneity.
+      optimum: F*.
+      minimizer: w*.
+    """
+
+    mu: Constant
+    L: Constant
+    Gamma: Constant
+    optimum: Constant
+    minimizer: Constant
+
+
+@runtime_checkable
+class SolvedTask(Task, Protocol):
+    """A task that knows its constants."""
+
+    @property
+    def strong_convexity(self) -> Float[Array, ""]:
+        """The clients' smallest Hessian eigenvalue."""
+
+    @property
+    def smoothness(self) -> Float[Array, ""]:
+        """The clients' largest Hessian eigenvalue."""
+
+    @property
+    def heterogeneity(self) -> Float[Array, ""]:
+        """Gamma."""
+
+    @property
+    def optimum(self) -> Float[Array, ""]:
+        """F*."""
+
+    @property
+    def minimizer(self) -> Params:
+        """w*."""
+
+
+def exact_constants(task: SolvedTask) -> Constants:
+    """The constants of a task that knows them.
+
+    Raises:
+      ValueError: if it does not.
+
+    Example:
+      >>> from fedjax_mm import quadratic
+      >>> constants = exact_constants(quadratic(24, 4, mu=0.05))
+      >>> constants.mu.known, round(float(constants.L.value), 3)
+      ('exact', 3.733)
+    """
+    if not isinstance(task, SolvedTask):
+        raise ValueError(
+            f"{type(task).__name__} does not know its constants; use estimate_curvature"
+        )
+    values = (
+        task.strong_convexity,
+        task.smoothness,
+        task.heterogeneity,
+        task.optimum,
+        task.minimizer,
+    )
+    return Constants(*(Constant(np.asarray(value), "exact") for value in values))
+
+
+def estimate_curvature(
+    rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: int = 32
+) -> tuple[Constant, Constant]:
+    """Mu and L: the extreme eigenvalues of all clients' Hessians at some points, by Lanczos.
+
+    A loss that is not quadratic has, at other points, smaller and larger ones: the value of mu is
+    then above the truth, that of L below. A negative value of mu says that it is not convex.
+
+    Args:
+      rng_key: for the start of the iterations.
+      task: its loss over all of a client's examples is F_k.
+      points: parameters with a leading axis of points, such as a trajectory.
+      num_steps: Hessian-vector products for each client and point.
+
+    Returns:
+      The smallest and the largest eigenvalue; their errors are the residuals of the eigenvectors.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import quadratic
+      >>> task = quadratic(24, 4, mu=0.05)
+      >>> mu, L = estimate_curvature(jax.random.key(0), task, task.init(jax.random.key(0))[None])
+      >>> mu.known, round(float(L.value), 3)
+      ('estimate', 3.733)
+    """
+    check_count("num_steps", num_steps)
+    pairs = _curvature(rng_key, task, points, num_steps)
+    ends, errors = (np.asarray(x).reshape(-1, 2) for x in pairs)
+    lowest, highest = np.argmin(ends[:, 0]), np.argmax(ends[:, 1])
+    return (
+        Constant(ends[lowest, 0], "estimate", float(errors[lowest, 0])),
+        Constant(ends[highest, 1], "estimate", float(errors[highest, 1])),
+    )
+
+
+@partial(jax.jit, static_argnames="num_steps")
+def _curvature(
+    rng_key: PRNGKeyArray, task: Task, points: Params, num_steps: int
+) -> tuple[Float[Array, "points clients 2"], Float[Array, "points clients 2"]]:
+    """The smallest and the largest eigenvalue, and their residuals."""
+
+    def at(point: Params, client: Int[Array, ""]) -> tuple[Array, Array]:
+        flat, unravel = ravel_pytree(point)
+        loss = partial(_local_loss, task, client)
+        gradient = jax.grad(lambda x: loss(unravel(x)))
+
+        def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
+            return jax.jvp(gradient, (flat,), (vector,))[1]
+
+        start = jax.random.normal(rng_key, flat.shape, flat.dtype)
+        return extreme_eigenvalues(product, start, min(num_steps, flat.size))
+
+    return _over_points_and_clients(at, task, points)
+
+
+def _local_loss(task: Task, client: Int[Array, ""], params: Params) -> Float[Array, ""]:
+    """F_k, over all of the client's examples."""
+    nothing = jax.random.key(0)  # a full batch draws nothing
+    return task.loss(params, task.batch(nothing, client, jnp.int32(0), Batching()))
+
+
+def extreme_eigenvalues(
+    product: Callable[[Float[Array, " dim"]], Float[Array, " dim"]],
+    start: Float[Array, " dim"],
+    num_steps: int,
+) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
+    """The smallest and the largest eigenvalue of a symmetric matrix, given by its products.
+
+    Lanczos' method with full reorthogonalization: its basis V makes ``V'HV`` tridiagonal, whose
+    extreme eigenvalues lie inside those of H and tend to them. Where the start spans an invariant
+    subspace, the method is at its end: the rest of the diagonal repeats its first entry, which is
+    between the extremes.
+
+    Args:
+      product: ``v -> H v``.
+      start: any vector with a share in all eigenvectors.
+      num_steps: products.
+
+    Returns:
+      The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals: an eigenvalue of H
+      is as near as that.
+
+    Reference: Golub, Van Loan (2013), Matrix Computations, section 10.3.
+    """
+
+    def step(carry: Any, i: Int[Array, ""]) -> tuple[Any, tuple[Array, Array]]:
+        basis, vector, is_alive, scale = carry
+        basis = basis.at[i].set(vector)
+        image = product(vector)
+        scale = jnp.maximum(scale, jnp.linalg.norm(image))
+        diagonal = vector @ image
+        for _ in range(2):  # twice is enough (Parlett)
+            image = image - basis.T @ (basis @ image)
+        norm = jnp.linalg.norm(image)
+        is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)  # else round-off
+        vector = jnp.where(is_alive_after, image / norm, 0)
+        entries = jnp.where(is_alive, diagonal, jnp.nan), jnp.where(is_alive_after, norm, 0)
+        return (basis, vector, is_alive_after, scale), entries
+
+    empty = jnp.zeros((num_steps, start.size), start.dtype)
+    first = start / jnp.linalg.norm(start)
+    carry = empty, first, jnp.array(True), jnp.zeros((), start.dtype)
+    _, (diagonal, off_diagonal) = lax.scan(step, carry, jnp.arange(num_steps))
+    diagonal = jnp.where(jnp.isnan(diagonal), diagonal[0], diagonal)
+    inner = off_diagonal[:-1]
+    values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.diag(inner, 1) + jnp.diag(inner, -1))
+    ends = jnp.array([0, -1])
+    return values[ends], jnp.abs(off_diagonal[-1] * vectors[-1, ends])
+
+
+def gradient_bound(task: Task, points: Params) -> Constant:
+    """G of Assumption 3 for full gradients: the largest ``|grad F_k|`` of all clients and points.
+
+    On convex losses with rates up to 2/L gradients shrink along local steps, so that the points at
+    which rounds begin are enough.
+
+    Args:
+      task: its loss over all of a client's examples is F_k.
+      points: parameters with a leading axis, such as a trajectory.
+    """
+    return Constant(np.asarray(_gradient_norms(task, points)).max(), "estimate")
+
+
+@jax.jit
+def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"]:
+    def norm(point: Params, client: Int[Array, ""]) -> Float[Array, ""]:
+        gradient = jax.grad(partial(_local_loss, task, client))(point)
+        return jnp.asarray(optax.tree.norm(gradient))
+
+    return _over_points_and_clients(norm, task, points)
+
+
+def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
+    """``function(point, client)`` at one point after the other, for all clients at once."""
+    clients = jnp.arange(task.num_clients)
+    return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
+
+
+@jax.jit
+def example_gradients(
+    task: EpochTask, points: Params
+) -> tuple[Float[Array, "points clients"], Float[Array, "points clients"]]:
+    """The two sides of Assumption 4: ``|grad F_k|^2``, and the largest of its examples' squares.
+
+    The gradient of F_k is here the mean of its examples', whatever the task's loss makes of them.
+
+    Args:
+      task: its clients have examples.
+      points: parameters with a leading axis.
+    """
+
+    def sides(point: Params, client: Int[Array, ""]) -> tuple[Array, Array]:
+        flat, unravel = ravel_pytree(point)
+        num_examples = jnp.asarray(task.num_batches(client, 1))
+
+        def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
+            total, largest = carry
+            batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
+            gradient = jax.grad(lambda x: task.loss(unravel(x), batch))(flat)
+            return total + gradient, jnp.maximum(largest, gradient @ gradient)
+
+        start = jnp.zeros_like(flat), jnp.zeros((), flat.dtype)
+        total, largest = lax.fori_loop(0, num_examples, add, start)
+        mean = total / num_examples
+        return mean @ mean, largest
+
+    return _over_points_and_clients(sides, task, points)
+
+
+def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
+    """Beta_1 and beta_2 of Assumption 4, ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
+
+    The line of least squares through the largest example gradient of every client and point, its
+    slope at least 1 as the assumption asks, raised until no point lies above it.
+
+    Args:
+      task: its clients have examples.
+      points: parameters with a leading axis, such as a trajectory.
+
+    Returns:
+      beta_1 and beta_2, estimates; the error of beta_1 is by how much the line was raised.
+    """
+    squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
+    slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
+    rest = largest - slope * squares
+    level = max(rest.max(), 0.0)
+    return Constant(level, "estimate", level - rest.mean()), Constant(slope, "estimate")

@@ -1,0 +1,274 @@
+"""Theorem 1, Corollary 1 and their lemmas beside measured errors on the quadratic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    fedavg,
+    growing_sample_size,
+    inverse_time,
+    least_squares,
+    mfa_rr,
+    per_frame,
+    quadratic,
+    simulate,
+)
+from fedjax_mm.experiment import validate
+from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
+from fedjax_mm.papers.cohort_theory import CohortNoise, judge_noise, plot_noise, run_noise
+from fedjax_mm.papers.mfa_theory import (
+    Bounds,
+    GainBounds,
+    judge_bounds,
+    judge_gain,
+    plot_bounds,
+    plot_gain,
+    run_bounds,
+    run_gain,
+)
+from fedjax_mm.simulate import advance, init
+from fedjax_mm.theory import mfa_lemmas
+from fedjax_mm.theory.constants import exact_constants
+from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
+from tests import reference
+
+ALL = ("MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean")
+SMALL = Bounds(
+    methods=ALL, mu=(2e-4, 0.05), num_models=(1, 4), num_rounds=240, num_seeds=20, record_every=12
+)
+
+
+@pytest.fixture(scope="module")
+def small():
+    return run_bounds(SMALL)
+
+
+def failed(judgement):
+    return [claim.claim for claim in judgement.claims if not claim.holds]
+
+
+def test_the_bounds_hold(small):
+    judgement = judge_bounds(small, SMALL)
+    assert not [claim for claim in failed(judgement) if "bound" in claim]
+    cases = judgement.measured["cases"]
+    assert len(cases) == 3 * 2 * 2 * 2
+    assert all(case["least_ratio"] > 1 - 1e-9 for case in cases)
+    # They are loose, and the more so the more local steps.
+    one, five = ([c["largest_ratio"] for c in cases if c["E"] == e] for e in (1, 5))
+    assert min(np.divide(five, one)) > 5
+
+
+def test_a_bound_that_does_not_hold_is_found(small):
+    tampered = small.copy(deep=True)
+    tampered["bound"].loc[
+        {"method": "MFA-Rand", "mu": 0.05, "num_models": 4, "local_steps": 1}
+    ] /= 9
+    wrong = [claim for claim in failed(judge_bounds(tampered, SMALL)) if "bound" in claim]
+    assert wrong == ["MFA-Rand: Theorem 1's bound holds at every recorded round"]
+
+
+def test_the_bounds_use_the_runs_constants(small):
+    """The start, G and the time index, at one point by hand."""
+    case = small.sel(method="MFA-RR, 1/N", mu=0.05, num_models=4, local_steps=5)
+    problem = reference.dense_quadratic(24, 4, 0.05)
+    mu, smoothness, _ = reference.constants(problem)
+    distance = np.linalg.norm(reference.minimizer(problem))
+    G, M, E, beta = float(case.G), 4, 5, 2 / mu
+    assert pytest.approx(1.0) == G  # the first client's gradient at 0
+    gamma = beta * smoothness
+    drift = smoothness * G * (E**2 * (M - 1) / (2 * M) + E * (E - 1))
+    phi = beta * E * G * (M - 1) / M
+    phi += max(beta**2 * drift / (beta * mu - 1), (1 + gamma) * distance)
+    t = case["round"].values + 1
+    np.testing.assert_allclose(case.bound, phi / (t / M + gamma), rtol=1e-9)
+
+
+def test_a_frozen_model_would_be_found_out(small):
+    """Evaluated at M in {1, 2, 4, 12}: the check can fail."""
+    config = validate(Bounds, SMALL.model_dump() | {"num_models": [1, 2, 4, 12]})
+    repeated = small.sel(num_models=[1, 1, 4, 4]).assign_coords(num_models=[1, 2, 4, 12])
+    claims = [claim for claim in judge_bounds(repeated, config).claims if "frozen" in claim.claim]
+    assert len(claims) == 3
+    assert all(claim.holds for claim in claims)
+    assert all("E = 1, mu = 0.05" in claim.claim for claim in claims)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rate": 2.0}, r"Theorem 1 needs gamma > 4 L beta - 1; given gamma = 73"),
+        ({"rate": 2.0, "methods": ["MFA-RR, 1/N"]}, r"Theorem 2 needs gamma > beta L - 1"),
+        ({"contraction": 1.0}, r"needs beta > 1/mu; given beta = 5000, mu = 0.0002"),
+        ({"num_models": [30]}, "num_models is 30"),
+        ({"num_models": [2, 2]}, "give each value once"),
+        ({"record_every": 7}, "must divide 240 rounds"),
+    ],
+)
+def test_what_theorems_do_not_speak_of_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        validate(Bounds, SMALL.model_dump() | settings)
+
+
+@pytest.mark.parametrize("local_steps", [1, 5])
+@pytest.mark.parametrize("num_models", [1, 2, 4, 12])
+def test_the_lemmas_and_the_recursion_hold_along_trajectories(num_models, local_steps):
+    """Frames of MFA-RR with the factor 1/N: Lemma 2, Lemma 3 and eq. (32), in float64."""
+    N, M, E, num_frames, num_seeds = 24, num_models, local_steps, 12, 8
+    problem = reference.dense_quadratic(N, 4, 0.05)
+    best, hessian = reference.minimizer(problem), problem.A.mean(0) + 0.05 * np.eye(97)
+    with jax.enable_x64(True):
+        task = quadratic(N, 4, mu=0.05)
+        constants = exact_constants(task)
+        mu, smoothness = float(constants.mu.value), float(constants.L.value)
+        beta, gamma = 2 / mu, 2 / mu * smoothness
+        schedule = per_frame(inverse_time(beta, gamma), M)
+        algorithm, assignment = fedavg(schedule, local_steps=E, server_scale="1/N"), mfa_rr(N, M)
+
+        @jax.jit
+        @jax.vmap
+        def frames(key):
+            def frame(state, _):
+                after, _ = advance(state, task, algorithm, assignment, M)
+                return after, state.models.params[0]
+
+            start = jax.random.normal(jax.random.key(5), (97,))
+            state = init(key, task, algorithm, assignment, start)
+            return jax.lax.scan(frame, state, length=num_frames + 1)[1]
+
+        starts = np.asarray(frames(jax.random.split(jax.random.key(2), num_seeds)))
+    # The largest gradient of all clients along rounds and the virtual sequence: see `_Probed`.
+    gradients = (
+        np.einsum("kij,slj->slki", problem.A, starts) - problem.b + 0.05 * starts[:, :, None]
+    )
+    G = np.linalg.norm(gradients, axis=-1).max()
+    distances = np.linalg.norm(starts - best, axis=-1)
+    for frame in range(num_frames):
+        eta, w = beta / (frame + 1 + gamma), starts[:, frame]
+        for _ in range(E):
+            w = w - eta * (w - best) @ hessian
+        central = np.linalg.norm(w - best, axis=1)
+        drift = np.linalg.norm(starts[:, frame + 1] - w, axis=1) / eta  # |e^l|, eq. (28)
+        shared = {"eta": eta, "E": E, "L": smoothness}
+        assert np.all(central <= mfa_lemmas.lemma_2(distances[:, frame], mu=mu, **shared) + 1e-12)
+        assert np.all(drift <= mfa_lemmas.lemma_3(M=M, G=G, **shared) + 1e-9)
+        if E > 1 or M > 1:
+            assert drift.max() > 1e-3  # there is something to bound
+        bound = mfa_lemmas.recursion(distances[:, frame].mean(), M=M, mu=mu, G=G, V=0.0, **shared)
+        assert distances[:, frame + 1].mean() <= bound
+
+
+def test_gains_beside_theorem_3():
+    config = validate(
+        GainBounds,
+        GainBounds().model_dump()
+        | {"num_models": [1, 2, 4], "local_steps": [1, 5], "num_rounds": 120, "num_seeds": 4},
+    )
+    dataset = run_gain(config)
+    judgement = judge_gain(dataset, config)
+    assert judgement.claims[0].holds
+    assert judgement.claims[1].holds
+    assert judgement.measured["counterexample"]["max"] == pytest.approx(0.45, abs=0.005)
+    assert judgement.measured["counterexample"]["sum"] == pytest.approx(1.72, abs=0.005)
+    assert np.all(judgement.measured["measured"][:, 1:] > 1)
+    lower = dataset.copy(deep=True)
+    lower["gain"][{"what": 1, "num_models": 2}] = 1.0
+    assert not judge_gain(lower, config).claims[0].holds
+    plot_gain(dataset, config, judgement).savefig("/dev/null", format="png")
+
+
+def test_excess_noise_is_measured():
+    config = CohortNoise(num_clients=8, num_seeds=2000)
+    dataset = run_noise(config)
+    judgement = judge_noise(dataset, config)
+    assert [claim.holds for claim in judgement.claims] == [True, True, True, True, False]
+    wrong = dataset.assign(equation_27=dataset.equation_27 * 1.2)
+    assert [claim.holds for claim in judge_noise(wrong, config).claims][:3] == [False, True, False]
+    plot_noise(dataset, config, judgement).savefig("/dev/null", format="png")
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_growing_samples_satisfy_the_condition(x64):
+    """Never fewer examples than the exact condition asks for, and at most one more."""
+    rate, constants = inverse_time(20.0, 30.0), {"E": 5, "G": 2.0, "V": 7.0}
+    t = np.arange(1, 2001)
+    for num_examples in (1, 49, 600, 20_000):
+        exact = least_sample_size(
+            theorem_1_rate(t, beta=20.0, gamma=30.0),
+            S=num_examples,
+            beta_1=1.5,
+            beta_2=1.25,
+            **constants,
+        )
+        with jax.enable_x64(x64):
+            schedule = growing_sample_size(
+                rate,
+                num_examples=num_examples,
+                local_steps=5,
+                gradient_bound=2.0,
+                noise=(1.5, 1.25),
+                growth=7.0,
+            )
+            sizes = np.asarray(jax.vmap(schedule)(jnp.asarray(t)))
+        assert np.all((sizes - exact >= 0) & (sizes - exact <= 1))
+        assert sizes[-1] > 0.99 * num_examples
+    assert sizes[0] < 0.9 * num_examples  # it grows
+
+
+def test_growing_samples_train_in_one_program():
+    """A round's sample size is an argument of the loop, not a shape; the weights are 0 or 1."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((3, 40, 4)), rng.standard_normal((3, 40))
+    task, rate = least_squares(*data, ridge=0.5), inverse_time(2.0, 20.0)
+
+    @jax.jit
+    def run(key, growth):
+        size = growing_sample_size(
+            rate,
+            num_examples=40,
+            local_steps=2,
+            gradient_bound=4.0,
+            noise=(1.0, 1.0),
+            growth=growth,
+        )
+        algorithm = fedavg(rate, local_steps=2, batch_size=size)
+        return simulate(key, task, algorithm, mfa_rr(3, 1), 60)[1].metrics["distance"][-1, 0]
+
+    few, everything = run(jax.random.key(0), 100.0), run(jax.random.key(0), 0.0)
+    assert run._cache_size() == 1
+    full = fedavg(rate, local_steps=2)
+    exact = simulate(jax.random.key(0), task, full, mfa_rr(3, 1), 60)[1].metrics["distance"][-1, 0]
+    np.testing.assert_allclose(everything, exact, rtol=1e-4)
+    assert abs(few - exact) > 1e-3
+
+
+def test_figures_and_tables(small, tmp_path):
+    judgement = judge_bounds(small, SMALL)
+    plot_bounds(small, SMALL, judgement).savefig(tmp_path / "figure.png")
+    header, *rows = judgement.table
+    assert len(rows) == 24
+    assert {len(row) for row in rows} == {len(header)}
+    titles = [title for title, _ in judgement.more]
+    assert len(titles) == 1  # curves only where there are few
+    few = validate(
+        Bounds, SMALL.model_dump() | {"mu": [0.05], "num_models": [4], "local_steps": [5]}
+    )
+    judgement = judge_bounds(small.sel(mu=[0.05], num_models=[4], local_steps=[5]), few)
+    assert [title for title, _ in judgement.more][1:] == [
+        f"{method}, mu = 0.05, M = 4, E = 5" for method in ALL
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["theory-mfa-rand", "theory-mfa-rr"])
+def test_the_bounds_hold_in_full(name):
+    """2,000 rounds, 200 seeds, M in {1, 2, 4, 12}, E in {1, 5}, mu in {2e-4, 0.05}."""
+    item = REPRODUCTIONS[name]
+    judgement = item.judge(item.run(item.config, None), item.config)
+    assert failed(judgement) == []
+
+
+def test_the_command_shows_all_methods():
+    assert BOUNDS["mfa"].config.methods == ALL
+    assert jnp.ndim(BOUNDS["mfa"].config.mu) == 1

@@ -1,0 +1,236 @@
+"""Bounds for cohorts, against transcriptions of Pawlik's formulas and against drawn cohorts."""
+
+import math
+import re
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_mm.theory import cohorts
+
+MANY = settings(deadline=None, max_examples=150)
+positive = st.floats(0.01, 50)
+whole = st.integers(1, 40)
+losses = st.fixed_dictionaries({"L": positive, "G": positive, "sigma": positive, "gap": positive})
+
+SIZES = {"T": 4096, "N": 4, "E": 2}
+LOSSES = {"L": 2.0, "G": 1.5, "sigma": 0.5, "gap": 3.0}
+BOUNDS = {
+    "theorem_1": {**SIZES, "gamma": 0.1, **LOSSES},
+    "corollary_part_1": {**SIZES, **LOSSES},
+    "corollary_part_2": {**SIZES, **LOSSES},
+}
+NOISES = ["squared_step_25", "squared_step_26", "excess_noise_27", "excess_noise_28"]
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def lopsided(shape, seed=0):
+    return np.random.default_rng(seed).lognormal(size=shape) - 1
+
+
+# Transcriptions of the paper, by plain numbers.
+
+
+def printed_theorem(T, N, E, gamma, L, G, sigma, gap):
+    drift = (2 * gamma * E * G * L) ** 2
+    return math.fsum([2 * gap / gamma / T, drift, gamma * L * sigma * sigma / N])
+
+
+def printed_part_1(T, N, E, L, G, sigma, gap):
+    drift = 4 * N / T * (E * G) ** 2
+    return math.fsum([2 * L * gap / math.sqrt(N * T), drift, sigma * sigma / math.sqrt(N * T)])
+
+
+def printed_part_2(T, N, E, L, G, sigma, gap):
+    return (2 * L * gap + 4 * G * G + sigma * sigma) * N**-0.5 * T**-0.5
+
+
+def by_norms(rows):
+    """`sum |G_i|^2 - N |G_bar|^2`, in exact sums."""
+    mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+    squares = math.fsum(x * x for row in rows for x in row)
+    return squares - len(rows) * math.fsum(x * x for x in mean), math.fsum(x * x for x in mean)
+
+
+def by_products(rows):
+    N, (_, squared_mean) = len(rows), by_norms(rows)
+    products = math.fsum(
+        x * y
+        for i, one in enumerate(rows)
+        for j, other in enumerate(rows)
+        if i != j
+        for x, y in zip(one, other, strict=True)
+    )
+    return N * (N - 1) * squared_mean - products
+
+
+def printed_noises(rows, C, gamma, L):
+    """The four statements, in the order of `NOISES`."""
+    N, (norms, squared_mean) = len(rows), by_norms(rows)
+    scale = gamma * gamma / (N - 1) * (N - C) / (C * N)
+    steps = [scale * part + gamma * gamma * squared_mean for part in (norms, by_products(rows))]
+    return [*steps, L / 2 * scale * norms, L / 2 * scale * by_products(rows)]
+
+
+@MANY
+@given(T=whole, N=whole, E=whole, part=st.floats(0.001, 0.999), losses=losses)
+def test_theorem_1(T, N, E, part, losses):
+    gamma = part / losses["L"]
+    found = cohorts.theorem_1(T, N, E, gamma=gamma, **losses)
+    close(found, printed_theorem(T, N, E, gamma, **losses))
+
+
+@MANY
+@given(N=whole, more=st.integers(0, 1000), E=whole, losses=losses)
+def test_corollary_part_1(N, more, E, losses):
+    T = N + more
+    found = cohorts.corollary_part_1(T, N, E, **losses)
+    close(found, printed_part_1(T, N, E, **losses))
+    close(found, printed_theorem(T, N, E, math.sqrt(N / T) / losses["L"], **losses))
+
+
+@MANY
+@given(N=whole, E=whole, more=st.integers(0, 1000), losses=losses)
+def test_corollary_part_2(N, E, more, losses):
+    T = E**4 * N**3 + more
+    found = cohorts.corollary_part_2(T, N, E, **losses)
+    close(found, printed_part_2(T, N, E, **losses))
+    assert found >= cohorts.corollary_part_1(T, N, E, **losses) * (1 - 1e-12)
+
+
+@MANY
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    N=st.integers(2, 9),
+    d=st.integers(1, 5),
+    C=st.integers(1, 9),
+    gamma=positive,
+    L=positive,
+)
+def test_the_four_noises(seed, N, d, C, gamma, L):
+    updates, C = np.random.default_rng(seed).normal(size=(N, d)), min(C, N)
+    found = [
+        cohorts.squared_step_25(updates, C, gamma),
+        cohorts.squared_step_26(updates, C, gamma),
+        cohorts.excess_noise_27(updates, C, gamma, L),
+        cohorts.excess_noise_28(updates, C, gamma, L),
+    ]
+    # What cancels is of the size of the updates, not of their spread.
+    size = gamma**2 * (updates**2).sum()
+    expected = printed_noises(updates.tolist(), C, gamma, L)
+    for one, other, scale in zip(found, expected, (1, 1, L, L), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-13 * size * scale)
+    np.testing.assert_allclose(found[2], found[3], rtol=1e-12, atol=1e-13 * size * L)
+
+
+def test_the_noise_is_zero_for_all_clients_and_for_equal_updates():
+    updates = lopsided((6, 3))
+    for noise in (cohorts.excess_noise_27, cohorts.excess_noise_28):
+        assert noise(updates, 6, 0.1, 2.0) == 0
+        assert abs(noise(np.tile(updates[0], (6, 1)), 2, 0.1, 2.0)) < 1e-15
+
+
+def test_parallel_updates_are_not_enough():
+    parallel = np.outer([1.0, 2.0, 4.0], [0.6, 0.8])
+    for noise in (cohorts.excess_noise_27, cohorts.excess_noise_28):
+        # The updates' lengths have sum of squares 21 and sum 7.
+        close(noise(parallel, 1, 0.1, 2.0), 0.01 * 2 / 3 / 2 * (21 - 49 / 3))
+
+
+@pytest.mark.parametrize("C", [1, 2, 5, 6])
+def test_the_noise_is_the_variance_over_all_cohorts(C):
+    updates = lopsided((6, 3))
+    means = np.array([updates[list(chosen)].mean(axis=0) for chosen in combinations(range(6), C)])
+    variance = ((means - means.mean(axis=0)) ** 2).sum(axis=1).mean()
+    noise = cohorts.excess_noise_27(updates, C, 0.3, 5.0)
+    np.testing.assert_allclose(noise, 5 / 2 * 0.3**2 * variance, rtol=1e-12, atol=1e-15)
+    close(cohorts.squared_step_25(updates, C, 0.3), 0.3**2 * (means**2).sum(axis=1).mean())
+
+
+@pytest.mark.parametrize("C", [1, 3, 10])
+def test_the_noise_is_the_variance_over_drawn_cohorts(C):
+    N, draws, rng = 15, 40_000, np.random.default_rng(C)
+    updates = lopsided((N, 4), seed=1)
+    chosen = np.argsort(rng.random((draws, N)), axis=1)[:, :C]
+    squares = ((updates[chosen].mean(axis=1) - updates.mean(axis=0)) ** 2).sum(axis=1)
+    error = squares.std(ddof=1) / np.sqrt(draws)
+    variance = cohorts.excess_noise_27(updates, C, 0.3, 5.0) / (5 / 2 * 0.3**2)
+    assert abs(squares.mean() - variance) < 4 * error
+    assert error < 0.02 * variance
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_broadcast_like_a_loop(name):
+    bound, given = getattr(cohorts, name), BOUNDS[name]
+    grid = bound(**{**given, "T": [[4096], [9000]], "E": [1, 2], "gap": [[[0.5]], [[3.0]]]})
+    assert grid.shape == (2, 2, 2)
+    assert grid.dtype == np.float64
+    for k, gap in enumerate([0.5, 3.0]):
+        for i, T in enumerate([4096, 9000]):
+            for j, E in enumerate([1, 2]):
+                close(grid[k, i, j], bound(**{**given, "T": T, "E": E, "gap": gap}))
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_noises_broadcast_like_a_loop(name):
+    noise, updates = getattr(cohorts, name), lopsided((3, 6, 2))
+    constants = (2.0,) if name.startswith("excess") else ()
+    grid = noise(updates, [[1], [4]], 0.1, *constants)
+    assert grid.shape == (2, 3)
+    for i, C in enumerate([1, 4]):
+        for j in range(3):
+            close(grid[i, j], noise(updates[j], C, 0.1, *constants))
+
+
+OUTSIDE = [
+    *((name, {"T": 0}, "T >= 1") for name in BOUNDS),
+    *((name, {"N": 0}, "N >= 1") for name in BOUNDS),
+    *((name, {"E": 0}, "E >= 1") for name in BOUNDS),
+    *((name, {"L": 0}, "L > 0") for name in BOUNDS),
+    *((name, {"G": -1}, "G >= 0") for name in BOUNDS),
+    *((name, {"sigma": np.nan}, "sigma >= 0") for name in BOUNDS),
+    *((name, {"gap": -1}, "gap >= 0") for name in BOUNDS),
+    ("theorem_1", {"gamma": 0}, "0 < gamma <= 1/L"),
+    ("theorem_1", {"gamma": [0.5, 0.5001]}, "0 < gamma <= 1/L"),
+    ("corollary_part_1", {"T": 3}, "T >= N"),
+    ("corollary_part_2", {"T": 3}, "T >= N"),
+    ("corollary_part_2", {"T": 1023}, "E <= T^(1/4) / N^(3/4)"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "hypothesis"), OUTSIDE)
+def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
+    bound = getattr(cohorts, name)
+    bound(**BOUNDS[name])
+    with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
+        bound(**{**BOUNDS[name], **change})
+
+
+def test_the_borders_belong_to_the_hypotheses():
+    cohorts.theorem_1(**{**BOUNDS["theorem_1"], "gamma": 0.5})
+    cohorts.corollary_part_1(**{**BOUNDS["corollary_part_1"], "T": 4})
+    cohorts.corollary_part_2(**{**BOUNDS["corollary_part_2"], "T": 1024})
+
+
+OUTSIDE_NOISES = [
+    *((name, {"updates": np.ones((1, 2)), "C": 1}, "N >= 2") for name in NOISES),
+    *((name, {"C": 0}, "1 <= C <= N") for name in NOISES),
+    *((name, {"C": [3, 7]}, "1 <= C <= N") for name in NOISES),
+    *((name, {"gamma": 0}, "gamma > 0") for name in NOISES),
+    *((name, {"L": 0}, "L > 0") for name in NOISES[2:]),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "hypothesis"), OUTSIDE_NOISES)
+def test_outside_a_hypothesis_there_is_no_noise(name, change, hypothesis):
+    smoothness = {"L": 1.0} if name in NOISES[2:] else {}
+    given = {"updates": lopsided((6, 2)), "C": 2, "gamma": 0.1, **smoothness}
+    getattr(cohorts, name)(**given)
+    with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
+        getattr(cohorts, name)(**{**given, **change})

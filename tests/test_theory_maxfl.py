@@ -1,0 +1,366 @@
+"""MaxFL's theory, against transcriptions of the paper's formulas and against draws."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from fedjax_mm.theory import maxfl, mean_estimation
+
+MANY = settings(deadline=None, max_examples=150)
+positive = st.floats(0.05, 20)
+part = st.floats(0.01, 0.999)
+whole = st.integers(1, 60)
+losses = st.fixed_dictionaries(
+    {
+        "L_c": positive,
+        "L_s": positive,
+        "beta": st.floats(1, 5),
+        "kappa": st.floats(0, 5),
+        "sigma_g": st.floats(0, 5),
+        "gap": st.floats(0, 1),
+    }
+)
+
+LOSSES = {"L_c": 2.0, "L_s": 1.5, "beta": 1.2, "kappa": 0.7, "sigma_g": 0.4, "gap": 0.5}
+FULL = {"T": 100, "tau": 5, "N": 10, "eta_l": 0.01, "eta_g": 0.5, **LOSSES}
+GIVEN = {
+    "lemma_b_1": {"beta": 1.2, "kappa": 0.7, "L_c": 2.0},
+    "lemma_b_2": {"q": 0.2, "L_c": 2.0, "L_s": 1.5},
+    "optimal_epsilon": {"N": 10, "L_c": 2.0, "L_s": 1.5},
+    "adaptive_learning_rate": {"q": [0.1, 0.25], "L_c": 2.0, "L_s": 1.5},
+    "theorem_3_1_learning_rates": {"T": 100, "tau": 5, "m": 4},
+    "theorem_3_1_full": FULL,
+    "theorem_3_1_partial": {**FULL, "m": 4},
+    "lemma_a_1": {"gamma_G": 1.5, "gamma": 0.8},
+    "lemma_a_2": {"theta_hat_1": 0.5, "theta_hat_2": 3.0},
+    "midpoint_curvature": {"gamma_hat_G": 1.5},
+    "lemma_a_3": {"gamma_hat_G": 2.5},
+    "lemma_a_4": {"theta_hat_1": 0.5, "theta_hat_2": 3.0},
+    "theorem_a_1": {"gamma": 0.8},
+}
+
+
+def close(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def function(name):
+    return getattr(maxfl, name, None) or getattr(mean_estimation, name)
+
+
+# Transcriptions of the paper, by plain numbers; M clients there are N here.
+
+
+def quarter(L_c, as_printed):
+    return 0.25 * (L_c if as_printed else L_c * L_c)
+
+
+def kappa_prime_squared(beta, kappa, L_c):
+    return 4 * (beta * L_c) ** 2 + kappa * kappa
+
+
+def printed_100(T, tau, N, eta_l, eta_g, L_c, L_s, beta, kappa, sigma_g, gap, as_printed):
+    """(100) by the terms of the descent (98), each divided by what its gradient norm has."""
+    eps = N * quarter(L_c, as_printed) / L_s
+    descent = N * tau * eta_l * eta_g / (4 * (N + eps))
+    L_tilde = L_s + quarter(L_c, as_printed)
+    noise = L_tilde * N * tau * (eta_l * eta_g * sigma_g / eps) ** 2
+    drift = N * tau**2 * L_s**2 * eta_l**3 * eta_g * sigma_g**2 / eps
+    apart = 4 * N * eta_l**3 * eta_g * tau**3 * L_s**2 * kappa_prime_squared(beta, kappa, L_c) / eps
+    return math.fsum([gap / T, noise, drift, apart]) / descent
+
+
+def printed_125(T, tau, m, N, eta_l, eta_g, L_c, L_s, beta, kappa, sigma_g, gap, as_printed):
+    nu = L_s + quarter(L_c, as_printed)
+    last = 4 * (sigma_g * L_s) ** 2 * tau * (eta_l if as_printed else eta_l**2)
+    noise = 4 * sigma_g**2 * eta_l * eta_g * nu / m + 8 / 3 * (sigma_g * L_s * eta_l) ** 2 * tau
+    apart = 80 / 3 * (L_s * eta_l * tau) ** 2 * kappa_prime_squared(beta, kappa, L_c)
+    drawn = 48 * eta_l * eta_g * nu / tau / m * L_c**2 * (N - m) / (N - 1)
+    return math.fsum([4 * gap / (T * eta_l * eta_g * tau), noise, last, apart, drawn])
+
+
+@MANY
+@given(losses=losses)
+def test_lemma_b_1(losses):
+    beta, kappa, L_c = losses["beta"], losses["kappa"], losses["L_c"]
+    beta_prime, kappa_prime = maxfl.lemma_b_1(beta, kappa, L_c)
+    close(beta_prime, math.sqrt(2) * beta)
+    close(kappa_prime**2, kappa_prime_squared(beta, kappa, L_c))
+
+
+@MANY
+@given(weights=st.lists(st.floats(0, 1), min_size=1, max_size=8), L_c=positive, L_s=positive)
+def test_lemma_b_2_and_the_adaptive_learning_rate(weights, L_c, L_s):
+    close(maxfl.lemma_b_2(weights, L_c, L_s), [L_c**2 / 4 + q * L_s for q in weights])
+    for as_printed in (False, True):
+        smoothness = L_s / len(weights) * math.fsum(weights) + quarter(L_c, as_printed)
+        found = maxfl.adaptive_learning_rate(weights, L_c, L_s, as_printed=as_printed)
+        close(found, 1 / smoothness)
+        eps = maxfl.optimal_epsilon(len(weights), L_c, L_s, as_printed=as_printed)
+        close(eps, len(weights) * quarter(L_c, as_printed) / L_s)
+
+
+@MANY
+@given(T=whole, tau=whole, m=whole)
+def test_learning_rates(T, tau, m):
+    eta_l, eta_g = maxfl.theorem_3_1_learning_rates(T, tau, m)
+    close(eta_l, T**-0.5 / tau)
+    close(eta_g, tau**0.5 * m**0.5)
+
+
+@MANY
+@given(
+    T=whole, tau=whole, N=whole, parts=st.tuples(part, part), losses=losses, printed=st.booleans()
+)
+def test_theorem_3_1_full(T, tau, N, parts, losses, printed):
+    limit = 1 / (4 * tau * losses["L_s"])
+    eta_l = parts[0] * limit / (math.sqrt(2) * losses["beta"])
+    given = {"eta_l": eta_l, "eta_g": parts[1] * limit / eta_l, **losses, "as_printed": printed}
+    close(maxfl.theorem_3_1_full(T, tau, N, **given), printed_100(T, tau, N, **given))
+
+
+@MANY
+@given(
+    T=whole,
+    tau=whole,
+    N=st.integers(2, 60),
+    m=whole,
+    parts=st.tuples(part, part),
+    losses=losses,
+    printed=st.booleans(),
+)
+def test_theorem_3_1_partial(T, tau, N, m, parts, losses, printed):
+    m, L_s = min(m, N), losses["L_s"]
+    eta_l = parts[0] / (4 * math.sqrt(2) * losses["beta"] * tau * L_s)
+    eta_g = parts[1] / (9 * tau * (L_s + quarter(losses["L_c"], printed)) * eta_l)
+    given = {"eta_l": eta_l, "eta_g": eta_g, **losses, "as_printed": printed}
+    close(maxfl.theorem_3_1_partial(T, tau, m, N, **given), printed_125(T, tau, m, N, **given))
+
+
+@MANY
+@given(gamma_G=st.floats(0, 5), gamma=st.floats(0.3, 5))
+def test_bounds_of_mean_estimation(gamma_G, gamma):
+    close(mean_estimation.lemma_a_1(gamma_G, gamma), 2 * math.exp(-((gamma_G / gamma) ** 2) / 5))
+    close(mean_estimation.theorem_a_1(gamma), 0.0625 * math.exp(-1 / gamma / gamma))
+
+
+@MANY
+@given(one=st.floats(-9, 9), other=st.floats(-9, 9))
+@example(one=0.0, other=5e-324)  # half of it is zero
+def test_points_of_mean_estimation(one, other):
+    assume(one != other)
+    np.testing.assert_allclose(
+        mean_estimation.lemma_a_2(one, other), one / 2 + other / 2, atol=1e-14
+    )
+    first, second = mean_estimation.lemma_a_4(one, other)
+    close(first, [min(one, other), min(one, other) + 2])
+    close(second, [max(one, other) - 2, max(one, other)])
+
+
+@MANY
+@given(gamma_hat_G=st.floats(0, 6))
+def test_curvature_in_the_middle(gamma_hat_G):
+    assume(abs(gamma_hat_G - 1.0216) > 0.001)  # a zero has no relative error
+    x = gamma_hat_G**2
+    # q(x) = 1 / (4 cosh^2(x/2)) and 1 - 2 sigma(x) = -tanh(x/2).
+    expected = (1 - 2 * x * math.tanh(x / 2)) / (2 * math.cosh(x / 2) ** 2)
+    close(mean_estimation.midpoint_curvature(gamma_hat_G), expected)
+    if gamma_hat_G > 2:
+        close(mean_estimation.lemma_a_3(gamma_hat_G), expected)
+        assert expected < 0
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_arrays_are_a_loop_of_numbers(name):
+    scales = np.linspace(1, 1.02, 5)
+    arrays = {key: np.multiply.outer(scales, value) for key, value in GIVEN[name].items()}
+    found = function(name)(**arrays)
+    for i in range(5):
+        expected = function(name)(**{key: values[i] for key, values in arrays.items()})
+        if isinstance(found, tuple):
+            close([part[i] for part in found], expected)
+        else:
+            close(found[i], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "clients"), [("theorem_3_1_full", "N"), ("theorem_3_1_partial", "m")]
+)
+def test_a_bound_over_a_grid_is_one_call(name, clients):
+    bound, given = function(name), GIVEN[name]
+    T, sizes, tau = [100, 200], [3, 8, 10], [1, 5]
+    grid = bound(
+        **{**given, "T": np.reshape(T, (2, 1, 1)), clients: np.reshape(sizes, (3, 1)), "tau": tau}
+    )
+    assert grid.shape == (2, 3, 2)
+    for index in np.ndindex(2, 3, 2):
+        one = {"T": T[index[0]], clients: sizes[index[1]], "tau": tau[index[2]]}
+        close(grid[index], bound(**{**given, **one}))
+
+
+OUTSIDE = [
+    ("lemma_b_1", {"beta": 0.9}, "beta^2 >= 1"),
+    ("lemma_b_1", {"kappa": -1}, "kappa >= 0"),
+    ("lemma_b_1", {"L_c": 0}, "L_c > 0"),
+    ("lemma_b_2", {"q": [0.1, 1.1]}, "0 <= q <= 1"),
+    ("lemma_b_2", {"L_c": 0}, "L_c > 0"),
+    ("lemma_b_2", {"L_s": 0}, "L_s > 0"),
+    ("optimal_epsilon", {"N": 0}, "N >= 1"),
+    ("optimal_epsilon", {"L_c": 0}, "L_c > 0"),
+    ("optimal_epsilon", {"L_s": 0}, "L_s > 0"),
+    ("adaptive_learning_rate", {"q": [0.1, -0.1]}, "0 <= q <= 1"),
+    ("adaptive_learning_rate", {"L_c": 0}, "L_c > 0"),
+    ("adaptive_learning_rate", {"L_s": 0}, "L_s > 0"),
+    ("theorem_3_1_learning_rates", {"T": 0}, "T >= 1"),
+    ("theorem_3_1_learning_rates", {"tau": 0}, "tau >= 1"),
+    ("theorem_3_1_learning_rates", {"m": 0}, "m >= 1"),
+    *(
+        (name, change, hypothesis)
+        for name in ("theorem_3_1_full", "theorem_3_1_partial")
+        for change, hypothesis in [
+            ({"T": 0}, "T >= 1"),
+            ({"tau": 0}, "tau >= 1"),
+            ({"N": 0}, "N >= 1"),
+            ({"eta_l": 0}, "eta_l > 0"),
+            ({"eta_g": 0}, "eta_g > 0"),
+            ({"L_c": 0}, "L_c > 0"),
+            ({"L_s": 0}, "L_s > 0"),
+            ({"beta": 0.9}, "beta^2 >= 1"),
+            ({"kappa": np.nan}, "kappa >= 0"),
+            ({"sigma_g": -1}, "sigma_g >= 0"),
+            ({"gap": -1}, "gap >= 0"),
+        ]
+    ),
+    # 1/(4 tau L_s) = 1/30, beta' = 1.697, 1/(9 tau nu) = 1/112.5.
+    ("theorem_3_1_full", {"eta_g": 3.34}, "eta_l eta_g <= 1/(4 tau L_s)"),
+    ("theorem_3_1_full", {"eta_l": 0.0197}, "eta_l <= min{1, 1/beta'}/(4 tau L_s)"),
+    ("theorem_3_1_partial", {"eta_l": 0.0197, "eta_g": 0.1}, "eta_l <= 1/(4 beta' tau L_s)"),
+    ("theorem_3_1_partial", {"eta_g": 0.89}, "eta_l eta_g <= 1/(9 tau nu)"),
+    ("theorem_3_1_partial", {"N": 1, "m": 1}, "N >= 2"),
+    ("theorem_3_1_partial", {"m": 0}, "1 <= m <= N"),
+    ("theorem_3_1_partial", {"m": [10, 11]}, "1 <= m <= N"),
+    ("lemma_a_1", {"gamma_G": -1}, "gamma_G >= 0"),
+    ("lemma_a_1", {"gamma": 0}, "gamma > 0"),
+    ("midpoint_curvature", {"gamma_hat_G": -1}, "gamma_hat_G >= 0"),
+    ("lemma_a_3", {"gamma_hat_G": [3.0, 2.0]}, "gamma_hat_G > 2"),
+    ("lemma_a_4", {"theta_hat_1": 3.0}, "gamma_hat_G > 0"),
+    ("theorem_a_1", {"gamma": 0}, "gamma > 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "hypothesis"), OUTSIDE)
+def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
+    function(name)(**GIVEN[name])
+    with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
+        function(name)(**{**GIVEN[name], **change})
+
+
+def test_the_largest_step_sizes_belong_to_the_hypotheses():
+    beta_prime, _ = maxfl.lemma_b_1(1.2, 0.7, 2.0)
+    maxfl.theorem_3_1_full(**{**FULL, "eta_l": 1 / beta_prime / (4 * 5 * 1.5), "eta_g": 1})
+    given = {**FULL, "m": 4, "eta_l": 1 / (4 * beta_prime * 5 * 1.5), "eta_g": 0.4}
+    maxfl.theorem_3_1_partial(**given)
+    maxfl.theorem_3_1_full(**{**FULL, "eta_l": 2**-7, "eta_g": 4, "L_s": 1.6})
+    # With L_c/4 for L_c^2/4, nu is smaller here, and the step sizes larger.
+    maxfl.theorem_3_1_partial(**{**FULL, "m": 4, "eta_g": 1.1, "as_printed": True})
+
+
+def test_the_losses_dissimilarity_bounds_the_objectives():
+    rng = np.random.default_rng(0)
+    directions = rng.normal(size=(1000, 8, 3)) + 2
+    lengths = np.linalg.norm(directions, axis=-1, keepdims=True)
+    gradients = 2.0 * rng.uniform(size=(1000, 8, 1)) * directions / lengths
+    q = rng.uniform(0, 0.25, size=(1000, 8, 1))
+
+    def means(g):
+        return (g**2).sum(axis=-1).mean(axis=-1), (g.mean(axis=-2) ** 2).sum(axis=-1)
+
+    mean_square, squared_mean = means(gradients)
+    kappa = np.sqrt(np.maximum(0, mean_square - squared_mean))
+    beta_prime, kappa_prime = maxfl.lemma_b_1(1.0, kappa, 2.0)
+    left, right = means(q * gradients)
+    assert (left <= beta_prime**2 * right + kappa_prime**2).all()
+
+
+def test_the_printed_smoothness_is_too_small():
+    # F(w) = L_c w has no curvature of its own: L_s may be as small as you like.
+    L_c, L_s, w = 10.0, 1e-6, np.linspace(-1, 1, 2001)
+    sigma = 1 / (1 + np.exp(-L_c * w))
+    q = sigma * (1 - sigma)
+    curvature = np.abs(L_c**2 * q * (1 - 2 * sigma))
+    assert (curvature <= maxfl.lemma_b_2(q, L_c, L_s)).all()
+    assert (curvature <= 1 / maxfl.adaptive_learning_rate(q[:, None], L_c, L_s)).all()
+    printed = maxfl.adaptive_learning_rate(q[:, None], L_c, L_s, as_printed=True)
+    assert (curvature > 1 / printed).any()
+
+
+# Draws of the two clients' empirical means, as in the paper's Fig. 5.
+
+
+def pull(x):
+    """g(x) = q(x^2) x of (36): a client's part of the slope, at distance x from its mean."""
+    e = np.exp(-(x**2))
+    return x * e / (1 + e) ** 2
+
+
+def distances(hat, rng):
+    """From a local minimum to the lower and to the higher empirical mean, `[draws, 2]`.
+
+    By bisection of the distance itself: far apart, a minimum is nearer to a mean than rounding, and
+    which side of it decides whether the client is satisfied.
+    """
+    whole = np.ptp(hat, axis=1)
+    low, high = np.full_like(whole, 1e-300), whole / 2 * (1 - 1e-9)
+    for _ in range(64):
+        near = np.sqrt(low) * np.sqrt(high)
+        beyond = pull(near) > pull(whole - near)
+        low, high = np.where(beyond, low, near), np.where(beyond, near, high)
+    apart = mean_estimation.midpoint_curvature(whole / 2) < 0
+    np.testing.assert_allclose(pull(near)[apart], pull(whole - near)[apart], rtol=1e-6)
+    near = np.where(apart, near, whole / 2)
+    near = np.where(rng.random(len(hat)) < 0.5, near, whole - near)
+    return np.stack([near, whole - near], axis=1)
+
+
+@pytest.mark.parametrize("gamma", [0.7, 1.0, 2.0])
+@pytest.mark.parametrize("gamma_G", [0.0, 1.0, 2.0, 3.0, 4.4])
+def test_appeal_lies_on_the_right_side_of_the_bounds(gamma, gamma_G):
+    rng = np.random.default_rng(5)
+    theta = np.array([0, 2 * gamma_G])
+    hat = rng.normal(theta, gamma, size=(20_000, 2))
+    middle = mean_estimation.lemma_a_2(*hat.T)
+    fedavg = (np.abs(middle[:, None] - theta) < np.abs(hat - theta)).mean()
+    assert fedavg <= mean_estimation.lemma_a_1(gamma_G, gamma)
+
+    minima, order = distances(hat, rng), np.argsort(hat, axis=1)
+    low, high = (np.take_along_axis(hat - theta, order, axis=1)).T
+    # (w - theta_k)^2 < (theta_hat_k - theta_k)^2, for w above the lower mean and below the higher.
+    satisfied = np.stack([minima[:, 0] < -2 * low, minima[:, 1] < 2 * high])
+    assert satisfied.mean() >= mean_estimation.theorem_a_1(gamma)
+    if gamma_G > 3 * gamma:
+        assert satisfied.mean() > 10 * fedavg
+
+    found = hat.min(axis=1) + minima[:, 0]
+    inside = (found[:, None, None] - mean_estimation.lemma_a_4(*hat.T)) * [1, -1] >= -1e-12
+    assert inside.all(axis=-1).any(axis=-1).all()
+
+
+def test_the_middle_turns_from_a_minimum_to_a_maximum():
+    for gamma_hat_G, sign in [(0.5, 1), (1.0215, 1), (1.0217, -1), (2.5, -1)]:
+        numeric = (pull(gamma_hat_G + 1e-5) - pull(gamma_hat_G - 1e-5)) / 1e-5
+        found = mean_estimation.midpoint_curvature(gamma_hat_G)
+        assert np.sign(found) == sign
+        np.testing.assert_allclose(found, numeric, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "surrogate", [np.exp, lambda x: x + x**2, lambda x: np.log1p(np.exp(x)), lambda x: x]
+)
+def test_a_convex_surrogate_has_its_minimum_in_the_middle(surrogate):
+    hat, w = np.array([-0.4, 1.6]), np.linspace(-1, 2, 3001)
+    objective = surrogate((w[:, None] - hat) ** 2).mean(axis=1)
+    assert w[objective.argmin()] == pytest.approx(mean_estimation.lemma_a_2(*hat), abs=1e-9)
