@@ -33,7 +33,8 @@ class Batching(NamedTuple):
     """How a client's examples become the batches of its local steps.
 
     Attributes:
-      size: B, the rows of a batch; None takes all of the client's examples.
+      size: B, the rows of a batch; None takes all of the client's examples, in an array as long as
+        the largest client's: full gradients of clients of very different sizes cost accordingly.
       order: "iid" draws every row independently and uniformly; "epochs" gives every example once
         per epoch of ``ceil(n_k / B)`` steps, in an order of its own, its last batch filled with
         rows that do not count.

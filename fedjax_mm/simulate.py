@@ -315,7 +315,8 @@ def train(
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
     grow with the group. Where they take different numbers of local steps, those with the most come
-    first, few at a time, so that at most twice the steps that count are computed. Their states come
+    first, few at a time, so that at most twice the steps that count are computed (by one replica:
+    where replicas are vmapped, all take the steps of the longest). Their states come
     home by rows: only participants' rows move. With a client axis every device of it trains a share
     of the group, and rows and sums are put together.
     """

@@ -18,16 +18,8 @@ from fedjax_mm import (
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
 from fedjax_mm.papers.cohort_theory import CohortNoise, judge_noise, plot_noise, run_noise
-from fedjax_mm.papers.mfa_theory import (
-    Bounds,
-    GainBounds,
-    judge_bounds,
-    judge_gain,
-    plot_bounds,
-    plot_gain,
-    run_bounds,
-    run_gain,
-)
+from fedjax_mm.papers.mfa_theory import Bounds, judge_bounds, plot_bounds, run_bounds
+from fedjax_mm.papers.mfa_theory_gain import GainBounds, judge_gain, plot_gain, run_gain
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants

@@ -8,6 +8,7 @@ from fedjax_mm.papers import (
     mfa_gain,
     mfa_tables,
     mfa_theory,
+    mfa_theory_gain,
 )
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 
@@ -20,6 +21,7 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         *(maxfl_appeal.FIGURE_5A, maxfl_shape.FIGURE_5B),
         *(maxfl_appeal.FIGURE_6, maxfl_shape.FIGURE_8),
         *mfa_theory.REPRODUCTIONS,
+        *mfa_theory_gain.REPRODUCTIONS,
         *cohort_theory.REPRODUCTIONS,
     )
 }

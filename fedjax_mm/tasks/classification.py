@@ -84,6 +84,24 @@ class Classification:
         total = jnp.sum(weights * losses)
         return total if self.reduction == "sum" else total / jnp.sum(weights)
 
+    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k: the mean cross-entropy of the client's training examples, without dropout."""
+        return self.client_metrics(params, client, self.train)["loss"]
+
+    def client_metrics(
+        self, params: Params, client: Int[Array, ""], data: ClientData
+    ) -> dict[str, Float[Array, ""]]:
+        """Mean cross-entropy and accuracy over one client's examples, such as those of `test`."""
+        nothing = jax.random.key(0)  # all rows: nothing is drawn
+        rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
+        features, labels = data.take(rows)
+        losses, is_right = self._losses(params, features, labels, weights, {})
+        total = jnp.sum(weights)
+        return {
+            "loss": jnp.sum(weights * losses) / total,
+            "accuracy": jnp.sum(weights * is_right) / total,
+        }
+
     def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
         """Mean cross-entropy and accuracy over all training and over all test examples."""
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)
@@ -99,11 +117,16 @@ class Classification:
     ) -> dict[str, Float[Array, "*clients"]]:
         """Mean cross-entropy and accuracy in one pass over the data, in bounded memory.
 
+        A module that takes weights looks at a batch as a whole, as batch norm does: it sees each
+        client's examples as one batch, as LEAF has it.
+
         Args:
           params: of one model.
           data: such as `train` or `test`.
           per_client: the means over each client's examples, ``[clients]``, instead of over all.
         """
+        if self.takes_weights:
+            return self._evaluate_one_by_one(params, data, per_client)
         num_examples = len(jax.tree.leaves(data.examples)[0])
         size = min(self.block_size, num_examples)
         first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
@@ -131,6 +154,17 @@ class Classification:
         means = sums / counts[:, None]
         loss, accuracy = means.T if per_client else means[0]
         return {"loss": loss, "accuracy": accuracy}
+
+    def _evaluate_one_by_one(
+        self, params: Params, data: ClientData, per_client: bool
+    ) -> dict[str, Float[Array, "*clients"]]:
+        """As `evaluate`, one client after the other."""
+        clients = jnp.arange(data.num_clients)
+        values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
+        if per_client:
+            return values
+        shares = data.counts / jnp.sum(data.counts)
+        return {name: jnp.sum(shares * value) for name, value in values.items()}
 
     def _losses(
         self,
