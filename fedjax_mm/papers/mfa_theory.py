@@ -93,7 +93,7 @@ _METHODS: Mapping[Method, _Statement] = {
 class Bounds(Config):
     """Settings: the quadratic from zeros, with schedules that satisfy the theorems."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    algorithms: Annotated[tuple[Method, ...], Field(min_length=1)]
     num_clients: Annotated[Count, Field(ge=2)] = 24
     block_size: Count = 4
     mu: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2e-4, 0.05)
@@ -115,13 +115,13 @@ class Bounds(Config):
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
-        for name in ("methods", "mu", "num_models", "local_steps"):
+        for name in ("algorithms", "mu", "num_models", "local_steps"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} is {list(values)}; give each value once")
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)
-        for method, mu in itertools.product(self.methods, self.mu):
+        for method, mu in itertools.product(self.algorithms, self.mu):
             constants = self.constants(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
             _METHODS[method].bound(1, G=1.0, distance=1.0, **constants)
         return self
@@ -156,20 +156,20 @@ def _probed(num_clients: int, block_size: int, mu: Any) -> _Probed:
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
-    """Measured errors and the bounds, over ``(method, mu, num_models, local_steps, round)``."""
+    """Measured errors and the bounds, over ``(algorithm, mu, num_models, local_steps, round)``."""
 
-    def build(method: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
-        statement = _METHODS[method]
+    def build(algorithm: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
+        statement = _METHODS[algorithm]
         task = _Probed(**vars(quadratic(config.num_clients, config.block_size, mu=mu)))
         schedule = statement.schedule(task, num_models, config)
-        algorithm = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
-        return Setup(task, algorithm, statement.assignment(config.num_clients, num_models))
+        training = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
+        return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
     axes = {name: list(getattr(config, name)) for name in ("mu", "num_models", "local_steps")}
     with jax.enable_x64(config.precision == "float64"):
         result = sweep(
             build,
-            {"method": list(config.methods)} | axes,
+            {"algorithm": list(config.algorithms)} | axes,
             num_rounds=config.num_rounds,
             num_seeds=config.num_seeds,
             seed=config.seed,
@@ -193,7 +193,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
     return dataset.assign(bound=(dims, np.reshape(bounds, shape))).transpose(*_CASE, ...)
 
 
-_CASE = ("method", "mu", "num_models", "local_steps")
+_CASE = ("algorithm", "mu", "num_models", "local_steps")
 
 
 def _cases(dataset: xr.Dataset) -> Iterator[xr.Dataset]:
@@ -204,7 +204,7 @@ def _cases(dataset: xr.Dataset) -> Iterator[xr.Dataset]:
 
 def _symbols(case: xr.Dataset, config: Bounds) -> dict[str, float]:
     """All constants of a case's bound."""
-    method: Method = case.method.item()
+    method: Method = case.algorithm.item()
     known = config.constants(method, case.mu.item())
     sizes = {"N": config.num_clients, "M": case.num_models.item(), "E": case.local_steps.item()}
     start = {"distance": case.distance.isel(round=0).mean().item()}
@@ -213,7 +213,7 @@ def _symbols(case: xr.Dataset, config: Bounds) -> dict[str, float]:
 
 def _bound_of(case: xr.Dataset, config: Bounds, t: Any = None) -> np.ndarray:
     """The bound at all records, or at t; the model after round t is w_{t+1}."""
-    bound = _METHODS[case.method.item()].bound
+    bound = _METHODS[case.algorithm.item()].bound
     return bound(case["round"].values + 1 if t is None else t, **_symbols(case, config))
 
 
@@ -222,13 +222,13 @@ def judge_bounds(dataset: xr.Dataset, config: Bounds) -> Judgement:
     cases = list(_cases(dataset))
     measured = [_measure(case, config) for case in cases]
     claims = []
-    for method in config.methods:
+    for method in config.algorithms:
         statement = _METHODS[method]
-        mine = [numbers for numbers in measured if numbers["method"] == method]
+        mine = [numbers for numbers in measured if numbers["algorithm"] == method]
         claims += [_holds_claim(method, statement, mine), _exponent_claim(method, statement, mine)]
         if frozen := [n for n in mine if n["E"] == 1 and n["mu"] == max(config.mu)]:
             claims.append(_frozen_claim(method, statement, frozen))
-    header = ("method", "mu", "M", "E", "error at the end", "bound", "bound / error", "exponent")
+    header = ("algorithm", "mu", "M", "E", "error at the end", "bound", "bound / error", "exponent")
     rows = [
         (
             *(f"{numbers[name]}" for name in header[:4]),
@@ -246,7 +246,7 @@ def judge_bounds(dataset: xr.Dataset, config: Bounds) -> Judgement:
     return Judgement({"cases": measured}, tuple(claims), (header, *rows), tuple(more))
 
 
-_CONSTANTS = ("method", "mu", "L", "Gamma", "G", "beta", "gamma", "distance")
+_CONSTANTS = ("algorithm", "mu", "L", "Gamma", "G", "beta", "gamma", "distance")
 _FEW = 6  # cases whose curves are printed too
 
 
@@ -254,14 +254,14 @@ def _constants_of(cases: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """One row for each method and mu."""
     rows: dict[tuple[str, float], dict[str, Any]] = {}
     for case in cases:
-        row = rows.setdefault((case["method"], case["mu"]), dict(case))
+        row = rows.setdefault((case["algorithm"], case["mu"]), dict(case))
         row["G"] = max(row["G"], case["G"])
     return [tuple(_short(row[name]) for name in _CONSTANTS) for row in rows.values()]
 
 
 def _measure(case: xr.Dataset, config: Bounds) -> dict[str, Any]:
     """The numbers of one case."""
-    method: Method = case.method.item()
+    method: Method = case.algorithm.item()
     statement, symbols = _METHODS[method], _symbols(case, config)
     runs = case.distance.transpose("seed", "round").values
     ratio = case.bound.values / case.largest.values
@@ -274,7 +274,7 @@ def _measure(case: xr.Dataset, config: Bounds) -> dict[str, Any]:
     start = symbols["distance"]
     below = _bound_of(case, config, np.arange(1, _FROZEN + 2)) < start
     return symbols | {
-        "method": method,
+        "algorithm": method,
         "error": runs[:, -1].mean(),
         "standard_error": standard_error(runs[:, -1]),
         "bound": case.bound.values[-1],
@@ -331,7 +331,7 @@ def _short(value: Any) -> str:
 def _title(case: xr.Dataset) -> str:
     """A case in words."""
     mu, models, steps = (case[name].item() for name in _CASE[1:])
-    return f"{case.method.item()}, mu = {mu:g}, M = {models}, E = {steps}"
+    return f"{case.algorithm.item()}, mu = {mu:g}, M = {models}, E = {steps}"
 
 
 def _curve(case: xr.Dataset) -> tuple[tuple[str, ...], ...]:
@@ -356,7 +356,7 @@ def _curve(case: xr.Dataset) -> tuple[tuple[str, ...], ...]:
 
 def plot_bounds(dataset: xr.Dataset, config: Bounds, judgement: Judgement) -> Figure:
     """Measured errors and bounds over rounds, a panel for every method, mu and E."""
-    dims = ("method", "mu", "local_steps", "num_models", "round")
+    dims = ("algorithm", "mu", "local_steps", "num_models", "round")
     return plots.curves_and_bounds(
         dataset.distance.mean("seed").transpose(*dims),
         dataset.bound.transpose(*dims),
@@ -403,7 +403,7 @@ BOUNDS = _beside(
     "bounds-mfa",
     "bounds and errors of MFA-Rand and MFA-RR",
     f"{_THEOREM_1}; {_COROLLARY_1}",
-    Bounds(methods=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
+    Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
 )
 """What `fedjax-mm bounds mfa` shows."""
 
@@ -413,13 +413,13 @@ REPRODUCTIONS = (
         "theory-mfa-rand",
         "Theorem 1's bound beside MFA-Rand's error",
         _THEOREM_1,
-        Bounds(methods=("MFA-Rand",)),
+        Bounds(algorithms=("MFA-Rand",)),
     ),
     _beside(
         "theory-mfa-rr",
         "Corollary 1's bound beside MFA-RR's error",
         _COROLLARY_1,
-        Bounds(methods=("MFA-RR, 1/N", "MFA-RR, mean")),
+        Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean")),
     ),
 )
 """Theorem 1 and Corollary 1."""

@@ -21,7 +21,7 @@ from fedjax_mm.theory import mfa_gain
 class GainBounds(Bounds):
     """Settings: Theorem 3 beside measured rounds to a distance."""
 
-    methods: tuple[Method, ...] = ("MFA-Rand",)
+    algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
     num_models: tuple[Count, ...] = (1, 2, 3, 4, 6, 8, 12)
     local_steps: tuple[Count, ...] = (1, 2, 5)
@@ -32,8 +32,8 @@ class GainBounds(Bounds):
 
     @model_validator(mode="after")
     def _is_one_sweep(self) -> Self:
-        if len(self.mu) > 1 or self.methods != ("MFA-Rand",):
-            raise ValueError("Theorem 3 is about MFA-Rand; give one mu, and no other method")
+        if len(self.mu) > 1 or self.algorithms != ("MFA-Rand",):
+            raise ValueError("Theorem 3 is about MFA-Rand; give one mu, and no other algorithm")
         if list(self.num_models) != sorted({1, *self.num_models}):
             raise ValueError(
                 f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
@@ -48,7 +48,7 @@ class GainBounds(Bounds):
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
     """As `run_bounds`, with the gains: measured, from (127), and with the theorem's maximum."""
-    dataset = run_bounds(config, execution).isel(method=0, mu=0)
+    dataset = run_bounds(config, execution).isel(algorithm=0, mu=0)
     dims = ("local_steps", "num_models", "round")
     error = dataset.distance.mean("seed").transpose(*dims)
     start = error.isel(round=0).mean().item()
