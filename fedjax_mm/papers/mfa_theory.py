@@ -25,7 +25,7 @@ from fedjax_mm.plan import Setup
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Positive, Seed
-from fedjax_mm.tasks.quadratic import Quadratic, quadratic
+from fedjax_mm.tasks.quadratic import Quadratic, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
@@ -122,17 +122,21 @@ class Bounds(Config):
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)
         for method, mu in itertools.product(self.algorithms, self.mu):
-            constants = self.constants(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
-            _METHODS[method].bound(1, G=1.0, distance=1.0, **constants)
+            numbers = self.rates(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
+            _METHODS[method].bound(1, Gamma=0.0, G=1.0, distance=1.0, **numbers)
         return self
 
+    def rates(self, method: Method, mu: float) -> dict[str, float]:
+        """The constants of the theorem's hypotheses: mu, L, beta, gamma. This starts no device."""
+        smoothness = mu + largest_curvature(self.num_clients, self.block_size)
+        beta, gamma = _METHODS[method].rate(smoothness, mu, self)
+        return {"mu": mu, "L": smoothness, "beta": beta, "gamma": gamma}
+
     def constants(self, method: Method, mu: float) -> dict[str, float]:
-        """Those of the theorem that do not depend on the run: mu, L, Gamma, beta, gamma."""
+        """Those that do not depend on the run: mu, L, Gamma, beta, gamma."""
         with jax.enable_x64(True):
             exact = exact_constants(quadratic(self.num_clients, self.block_size, mu=mu))
-        known = {name: float(getattr(exact, name).value) for name in ("mu", "L", "Gamma")}
-        rate = _METHODS[method].rate(known["L"], mu, self)
-        return known | dict(zip(("beta", "gamma"), rate, strict=True))
+        return self.rates(method, mu) | {"Gamma": float(exact.Gamma.value)}
 
 
 @jax.tree_util.register_dataclass

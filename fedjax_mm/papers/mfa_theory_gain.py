@@ -160,7 +160,7 @@ def plot_gain(dataset: xr.Dataset, config: GainBounds, judgement: Judgement) -> 
         xlabel="number of models $M$",
         ylabel="gain $g = M\\,T_1 / T_M$",
         title=f"Theorem 3 and measured gains of MFA-Rand, quadratic, N = {config.num_clients}, "
-        rf"$\\mu$ = {config.mu[0]:g}",
+        rf"$\mu$ = {config.mu[0]:g}",
         caption=f"Measured: rounds until the mean error is {config.threshold:g} of that at the "
         "start. "
         + " ".join(
