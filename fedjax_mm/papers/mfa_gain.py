@@ -200,7 +200,8 @@ def _gain_text(gains: xr.DataArray) -> str:
     missed = int(np.isnan(gains).sum())
     if np.isnan(median):
         return f"not reached\nin {missed} of {gains.size}"
-    return f"{median:.2f}\n± {error:.2f}" + f"\n{missed} not reached" * (missed > 0)
+    spread = f"\n± {error:.2f}" if np.isfinite(error) else ""
+    return f"{median:.2f}" + spread + f"\n{missed} not reached" * (missed > 0)
 
 
 def _level_claims(
