@@ -107,6 +107,17 @@ def test_only_rr_reaching_its_targets_is_ahead():
     assert all(claim.holds for claim in ahead)
 
 
+def test_seeds_that_were_not_reached_forgive_nothing():
+    """Of an infinite spread nothing is known; a claim must not hold because of it."""
+    dataset = curves(turns(rr=(10, 18, 24)))
+    rand = dataset.train_accuracy.sel(algorithm="MFA-Rand", num_models=4, seed=0)
+    rand[...] = np.where(np.isnan(rand), np.nan, 0.2)  # never
+    claims = judge_gain(dataset, gain_config()).claims
+    (ahead,) = [c for c in claims if "train: MFA-RR's gain is not below" in c.claim]
+    assert not ahead.holds
+    assert len(ahead.evidence) < 200
+
+
 @pytest.mark.parametrize(
     ("gains", "median", "has_error"),
     [

@@ -238,11 +238,11 @@ def _gain_claims(part: str, gains: xr.DataArray) -> list[Claim]:
         + ", ".join(f"{m}: {g:.2f} ± {e:.2f}" for m, g, e in zip(models, *pair, strict=True))
         for label, pair in zip(_ASSIGNMENTS, zip(median, error, strict=True), strict=True)
     )
-    noise = 2 * np.hypot(*(np.nan_to_num(error[:, part]) for part in (_LATER, _EARLIER)))
+    noise = 2 * np.hypot(*(_known(error[:, part]) for part in (_LATER, _EARLIER)))
     # Where a target was not reached is NaN, which makes the first three False.
     rises = np.diff(median, axis=-1) + noise >= 0
     differences = _ahead(*values)
-    ahead, ahead_error = _middle(differences), np.nan_to_num(_middle_error(differences))
+    ahead, ahead_error = _middle(differences), _known(_middle_error(differences))
     by = ", ".join(
         f"{m}: {a:+.2f} ± {e:.2f}" for m, a, e in zip(models, ahead, ahead_error, strict=True)
     )
@@ -259,6 +259,11 @@ def _gain_claims(part: str, gains: xr.DataArray) -> list[Claim]:
             f"RR minus Rand, by seeds {by}",
         ),
     ]
+
+
+def _known(errors: np.ndarray) -> np.ndarray:
+    """The errors; 0, which forgives nothing, where they are not known."""
+    return np.where(np.isfinite(errors), errors, 0.0)
 
 
 _LATER, _EARLIER = slice(1, None), slice(None, -1)
