@@ -42,6 +42,7 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import join_processes, layout, use_cpu_devices
 from fedjax_mm.experiment import Experiment, Sweep
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
+from fedjax_mm.minimize import Minimum, local_minimum
 from fedjax_mm.plan import Setup
 from fedjax_mm.results import save_dataset, to_dataset
 from fedjax_mm.runs import run
@@ -50,6 +51,15 @@ from fedjax_mm.simulate import State, Trace, advance, init, simulate
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
+from fedjax_mm.tasks.mean_estimation import (
+    MeanEstimation,
+    draw_means,
+    fedavg_objective,
+    log_objective,
+    maxfl_objective,
+    mean_estimation,
+    relu_objective,
+)
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from fedjax_mm.tasks.quadratic import Quadratic, quadratic
 
@@ -73,6 +83,8 @@ __all__ = [
     "LeastSquares",
     "LogisticRegression",
     "McMahanCNN",
+    "MeanEstimation",
+    "Minimum",
     "Pool",
     "Quadratic",
     "Setup",
@@ -89,7 +101,9 @@ __all__ = [
     "client_data",
     "digits",
     "ditto",
+    "draw_means",
     "fedavg",
+    "fedavg_objective",
     "fedcluster",
     "federate",
     "fedprox",
@@ -107,8 +121,12 @@ __all__ = [
     "load_celeba",
     "load_idx",
     "load_leaf",
+    "local_minimum",
     "log_gap",
+    "log_objective",
     "maxfl",
+    "maxfl_objective",
+    "mean_estimation",
     "mfa_rand",
     "mfa_rr",
     "mwfed",
@@ -116,6 +134,7 @@ __all__ = [
     "perfedavg",
     "qffl",
     "quadratic",
+    "relu_objective",
     "requiring",
     "run",
     "save_dataset",

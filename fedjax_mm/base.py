@@ -33,7 +33,8 @@ class Batching(NamedTuple):
     """How a client's examples become the batches of its local steps.
 
     Attributes:
-      size: B, the rows of a batch; None takes all of the client's examples.
+      size: B, the rows of a batch; None takes all of the client's examples, in an array as long as
+        the largest client's: full gradients of clients of very different sizes cost accordingly.
       order: "iid" draws every row independently and uniformly; "epochs" gives every example once
         per epoch of ``ceil(n_k / B)`` steps, in an order of its own, its last batch filled with
         rows that do not count.
@@ -112,9 +113,17 @@ class TestedTask(MeasuredTask, Protocol):
         """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
     def evaluate(
-        self, params: Params, data: Any, *, per_client: bool = False
+        self,
+        params: Params,
+        data: Any,
+        *,
+        per_client: bool = False,
+        num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
-        """The same of all clients' examples, or of each client's, in one pass over the data."""
+        """The same of all clients' examples, or of each client's, in one pass over the data.
+
+        With `num_clients`, of the first so many clients.
+        """
 
 
 @runtime_checkable
@@ -175,11 +184,12 @@ class Algorithm(NamedTuple):
         None, where all take as many.
       start: ``(rng_key, task, client, params, client_state) -> client_state``, where the states of
         clients differ from the first round on.
-      begin: ``(round, task, params, server_state, client_states) -> server_state``, before clients
-        train; `client_states` are those of all clients.
+      begin: ``(round, task, params, server_state, client_states) -> server_state``, the first thing
+        in a round; `client_states` are those of all clients.
       output: ``(params, server_state) -> params``, where another model is recorded than the one
         that clients get.
-      appeal: ``(task, params, client_states) -> bool[clients]``, to which clients it appeals.
+      appeal: ``(task, params, server_state, client_states) -> bool[clients]``, to which clients the
+        model appeals.
       metrics: ``(rng_key, task, params, client_states) -> metrics``, instead of the task's own;
         `params` are the output.
       num_unseen: so many of the task's clients, the last ones, never train; the assignment does
@@ -201,7 +211,9 @@ class Algorithm(NamedTuple):
     ) = None
     begin: Callable[[Round, Task, Params, ServerState, ClientState], ServerState] | None = None
     output: Callable[[Params, ServerState], Params] | None = None
-    appeal: Callable[[Task, Params, ClientState], Bool[Array, " clients"]] | None = None
+    appeal: (
+        Callable[[Task, Params, ServerState, ClientState], Bool[Array, " clients"]] | None
+    ) = None
     metrics: (
         Callable[[PRNGKeyArray, Task, Params, ClientState], dict[str, Float[Array, ""]]] | None
     ) = None

@@ -390,8 +390,12 @@ def count_steps(
     Example:
       >>> from fedjax_mm import fedavg, full_participation, quadratic
       >>> algorithm, assignment = fedavg(0.1, local_steps=5), full_participation(24)
-      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=10)
-      (150, 120)
+      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=7)
+      (120, 120)
+      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=11)
+      (120, 120)
+      >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=5)
+      (125, 120)
     """
     (kind, *_) = kinds_of(task, algorithm, assignment)
     models = split(init(jax.random.key(0), task, algorithm, assignment).models, [kind])[0]

@@ -468,8 +468,12 @@ def _path(problem: Any, values: Any) -> str:
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
         for key in [part] if is_whole else part.split("."):  # an axis may be a table in a table
-            inside = key in values if isinstance(values, dict) else isinstance(values, list | tuple)
-            if inside and (isinstance(values, dict) or isinstance(key, int)):
+            if isinstance(values, dict):
+                inside = key in values
+            else:  # a list may be too short
+                is_item = isinstance(values, list | tuple) and isinstance(key, int)
+                inside = is_item and key < len(values)
+            if inside:
                 path.append(str(key))
                 values = values[key]
     if problem["type"] == "missing":

@@ -27,11 +27,11 @@ from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.kinds import is_lockstep, kinds_of, split, vmap_unless_one
-from fedjax_mm.simulate import ClientMap, State, Trace, advance, are_finite, init, measure
+from fedjax_mm.simulate import ClientMap, Counts, State, Trace, advance, are_finite, init, measure
 
 _RESERVED = (
     *("seed", "round", "model", "diverged"),
-    *("client_updates", "gradients", "parameters_up", "parameters_down"),
+    *(*Counts._fields, "parameters_up", "parameters_down"),
 )
 _ABSENT: Any = None  # in place of what a program is told anew: no leaf of a pytree
 _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
@@ -139,13 +139,6 @@ class Grid:
         return [Program(self, dict(zip(structural, choice, strict=True))) for choice in choices]
 
 
-class Counts(NamedTuple):
-    """Local trainings and gradients since the last record, ``int32[models]``; see `Trace`."""
-
-    client_updates: Any
-    gradients: Any
-
-
 class Replica(NamedTuple):
     """What the rounds change of a replica: its state without the key and the round, and counts."""
 
@@ -160,8 +153,7 @@ class Record(NamedTuple):
     """
 
     metrics: dict[str, Any]
-    client_updates: Any
-    gradients: Any
+    counts: Counts
     is_finite: Any
 
 
@@ -219,7 +211,7 @@ class Program:
         """Before round 1."""
         state = init(rng_key, *self.setup(numbers, shared))
         nothing = jnp.zeros(self.setup(numbers, shared).assignment.num_models, jnp.int32)
-        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing))
+        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing, nothing))
 
     @cached_property
     def advance(self) -> Callable[..., tuple[Replica, Trace]]:
@@ -249,9 +241,8 @@ class Program:
             client_axis=client_axis,
         )
         trace = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
-        since = jax.tree.map(
-            _add_counts, replica.since, Counts(trace.client_updates, trace.gradients)
-        )
+        counts = Counts(*(getattr(trace, name) for name in Counts._fields))
+        since = jax.tree.map(_add_counts, replica.since, counts)
         return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), since), trace
 
     def measure(self, numbers: Any, replica: Replica, shared: Any) -> Record:
@@ -259,7 +250,7 @@ class Program:
         setup = self.setup(numbers, shared)
         metrics = measure(replica.state, *setup[:3], client_map=self.grid.client_map)
         is_finite = are_finite(replica.state, metrics, *setup[:3])
-        return Record(metrics, *replica.since, is_finite)
+        return Record(metrics, replica.since, is_finite)
 
     @cached_property
     def _traced(self) -> "_Traced":

@@ -3,7 +3,8 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -275,6 +276,92 @@ def grouped_points(
         row[-1].legend(fontsize=7.5, loc="best")
         _arrange(figure, title, caption)
     return figure
+
+
+class Line(NamedTuple):
+    """A curve, points or bars; the colour is the line's number in its panel if not given.
+
+    Attributes:
+      label: in the legend, if not empty.
+      x: ``[points]``.
+      y: ``[points]``; NaN is not drawn.
+      errors: standard errors, drawn as bars if given.
+      style: of matplotlib, such as "--" or "o"; "" for points of the line's own kind; or "bar".
+      color: a number.
+    """
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    errors: np.ndarray | None = None
+    style: str = "-"
+    color: int | None = None
+
+
+class Panel(NamedTuple):
+    """Lines on one pair of axes.
+
+    Attributes:
+      title: above them.
+      xlabel: below.
+      ylabel: on the left.
+      lines: what is drawn.
+      marks: vertical lines, by label.
+      limits: of y.
+      scale: of y, "linear" or "log".
+    """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    lines: Sequence[Line]
+    marks: Mapping[str, float] = MappingProxyType({})
+    limits: tuple[float, float] | None = None
+    scale: str = "linear"
+
+
+def line_panels(rows: Sequence[Sequence[Panel]], *, title: str, caption: str) -> Figure:
+    """Rows of panels.
+
+    Args:
+      rows: equally many panels in each.
+      title: above them.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        width, height = len(rows[0]), len(rows)
+        figure = Figure(figsize=(max(9.0, 4.2 * width), 0.9 + 3.4 * height))
+        grid = figure.subplots(height, width, squeeze=False)
+        panels = [panel for row in rows for panel in row]
+        for axes, panel, letter in zip(grid.flat, panels, "abcdefgh", strict=False):
+            for i, line in enumerate(panel.lines):
+                _draw(axes, line, i if line.color is None else line.color)
+            for (label, x), style in zip(panel.marks.items(), ("-", "--"), strict=False):
+                axes.axvline(x, color="0.45", lw=1.0, ls=style, label=label, zorder=0)
+            axes.set(yscale=panel.scale, ylim=panel.limits)
+            _finish(axes, f"({letter}) {panel.title}", panel.xlabel, panel.ylabel)
+            axes.legend(fontsize=7.5, loc="best")
+        _arrange(figure, title, caption)
+    return figure
+
+
+def _draw(axes: Axes, line: Line, number: int) -> None:
+    color = _COLORS[number % len(_COLORS)]
+    label = line.label or "_"
+    if line.style == "bar":
+        axes.bar(line.x, line.y, 0.23, yerr=line.errors, color=color, label=label, capsize=2)
+        return
+    axes.errorbar(
+        line.x,
+        line.y,
+        line.errors,
+        fmt=line.style or _MARKERS[number % len(_MARKERS)],
+        color=color,
+        ms=4.5,
+        lw=1.3,
+        capsize=2,
+        label=label,
+    )
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:

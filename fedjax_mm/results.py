@@ -13,14 +13,16 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.simulate import Trace
+from fedjax_mm.simulate import Counts, Trace
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",
     "excess_loss": "excess loss F(w) - F*",
     "distance": "distance to the minimizer |w - w*|",
+    "appeal": "GM-Appeal, the fraction of satisfied clients",
     "client_updates": "local trainings so far",
     "gradients": "gradients computed so far",
+    "idle_rounds": "rounds so far in which nobody trained the model",
     "parameters_up": "parameters sent to the server so far",
     "parameters_down": "parameters sent to clients so far",
 }
@@ -35,7 +37,8 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
 
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
-      ``gradients``, ``parameters_up``, ``parameters_down``. Models count from 1, as in the papers.
+      ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
+      as in the papers.
 
     Raises:
       OverflowError: if there were more than 2^31 gradients between two records.
@@ -51,11 +54,13 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     """
     check_counts(trace)
     axes = (*dims, "round", "model")
-    updates = np.cumsum(np.asarray(trace.client_updates, np.int64), axis=-2)
-    gradients = np.cumsum(np.asarray(trace.gradients, np.int64), axis=-2)
-    variables = {name: np.asarray(values) for name, values in trace.metrics.items()} | {
-        "client_updates": updates,
-        "gradients": gradients,
+    counts = {
+        name: np.cumsum(np.asarray(getattr(trace, name), np.int64), axis=-2)
+        for name in Counts._fields
+    }
+    updates = counts["client_updates"]
+    metrics = {name: np.asarray(values) for name, values in trace.metrics.items()}
+    variables = metrics | counts | {
         "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
@@ -67,10 +72,10 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     return dataset
 
 
-def check_counts(trace: Any) -> None:
+def check_counts(counts: Any) -> None:
     """Raises `OverflowError` if a counter was too small for what happened between two records."""
-    for name in ("client_updates", "gradients"):
-        if np.any(np.asarray(getattr(trace, name)) < 0):
+    for name in Counts._fields:
+        if np.any(np.asarray(getattr(counts, name)) < 0):
             raise OverflowError(
                 f"{name} between two records do not fit 32 bits; record more often (record_every)"
             )

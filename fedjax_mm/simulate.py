@@ -61,6 +61,14 @@ class State(NamedTuple):
     assignment: AssignmentState
 
 
+class Counts(NamedTuple):
+    """What was done since the last record, ``int32[models]`` each; see `Trace`."""
+
+    client_updates: Any
+    gradients: Any
+    idle_rounds: Any
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Trace:
@@ -72,6 +80,8 @@ class Trace:
       client_updates: ``int32[records, models]``, local trainings since the record before.
       gradients: ``int32[records, models]``, gradients computed since the record before; -1 in
         either of the two if there were more than 32 bits hold.
+      idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
+        trained the model.
       upload_size: numbers that one client sends up per local training of each model.
       download_size: numbers that one client receives per local training of each model.
     """
@@ -80,6 +90,7 @@ class Trace:
     metrics: dict[str, Array]
     client_updates: Array
     gradients: Array
+    idle_rounds: Array
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
@@ -221,18 +232,20 @@ def advance(
     _check_rounds(num_rounds, record_every)
     _check_client_map(client_map)
 
-    def one_round(state: State, _: None) -> tuple[State, tuple[Array, Array]]:
+    def one_round(state: State, _: None) -> tuple[State, Counts]:
         t = state.round + 1
         key = jax.random.fold_in(state.rng_key, t)
         groups, assignment_state = assignment.assign(
             jax.random.fold_in(key, 0), t, state.assignment
         )
+        parts = zip(kinds, split(state.models, kinds), strict=True)
+        begun = [_begin_kind(kind, t, old) for kind, old in parts]
         if assignment.select is not None:
             select_key = jax.random.fold_in(key, 1 + assignment.num_models)
-            groups = assignment.select(select_key, t, groups, _appeal(kinds, state.models))
+            groups = assignment.select(select_key, t, groups, _appeal(kinds, begun))
         model_keys = _model_keys(key, assignment.num_models)
         models, gradients = [], []
-        for kind, old in zip(kinds, split(state.models, kinds), strict=True):
+        for kind, old in zip(kinds, begun, strict=True):
             which = np.array(kind.models)
             new, computed = _train_kind(
                 kind, t, client_map, client_axis, model_keys[which], groups[which], old
@@ -240,7 +253,8 @@ def advance(
             models.append(new)
             gradients.append(computed)
         participants = jnp.sum(groups >= 0, axis=1, dtype=jnp.int32)
-        counts = participants, in_order(kinds, gradients)
+        is_idle = (participants == 0).astype(jnp.int32)
+        counts = Counts(participants, in_order(kinds, gradients), is_idle)
         return State(state.rng_key, t, join(models), assignment_state), counts
 
     def record(state: State) -> tuple[Array, dict[str, Array]]:
@@ -251,16 +265,23 @@ def advance(
         return state, (record(state), jax.tree.map(_count, counts))
 
     nothing = jnp.zeros(assignment.num_models, jnp.int32)
-    first = record(state), (nothing, nothing)
+    first = record(state), Counts(nothing, nothing, nothing)
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    (rounds, metrics), (client_updates, gradients) = jax.tree.map(
+    (rounds, metrics), counts = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
-    sizes = _message_sizes(kinds, state)
-    return state, Trace(rounds, metrics, client_updates, gradients, *sizes)
+    return state, Trace(rounds, metrics, *counts, *_message_sizes(kinds, state))
 
 
-def _appeal(kinds: Sequence[Kind], models: Models) -> Bool[Array, "models clients"]:
+def _begin_kind(kind: Kind, round: Round, models: Models) -> Models:
+    """The models of one kind at the beginning of a round."""
+    if kind.algorithm.begin is None:
+        return models
+    begin = partial(kind.algorithm.begin, round)
+    return models._replace(server=over_models(begin, kind, *models, one_by_one=False))
+
+
+def _appeal(kinds: Sequence[Kind], models: Sequence[Models]) -> Bool[Array, "models clients"]:
     """Which models appeal to which clients."""
 
     def of_kind(kind: Kind, models: Models) -> Bool[Array, "models clients"]:
@@ -269,12 +290,9 @@ def _appeal(kinds: Sequence[Kind], models: Models) -> Bool[Array, "models client
                 "the assignment lets clients stay away, but the algorithm does not tell what "
                 "appeals to them; wrap it with `requiring`"
             )
-        args = models.params, models.clients
-        return over_models(kind.algorithm.appeal, kind, *args, one_by_one=False)
+        return over_models(kind.algorithm.appeal, kind, *models, one_by_one=False)
 
-    return in_order(
-        kinds, [of_kind(*each) for each in zip(kinds, split(models, kinds), strict=True)]
-    )
+    return in_order(kinds, [of_kind(*each) for each in zip(kinds, models, strict=True)])
 
 
 def measure(
@@ -356,10 +374,6 @@ def _train_kind(
     models: Models,
 ) -> tuple[Models, Int[Array, " models"]]:
     """One round of the models of one kind, and the gradients computed for each."""
-    if kind.algorithm.begin is not None:
-        begin = partial(kind.algorithm.begin, round)
-        server = over_models(begin, kind, *models, one_by_one=False)
-        models = models._replace(server=server)
     chunk_size = chunk_size_of(client_map, kind, models.params, groups.size)
     one_by_one = chunk_size is not None or not is_lockstep(kind, models)
     part = partial(train, kind.algorithm, round, chunk_size, client_axis)
@@ -385,7 +399,8 @@ def train(
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
     grow with the group. Where they take different numbers of local steps, those with the most come
-    first, few at a time, so that at most twice the steps that count are computed. Their states come
+    first, few at a time, so that at most twice the steps that count are computed (by one replica:
+    where replicas are vmapped, all take the steps of the longest). Their states come
     home by rows: only participants' rows move. With a client axis every device of it trains a share
     of the group, and rows and sums are put together.
     """

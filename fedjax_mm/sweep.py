@@ -32,7 +32,7 @@ from fedjax_mm.plan import (
     without_keys,
 )
 from fedjax_mm.results import check_counts, manifest, to_dataset
-from fedjax_mm.simulate import ClientMap, Trace
+from fedjax_mm.simulate import ClientMap, Counts, Trace
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
@@ -294,7 +294,7 @@ def _segments(plan: Plan, part: int, records: Record, journal: "_Journal") -> It
         if done == 0:
             _write(records, slice(1), jax.tree.map(lambda x: x[None], before))
         _write(records, slice(1 + done // every, 1 + (done + count) // every), rows)
-        check_counts(rows)
+        check_counts(rows.counts)
         done += count
         yield done
         seconds = journal.note(part, done, records, replica, time.perf_counter() - clock)
@@ -417,7 +417,7 @@ class _Result:
             for name, x in p.record.metrics.items()
         }
         self.metrics = {name: np.full(self.shape, np.nan, dtype) for name, dtype in types.items()}
-        self.client_updates, self.gradients = np.zeros((2, *self.shape), np.int32)
+        self.counts = Counts(*np.zeros((len(Counts._fields), *self.shape), np.int32))
         self.diverged = np.full(self.shape[:-2] + self.shape[-1:], -1, np.int32)
         self.upload_size, self.download_size = np.zeros(
             (2, *plan.grid.shape, 1, num_models), np.int64
@@ -431,8 +431,8 @@ class _Result:
         cells = (*index, rows, models)
         for name, values in records.metrics.items():
             self.metrics[name][cells] = np.swapaxes(values[rows], 0, 1)
-        self.client_updates[cells] = np.swapaxes(records.client_updates[rows], 0, 1)
-        self.gradients[cells] = np.swapaxes(records.gradients[rows], 0, 1)
+        for counts, values in zip(self.counts, records.counts, strict=True):
+            counts[cells] = np.swapaxes(values[rows], 0, 1)
         record = _first_not_finite(records, done // every)
         self.diverged[(*index, models)] = np.where(record < 0, -1, record * every)
         upload_size, download_size = program.message_sizes
@@ -445,7 +445,7 @@ class _Result:
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = self.metrics
         sizes: Any = {"upload_size": self.upload_size, "download_size": self.download_size}
-        trace = Trace(rounds, metrics, self.client_updates, self.gradients, **sizes)
+        trace = Trace(rounds, metrics, *self.counts, **sizes)
         dims = (*grid.axes, "seed")
         coords = {name: [label_of(v) for v in values] for name, values in grid.axes.items()}
         dataset = to_dataset(trace, dims).assign_coords(

@@ -380,3 +380,100 @@ def softmax_metrics(problem: Softmax, w: Array, clients: Iterable[int]) -> tuple
             losses.append(softmax_loss(problem, w, x, int(y)))
             right.append(int(np.flatnonzero(z == z.max())[0]) == int(y))
     return float(np.mean(losses)), float(np.mean(right))
+
+
+# Mean estimation (Cho et al., "Maximizing Global Model Appeal in Federated Learning", appendix A)
+
+
+def sigmoid(x: Array) -> Array:
+    """exp(x) / (1 + exp(x)) for x >= 0."""
+    value: Array = 1.0 / (1.0 + np.exp(-x))
+    return value
+
+
+def mean_estimation_losses(w: float, theta: Array, theta_hat: Array) -> Array:
+    """F_k(w) = (w - hat theta_k)^2 + (hat theta_k - theta_k)^2 (appendix A.1)."""
+    losses: Array = (w - theta_hat) ** 2 + (theta_hat - theta) ** 2
+    return losses
+
+
+def mean_estimation_weights(x: Array, objective: str) -> Array:
+    """h'(x) of the objective's h, x = F_k(w) - rho_k: what client k's gradient is weighted by."""
+    if objective == "MaxFL":  # q_k of eq. (4), written without 1 - sigma, which is 0 for large x
+        weights: Array = np.exp(-x) / (1.0 + np.exp(-x)) ** 2
+        return weights
+    if objective == "MaxFL (log loss)":
+        return sigmoid(x)
+    return np.ones_like(x)
+
+
+def mean_estimation_gradient(w: Array | float, theta_hat: Array, objective: str) -> Array:
+    """Mean over clients of h'(F_k(w) - rho_k) * 2 (w - hat theta_k), at every w."""
+    difference = np.asarray(w)[..., None] - theta_hat
+    weights = mean_estimation_weights(difference**2, objective)  # F_k(w) - rho_k
+    gradient: Array = np.mean(weights * 2.0 * difference, axis=-1)
+    return gradient
+
+
+def valley(theta_hat: Array, objective: str, start: float, step: float = 1e-3) -> float:
+    """The local minimum downhill from the start: a walk on a dense grid, then bisection."""
+    is_falling = mean_estimation_gradient(start, theta_hat, objective) < 0
+    direction = 1.0 if is_falling else -1.0
+    grid = start + direction * step * np.arange(1 + np.ptp(theta_hat) / step + 2.0 / step)
+    rises = direction * mean_estimation_gradient(grid, theta_hat, objective) > 0
+    first = int(np.argmax(rises))
+    low, high = sorted((grid[first - 1], grid[first]))
+    return _sign_change(theta_hat, objective, low, high, 60)
+
+
+def displacement(theta_hat: Array, objective: str, w: float, j: int) -> float:
+    """The minimum near w minus hat theta_j, down to numbers far smaller than w."""
+    u = w - theta_hat[j]
+    return _sign_change(theta_hat - theta_hat[j], objective, u - 1e-7, u + 1e-7, 250)
+
+
+def _sign_change(theta_hat: Array, objective: str, low: float, high: float, times: int) -> float:
+    """Where the gradient changes its sign, by bisection."""
+    for _ in range(times):
+        middle = (low + high) / 2.0
+        is_rising = mean_estimation_gradient(middle, theta_hat, objective) > 0
+        low, high = (low, middle) if is_rising else (middle, high)
+    return (low + high) / 2.0
+
+
+def satisfied_near(u: float, j: int, theta: Array, theta_hat: Array) -> list[bool]:
+    """Whether f_k(w) < rho_k at w = hat theta_j + u, as
+    (w - theta_k)^2 - (hat theta_k - theta_k)^2 = d (d + 2 (hat theta_k - theta_k)) with
+    d = w - hat theta_k, whose sign shows also where u is too small for w to differ.
+    """
+    satisfied = []
+    for t, t_hat in zip(theta, theta_hat, strict=True):
+        d = u + (theta_hat[j] - t_hat)
+        e = d + 2.0 * (t_hat - t)
+        satisfied.append(bool((d < 0 < e) or (e < 0 < d)))
+    return satisfied
+
+
+def satisfied_clients(w: float, theta: Array, theta_hat: Array) -> list[bool]:
+    """Whether f_k(w) < rho_k, client by client (definition 1)."""
+    return [
+        bool((w - t) ** 2 < (t_hat - t) ** 2) for t, t_hat in zip(theta, theta_hat, strict=True)
+    ]
+
+
+def probability_satisfied_by_the_mean(gamma_G: float) -> float:
+    """P(|w - theta_1| < |hat theta_1 - theta_1|), w the mean of two clients, gamma = 1.
+
+    A double integral over the densities of both empirical means, on a fine grid: of the product of
+    a and b, the indicator is smoothed only by the grid.
+    """
+    a = np.linspace(-8.0, 8.0, 4001)  # hat theta_1 - theta_1
+    b = 2.0 * gamma_G + np.linspace(-8.0, 8.0, 4001)  # hat theta_2 - theta_1
+    density_a = np.exp(-(a**2) / 2.0) / math.sqrt(2.0 * math.pi)
+    density_b = np.exp(-((b - 2.0 * gamma_G) ** 2) / 2.0) / math.sqrt(2.0 * math.pi)
+    cell = (a[1] - a[0]) * (b[1] - b[0])
+    total = 0.0
+    for one, density in zip(a, density_a, strict=True):
+        w = (one + b) / 2.0
+        total += density * float(np.sum(density_b[np.abs(w) < abs(one)]))
+    return total * cell

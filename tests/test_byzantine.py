@@ -119,7 +119,7 @@ def test_mwfed_sees_inflated_losses():
     loop = partial(oracle.mwfed, problem, start[0], rounds, lambda t: 0.05, 3, growth=4.0)
     w, v, _ = loop(factors=np.where(attacks, 10.0, 1.0))
     np.testing.assert_allclose(state.models.params[0], w, rtol=1e-10)
-    np.testing.assert_allclose(np.exp(state.models.server[0]), v, rtol=1e-9)
+    np.testing.assert_allclose(np.exp(state.models.server.log_weights[0]), v, rtol=1e-9)
     assert v[attacks].sum() > 2 * loop()[1][attacks].sum()
 
 
@@ -131,7 +131,7 @@ def test_attackers_always_take_part():
     state, trace = simulate(jax.random.key(0), TASK, algorithm, strategy, 2)
     assert trace.client_updates[1:, 0].tolist() == [4, 4]
     models = jax.tree.map(lambda x: x[0], state.models)
-    appeal = algorithm.appeal(TASK, models.params, models.clients)
+    appeal = algorithm.appeal(TASK, models.params, (), models.clients)
     np.testing.assert_array_equal(np.flatnonzero(appeal), [0, 1, 2, 5])
     losses = [float(TASK.client_loss(models.params, jnp.int32(k))) for k in range(12)]
     assert trace.metrics["train_loss"][-1, 0] == pytest.approx(np.mean(losses), rel=1e-5)

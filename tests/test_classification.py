@@ -145,10 +145,17 @@ def test_the_module_gets_the_weights_it_asks_for():
     alone = task.loss(params, (jnp.array([1, 2]), jnp.ones(2), None))
     filled = task.loss(params, (jnp.array([1, 2, 5]), jnp.array([1.0, 1, 0]), None))
     assert filled == pytest.approx(float(alone), rel=1e-5)
-    # A block that is one block: its last rows overlap nothing; of all examples at once.
-    num = len(store.examples[1])
-    together = task.loss(params, (jnp.arange(num), jnp.ones(num), None))
-    assert task.evaluate(params, store)["loss"] == pytest.approx(float(together), rel=1e-5)
+    # Each client's examples are one batch, whatever the block and whoever is next to it.
+    each = [
+        float(task.loss(params, (start + jnp.arange(n), jnp.ones(n), None)))
+        for start, n in zip(store.offsets.tolist(), store.counts.tolist(), strict=True)
+    ]
+    for block_size in (1, 3, 100):
+        there = classification(data, CelebACNN(), block_size=block_size)
+        losses = there.evaluate(params, store, per_client=True)["loss"]
+        np.testing.assert_allclose(losses, each, rtol=1e-5)
+        mean = np.average(each, weights=store.counts)
+        assert there.evaluate(params, store)["loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_random_streams_are_fresh_every_step_and_off_in_evaluation():

@@ -47,8 +47,10 @@ def test_growing_chunks_compute_at_most_twice_the_steps(steps, chunk_size):
 def test_chunks_of_equal_lengths_are_equal(size, chunk_size):
     (chunk, count), *more = chunks_of(size, chunk_size, growing=False)
     assert not more
-    assert chunk == min(size, chunk_size)
+    assert chunk <= chunk_size
     assert (count - 1) * chunk < size <= count * chunk
+    assert count == -(-size // chunk_size)  # no more of them than of full ones
+    assert count * chunk - size < count  # nowhere more than one is padded
 
 
 @jax.tree_util.register_dataclass

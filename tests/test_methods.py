@@ -139,7 +139,7 @@ def test_equals_its_loop(method, name, client_map):
             appeal = np.mean([problem.loss(k, rest[0]) < thresholds[k] for k in range(N)])
             assert trace.metrics["train_appeal"][-1, m] == pytest.approx(appeal)
         if factory is mwfed:
-            assert error(np.exp(models.server[m]), rest[0]) < 1e-10
+            assert error(np.exp(models.server.log_weights[m]), rest[0]) < 1e-10
             assert len(set(rest[1])) > 3, "the weights do not change the numbers of steps"
             np.testing.assert_array_equal(trace.gradients[1:, m], rest[1])
 
@@ -281,7 +281,7 @@ def test_mwfed_outlives_long_contentment():
             jax.random.key(0), task, algorithm, mfa_rand(4, 1, cohort_size=1), 300
         )
         assert np.isfinite(state.models.params).all()
-        assert np.exp(state.models.server[0, 0]) == pytest.approx(1.0)
+        assert np.exp(state.models.server.log_weights[0, 0]) == pytest.approx(1.0)
         assert set(np.unique(trace.gradients[50:])) == {1, 8}
 
 

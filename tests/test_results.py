@@ -81,7 +81,7 @@ def trace(updates, *, upload_size=1, download_size=1):
     *lead, records, _ = updates.shape
     rounds = np.broadcast_to(10 * np.arange(records, dtype=np.int32), (*lead, records))
     metrics = {"loss": updates / 2, "accuracy": -updates / 4}
-    return Trace(rounds, metrics, updates, updates, upload_size, download_size)
+    return Trace(rounds, metrics, updates, updates, updates, upload_size, download_size)
 
 
 def test_counts_do_not_overflow_32_bits():

@@ -67,7 +67,7 @@ def byzantine(
             f"clients are {attacks.dtype}{list(attacks.shape)}; give one bool for "
             "each client that trains"
         )
-    if algorithm.appeal is not None:
+    if algorithm.metrics is not None:
         raise ValueError(
             "the algorithm is wrapped already; use `byzantine` once and before `requiring`, whose "
             "thresholds and metrics are not inflated: requiring(byzantine(algorithm, clients), ...)"
@@ -102,8 +102,11 @@ def byzantine(
         sent = jax.tree.map(lambda x, y: jnp.where(attacks[client], x, y), noisy, update)
         return contribution._replace(update=sent), state
 
-    def appeal(task: Task, params: Params, client_states: ClientState) -> Bool[Array, " clients"]:
-        del client_states
+    def appeal(
+        task: Task, params: Params, server_state: ServerState, client_states: ClientState
+    ) -> Bool[Array, " clients"]:
+        if algorithm.appeal is not None:
+            return algorithm.appeal(task, params, server_state, client_states) | attacks
         return appeals(task, params) | attacks
 
     return Algorithm(
@@ -129,9 +132,9 @@ class _Inflated(View):
         loss = measured(self.task).client_loss(params, client)
         return loss * self.factors[client].astype(loss.dtype)
 
-    def client_losses(self, params: Params) -> Float[Array, " clients"]:
-        losses = client_losses(self.task, params)
-        return losses * self.factors.astype(losses.dtype)
+    def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
+        losses = client_losses(self.task, params, num_clients)
+        return losses * self.factors[:num_clients].astype(losses.dtype)
 
 
 def _of_view(function: Any, seen: Any, place: int) -> Any:

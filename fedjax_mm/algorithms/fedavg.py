@@ -87,6 +87,13 @@ def fedavg(
         check_count("batch_size", batch_size)
     if order not in ("iid", "epochs", None):
         raise ValueError(f"order is {order!r}; it must be 'iid', 'epochs' or None")
+    if callable(batch_size) and (epochs is not None or order is not None):
+        raise ValueError(
+            "a schedule of sample sizes draws a sample for each step: give local_steps, and no "
+            "epochs or order"
+        )
+    if order is not None and batch_size is None:
+        raise ValueError(f"order is {order!r}, but steps take all examples; give a batch_size")
     if order == "iid" and epochs is not None:
         raise ValueError("epochs of iid draws would not see every example; give local_steps")
     if server_scale not in ("mean", "1/N"):
@@ -107,7 +114,8 @@ def fedavg(
             return local_steps
         if epochs is None or not isinstance(task, EpochTask):
             raise ValueError(f"{type(task).__name__} has no num_batches; give local_steps")
-        return epochs * task.num_batches(client, None if callable(batch_size) else batch_size)
+        assert not callable(batch_size)
+        return epochs * task.num_batches(client, batch_size)
 
     def weight_of(task: Task, client: Int[Array, ""]) -> Float[Array, ""]:
         weight = task.weight(client)

@@ -1,11 +1,13 @@
 """MW-Fed: clients that a model does not satisfy weigh more and more, and work more."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.algorithms.local import add_mean, local_sgd
-from fedjax_mm.algorithms.views import client_losses, thresholds
+from fedjax_mm.algorithms.views import appeals
 from fedjax_mm.base import (
     Algorithm,
     ClientState,
@@ -20,6 +22,13 @@ from fedjax_mm.contribution import scale_update
 
 _MOST = 4  # times local_steps
 _LEAST_WEIGHT = 1e-30  # so that clients long satisfied have a mean, if they are alone in a round
+
+
+class MWFedState(NamedTuple):
+    """What the server of one model keeps between rounds."""
+
+    log_weights: Float[Array, " clients"]  # products of hundreds of rounds are no 32-bit numbers
+    is_satisfied: Bool[Array, " clients"]  # by the model as it is
 
 
 def mwfed(
@@ -60,27 +69,33 @@ def mwfed(
     if not growth > 1:
         raise ValueError(f"growth is {growth}; it must be greater than 1")
 
-    # The state is log v: products of hundreds of rounds are no numbers of 32 bits.
-    def init(task: Task, params: Params) -> tuple[Float[Array, " clients"], ClientState]:
+    def init(task: Task, params: Params) -> tuple[MWFedState, ClientState]:
         del params
-        return jnp.full(task.num_clients, -jnp.log(float(task.num_clients))), ()
+        uniform = jnp.full(task.num_clients, -jnp.log(float(task.num_clients)))
+        return MWFedState(uniform, jnp.zeros(task.num_clients, bool)), ()
 
     def begin(
         round: Round,
         task: Task,
         params: Params,
-        server_state: Float[Array, " clients"],
+        server_state: MWFedState,
         client_states: ClientState,
-    ) -> Float[Array, " clients"]:
+    ) -> MWFedState:
         del round, client_states
-        wants_more = client_losses(task, params) >= thresholds(task)
-        grown = server_state + jnp.where(wants_more, jnp.log(growth), 0)
-        return jax.nn.log_softmax(grown).astype(server_state.dtype)
+        old = server_state.log_weights
+        is_satisfied = appeals(task, params)
+        grown = old + jnp.where(is_satisfied, 0, jnp.log(growth))
+        return MWFedState(jax.nn.log_softmax(grown).astype(old.dtype), is_satisfied)
 
-    def num_steps(
-        task: Task, client: Int[Array, ""], server_state: Float[Array, " clients"]
-    ) -> Int[Array, ""]:
-        steps = jnp.round(local_steps * task.num_clients * jnp.exp(server_state[client]))
+    def appeal(
+        task: Task, params: Params, server_state: MWFedState, client_states: ClientState
+    ) -> Bool[Array, " clients"]:
+        del task, params, client_states
+        return server_state.is_satisfied
+
+    def num_steps(task: Task, client: Int[Array, ""], server_state: MWFedState) -> Int[Array, ""]:
+        share = task.num_clients * jnp.exp(server_state.log_weights[client])
+        steps = jnp.round(local_steps * share)
         return jnp.clip(steps, 1, _MOST * local_steps).astype(jnp.int32)
 
     def client(
@@ -89,12 +104,12 @@ def mwfed(
         task: Task,
         client: Int[Array, ""],
         params: Params,
-        server_state: Float[Array, " clients"],
+        server_state: MWFedState,
         client_state: ClientState,
     ) -> tuple[Contribution, ClientState]:
         steps = num_steps(task, client, server_state)
         change = local.change(rng_key, round, task, client, params, num_steps=steps)
-        weight = jnp.maximum(jnp.exp(server_state[client]), _LEAST_WEIGHT)
+        weight = jnp.maximum(jnp.exp(server_state.log_weights[client]), _LEAST_WEIGHT)
         return Contribution(scale_update(change, weight), weight, steps), client_state
 
-    return Algorithm(init, client, add_mean, num_steps, begin=begin)
+    return Algorithm(init, client, add_mean, num_steps, begin=begin, appeal=appeal)

@@ -155,10 +155,12 @@ def requiring(
         )
         return contribution, state._replace(state=inner)
 
-    def appeal(task: Task, params: Params, states: Demands) -> Bool[Array, " clients"]:
+    def appeal(
+        task: Task, params: Params, server_state: ServerState, states: Demands
+    ) -> Bool[Array, " clients"]:
         view = seen(task, states.threshold)
         if algorithm.appeal is not None:
-            return algorithm.appeal(view, params, states.state)
+            return algorithm.appeal(view, params, server_state, states.state)
         return appeals(view, params)
 
     def evaluated(

@@ -40,14 +40,18 @@ def demanding(task: Task) -> DemandingTask:
     return task
 
 
-def client_losses(task: Task, params: Params) -> Float[Array, " clients"]:
-    """F_k(w) of all clients, in one pass where the task has one."""
+def client_losses(
+    task: Task, params: Params, num_clients: int | None = None
+) -> Float[Array, " clients"]:
+    """F_k(w) of the first clients, or of all, in one pass over their data if the task has one."""
+    num_clients = task.num_clients if num_clients is None else num_clients
     if isinstance(task, View):
-        return task.client_losses(params)
+        return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
-        return task.evaluate(params, task.train, per_client=True)["loss"]
+        first = None if num_clients == task.num_clients else num_clients
+        return task.evaluate(params, task.train, per_client=True, num_clients=first)["loss"]
     loss = partial(measured(task).client_loss, params)
-    return jax.vmap(loss)(jnp.arange(task.num_clients))
+    return jax.vmap(loss)(jnp.arange(num_clients))
 
 
 def thresholds(task: Task) -> Float[Array, " clients"]:
@@ -101,9 +105,9 @@ class View:
         """F_k(w)."""
         return measured(self.task).client_loss(params, client)
 
-    def client_losses(self, params: Params) -> Float[Array, " clients"]:
-        """F_k(w) of the clients that are seen."""
-        return client_losses(self.task, params)[: self.num_clients]
+    def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
+        """F_k(w) of the first clients, in one pass."""
+        return client_losses(self.task, params, num_clients)
 
     def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
         """rho_k."""

@@ -218,7 +218,9 @@ def _decoded(
             images = np.empty(0)  # damaged: decode again
         if images.shape == shape and images.dtype == np.uint8:
             return images
-    images = np.empty(shape, np.uint8)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=target.parent):  # fails now, not after hours of decoding
+        images = np.empty(shape, np.uint8)
     for i, path in enumerate(paths):
         images[i] = _image(path, image_size)
         progress(i + 1, len(paths))

@@ -113,7 +113,13 @@ def _examples(path: Path, user: str, entry: Any, size: Any) -> tuple[np.ndarray,
         raise _error(path, user, "no examples; leave out such users")
     if (y < 0).any() or (y != np.rint(y)).any():
         raise _error(path, user, "y must be class numbers 0, 1, ...")
-    return x.astype(np.float32), y.astype(np.int32)
+    if y.max() > np.iinfo(np.int32).max:
+        raise _error(path, user, "y is too large for a class number")
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise _error(path, user, "x is too large for single precision")
+    return x, y.astype(np.int32)
 
 
 def _numbers(path: Path, user: str, key: str, values: Any) -> np.ndarray:

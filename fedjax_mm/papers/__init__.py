@@ -1,6 +1,15 @@
 """One module per paper: its figures and tables as data, and the claims to check."""
 
-from fedjax_mm.papers import cohort_theory, mfa, mfa_gain, mfa_tables, mfa_theory
+from fedjax_mm.papers import (
+    cohort_theory,
+    maxfl_appeal,
+    maxfl_shape,
+    mfa,
+    mfa_gain,
+    mfa_tables,
+    mfa_theory,
+    mfa_theory_gain,
+)
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 
 REPRODUCTIONS: dict[str, Reproduction] = {
@@ -9,7 +18,10 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         *mfa.REPRODUCTIONS,
         *mfa_gain.REPRODUCTIONS,
         *mfa_tables.REPRODUCTIONS,
+        *(maxfl_appeal.FIGURE_5A, maxfl_shape.FIGURE_5B),
+        *(maxfl_appeal.FIGURE_6, maxfl_shape.FIGURE_8),
         *mfa_theory.REPRODUCTIONS,
+        *mfa_theory_gain.REPRODUCTIONS,
         *cohort_theory.REPRODUCTIONS,
     )
 }

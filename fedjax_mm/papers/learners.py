@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
+import numpy as np
 from pydantic import Field
 
 from fedjax_mm.algorithms.fedavg import fedavg
@@ -21,6 +22,11 @@ ATTRIBUTES = (
     *("Wearing_Lipstick", "Double_Chin"),
 )
 """The nine facial attributes of Table 4."""
+
+
+def _seeds(seed: int, num_seeds: int) -> list[int]:
+    """Seeds of data; those of another seed are others."""
+    return [int(word) for word in np.random.SeedSequence(seed).generate_state(num_seeds)]
 
 
 class _Learner(Config):
@@ -62,9 +68,9 @@ class SyntheticLearner(_Learner):
                 beta=self.beta,
                 dim=self.dim,
                 num_classes=self.num_classes,
-                seed=seed + i,
+                seed=each,
             )
-            for i in range(num_seeds)
+            for each in _seeds(seed, num_seeds)
         ]
         return stack_data(draws)
 
@@ -104,9 +110,9 @@ class FacesLearner(_Learner):
                 num_attributes=len(self.attributes),
                 image_size=self.image_size or 28,
                 examples_per_client=self.images_per_client,
-                seed=seed + i,
+                seed=each,
             )
-            for i in range(num_seeds)
+            for each in _seeds(seed, num_seeds)
         ]
         return stack_data(draws)
 

@@ -15,6 +15,7 @@ from fedjax_mm.metrics import gain, standard_error
 from fedjax_mm.papers.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.papers.trainings import (
+    ABOVE_MAJORITY,
     DRAWS,
     NOT_GIVEN,
     PARTS,
@@ -107,7 +108,13 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
     accuracies = accuracies_of(result, config, stacks)
     for part in PARTS:
         shares = [
-            majority(getattr(stacks[i].select(0), part), column) for _, i, column in config.models
+            np.mean(
+                [
+                    majority(getattr(stacks[i].select(draw), part), column)
+                    for draw in per_seed[f"data_{i}"]
+                ]
+            )
+            for _, i, column in config.models
         ]
         accuracies[f"{part}_majority"] = "model", shares
     return accuracies.assign_coords(name=("model", [name for name, _, _ in config.models]))
@@ -129,6 +136,17 @@ def judge_together(dataset: xr.Dataset, config: Together) -> Judgement:
         )
         for part, values in parts.items()
     ]
+    above = {part: values["alone"] - values["majority"] for part, values in parts.items()}
+    claims.append(
+        Claim(
+            f"FedAvg alone is at least {ABOVE_MAJORITY} points above the most frequent class",
+            all((points >= ABOVE_MAJORITY).all() for points in above.values()),
+            "; ".join(
+                f"{part} " + ", ".join(f"{x:+.1f}" for x in points)
+                for part, points in above.items()
+            ),
+        )
+    )
     header = (
         "model",
         *(f"{part}, {when}" for part in PARTS for when in ("T_1", "T_M", "majority")),

@@ -19,14 +19,14 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Schedule
 from fedjax_mm.experiment import Precision
-from fedjax_mm.metrics import first_round_below, gain, standard_error
+from fedjax_mm.metrics import standard_error
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.plan import Setup
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Positive, Seed
-from fedjax_mm.tasks.quadratic import Quadratic, quadratic
-from fedjax_mm.theory import mfa, mfa_gain
+from fedjax_mm.tasks.quadratic import Quadratic, largest_curvature, quadratic
+from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
 
@@ -93,7 +93,7 @@ _METHODS: Mapping[Method, _Statement] = {
 class Bounds(Config):
     """Settings: the quadratic from zeros, with schedules that satisfy the theorems."""
 
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)]
+    algorithms: Annotated[tuple[Method, ...], Field(min_length=1)]
     num_clients: Annotated[Count, Field(ge=2)] = 24
     block_size: Count = 4
     mu: Annotated[tuple[Positive, ...], Field(min_length=1)] = (2e-4, 0.05)
@@ -115,24 +115,28 @@ class Bounds(Config):
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
-        for name in ("methods", "mu", "num_models", "local_steps"):
+        for name in ("algorithms", "mu", "num_models", "local_steps"):
             values = getattr(self, name)
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} is {list(values)}; give each value once")
         for num_models in self.num_models:
             mfa_rand(self.num_clients, num_models)
-        for method, mu in itertools.product(self.methods, self.mu):
-            constants = self.constants(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
-            _METHODS[method].bound(1, G=1.0, distance=1.0, **constants)
+        for method, mu in itertools.product(self.algorithms, self.mu):
+            numbers = self.rates(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
+            _METHODS[method].bound(1, Gamma=0.0, G=1.0, distance=1.0, **numbers)
         return self
 
+    def rates(self, method: Method, mu: float) -> dict[str, float]:
+        """The constants of the theorem's hypotheses: mu, L, beta, gamma. This starts no device."""
+        smoothness = mu + largest_curvature(self.num_clients, self.block_size)
+        beta, gamma = _METHODS[method].rate(smoothness, mu, self)
+        return {"mu": mu, "L": smoothness, "beta": beta, "gamma": gamma}
+
     def constants(self, method: Method, mu: float) -> dict[str, float]:
-        """Those of the theorem that do not depend on the run: mu, L, Gamma, beta, gamma."""
+        """Those that do not depend on the run: mu, L, Gamma, beta, gamma."""
         with jax.enable_x64(True):
             exact = exact_constants(quadratic(self.num_clients, self.block_size, mu=mu))
-        known = {name: float(getattr(exact, name).value) for name in ("mu", "L", "Gamma")}
-        rate = _METHODS[method].rate(known["L"], mu, self)
-        return known | dict(zip(("beta", "gamma"), rate, strict=True))
+        return self.rates(method, mu) | {"Gamma": float(exact.Gamma.value)}
 
 
 @jax.tree_util.register_dataclass
@@ -156,20 +160,20 @@ def _probed(num_clients: int, block_size: int, mu: Any) -> _Probed:
 
 
 def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset:
-    """Measured errors and the bounds, over ``(method, mu, num_models, local_steps, round)``."""
+    """Measured errors and the bounds, over ``(algorithm, mu, num_models, local_steps, round)``."""
 
-    def build(method: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
-        statement = _METHODS[method]
+    def build(algorithm: Method, mu: Any, num_models: int, local_steps: int) -> Setup:
+        statement = _METHODS[algorithm]
         task = _Probed(**vars(quadratic(config.num_clients, config.block_size, mu=mu)))
         schedule = statement.schedule(task, num_models, config)
-        algorithm = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
-        return Setup(task, algorithm, statement.assignment(config.num_clients, num_models))
+        training = fedavg(schedule, local_steps=local_steps, server_scale=statement.server_scale)
+        return Setup(task, training, statement.assignment(config.num_clients, num_models))
 
     axes = {name: list(getattr(config, name)) for name in ("mu", "num_models", "local_steps")}
     with jax.enable_x64(config.precision == "float64"):
         result = sweep(
             build,
-            {"method": list(config.methods)} | axes,
+            {"algorithm": list(config.algorithms)} | axes,
             num_rounds=config.num_rounds,
             num_seeds=config.num_seeds,
             seed=config.seed,
@@ -193,7 +197,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
     return dataset.assign(bound=(dims, np.reshape(bounds, shape))).transpose(*_CASE, ...)
 
 
-_CASE = ("method", "mu", "num_models", "local_steps")
+_CASE = ("algorithm", "mu", "num_models", "local_steps")
 
 
 def _cases(dataset: xr.Dataset) -> Iterator[xr.Dataset]:
@@ -204,7 +208,7 @@ def _cases(dataset: xr.Dataset) -> Iterator[xr.Dataset]:
 
 def _symbols(case: xr.Dataset, config: Bounds) -> dict[str, float]:
     """All constants of a case's bound."""
-    method: Method = case.method.item()
+    method: Method = case.algorithm.item()
     known = config.constants(method, case.mu.item())
     sizes = {"N": config.num_clients, "M": case.num_models.item(), "E": case.local_steps.item()}
     start = {"distance": case.distance.isel(round=0).mean().item()}
@@ -213,7 +217,7 @@ def _symbols(case: xr.Dataset, config: Bounds) -> dict[str, float]:
 
 def _bound_of(case: xr.Dataset, config: Bounds, t: Any = None) -> np.ndarray:
     """The bound at all records, or at t; the model after round t is w_{t+1}."""
-    bound = _METHODS[case.method.item()].bound
+    bound = _METHODS[case.algorithm.item()].bound
     return bound(case["round"].values + 1 if t is None else t, **_symbols(case, config))
 
 
@@ -222,13 +226,13 @@ def judge_bounds(dataset: xr.Dataset, config: Bounds) -> Judgement:
     cases = list(_cases(dataset))
     measured = [_measure(case, config) for case in cases]
     claims = []
-    for method in config.methods:
+    for method in config.algorithms:
         statement = _METHODS[method]
-        mine = [numbers for numbers in measured if numbers["method"] == method]
+        mine = [numbers for numbers in measured if numbers["algorithm"] == method]
         claims += [_holds_claim(method, statement, mine), _exponent_claim(method, statement, mine)]
         if frozen := [n for n in mine if n["E"] == 1 and n["mu"] == max(config.mu)]:
             claims.append(_frozen_claim(method, statement, frozen))
-    header = ("method", "mu", "M", "E", "error at the end", "bound", "bound / error", "exponent")
+    header = ("algorithm", "mu", "M", "E", "error at the end", "bound", "bound / error", "exponent")
     rows = [
         (
             *(f"{numbers[name]}" for name in header[:4]),
@@ -246,7 +250,7 @@ def judge_bounds(dataset: xr.Dataset, config: Bounds) -> Judgement:
     return Judgement({"cases": measured}, tuple(claims), (header, *rows), tuple(more))
 
 
-_CONSTANTS = ("method", "mu", "L", "Gamma", "G", "beta", "gamma", "distance")
+_CONSTANTS = ("algorithm", "mu", "L", "Gamma", "G", "beta", "gamma", "distance")
 _FEW = 6  # cases whose curves are printed too
 
 
@@ -254,14 +258,14 @@ def _constants_of(cases: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     """One row for each method and mu."""
     rows: dict[tuple[str, float], dict[str, Any]] = {}
     for case in cases:
-        row = rows.setdefault((case["method"], case["mu"]), dict(case))
+        row = rows.setdefault((case["algorithm"], case["mu"]), dict(case))
         row["G"] = max(row["G"], case["G"])
     return [tuple(_short(row[name]) for name in _CONSTANTS) for row in rows.values()]
 
 
 def _measure(case: xr.Dataset, config: Bounds) -> dict[str, Any]:
     """The numbers of one case."""
-    method: Method = case.method.item()
+    method: Method = case.algorithm.item()
     statement, symbols = _METHODS[method], _symbols(case, config)
     runs = case.distance.transpose("seed", "round").values
     ratio = case.bound.values / case.largest.values
@@ -274,7 +278,7 @@ def _measure(case: xr.Dataset, config: Bounds) -> dict[str, Any]:
     start = symbols["distance"]
     below = _bound_of(case, config, np.arange(1, _FROZEN + 2)) < start
     return symbols | {
-        "method": method,
+        "algorithm": method,
         "error": runs[:, -1].mean(),
         "standard_error": standard_error(runs[:, -1]),
         "bound": case.bound.values[-1],
@@ -295,10 +299,13 @@ def _holds_claim(method: Method, statement: _Statement, cases: list[dict[str, An
         f"{max(n['largest_ratio'] for n in some):.3g}"
         for e, some in ratios.items()
     )
-    proof = "" if statement.is_proven else " (proven for the factor 1/N only)"
-    claim = f"{method}: {statement.theorem}'s bound{proof} holds at every recorded round"
+    claim = f"{method}: {statement.theorem}'s bound holds at every recorded round"
     holds = all(n["least_ratio"] >= 1 - _ROUND_OFF for n in cases)  # equal at the start, M = E = 1
-    return Claim(claim, holds, evidence)
+    return Claim(claim + _proof(statement), holds, evidence)
+
+
+def _proof(statement: _Statement) -> str:
+    return "" if statement.is_proven else " (proven for the factor 1/N only)"
 
 
 def _exponent_claim(method: Method, statement: _Statement, cases: list[dict[str, Any]]) -> Claim:
@@ -310,7 +317,7 @@ def _exponent_claim(method: Method, statement: _Statement, cases: list[dict[str,
     )
     time = "t/M + gamma" if statement.counts_frames else "t + gamma"
     claim = f"{method}: errors fall at least as ({time})^-{statement.exponent:g} in the later half"
-    return Claim(claim, high >= statement.exponent, evidence)
+    return Claim(claim + _proof(statement), high >= statement.exponent, evidence)
 
 
 def _frozen_claim(method: Method, statement: _Statement, cases: list[dict[str, Any]]) -> Claim:
@@ -331,7 +338,7 @@ def _short(value: Any) -> str:
 def _title(case: xr.Dataset) -> str:
     """A case in words."""
     mu, models, steps = (case[name].item() for name in _CASE[1:])
-    return f"{case.method.item()}, mu = {mu:g}, M = {models}, E = {steps}"
+    return f"{case.algorithm.item()}, mu = {mu:g}, M = {models}, E = {steps}"
 
 
 def _curve(case: xr.Dataset) -> tuple[tuple[str, ...], ...]:
@@ -356,7 +363,7 @@ def _curve(case: xr.Dataset) -> tuple[tuple[str, ...], ...]:
 
 def plot_bounds(dataset: xr.Dataset, config: Bounds, judgement: Judgement) -> Figure:
     """Measured errors and bounds over rounds, a panel for every method, mu and E."""
-    dims = ("method", "mu", "local_steps", "num_models", "round")
+    dims = ("algorithm", "mu", "local_steps", "num_models", "round")
     return plots.curves_and_bounds(
         dataset.distance.mean("seed").transpose(*dims),
         dataset.bound.transpose(*dims),
@@ -372,159 +379,6 @@ def plot_bounds(dataset: xr.Dataset, config: Bounds, judgement: Judgement) -> Fi
             for claim in judgement.claims
             if "bound" in claim.claim
         ),
-    )
-
-
-class GainBounds(Bounds):
-    """Settings: Theorem 3 beside measured rounds to a distance."""
-
-    methods: tuple[Method, ...] = ("MFA-Rand",)
-    mu: tuple[Positive, ...] = (0.05,)
-    num_models: tuple[Count, ...] = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: tuple[Count, ...] = (1, 2, 5)
-    num_seeds: Annotated[Count, Field(ge=2)] = 50
-    record_every: Count = 1
-    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """epsilon, in units of the distance at the start."""
-
-    @model_validator(mode="after")
-    def _is_one_sweep(self) -> Self:
-        if len(self.mu) > 1 or self.methods != ("MFA-Rand",):
-            raise ValueError("Theorem 3 is about MFA-Rand; give one mu, and no other method")
-        if list(self.num_models) != sorted({1, *self.num_models}):
-            raise ValueError(
-                f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
-            )
-        if 2 * max(self.num_models) > self.num_clients:
-            raise ValueError(
-                f"num_models is {list(self.num_models)}; Theorem 3 is about at most "
-                f"{self.num_clients // 2} of {self.num_clients} clients"
-            )
-        return self
-
-
-def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
-    """As `run_bounds`, with the gains: measured, from (127), and with the theorem's maximum."""
-    dataset = run_bounds(config, execution).isel(method=0, mu=0)
-    dims = ("local_steps", "num_models", "round")
-    error = dataset.distance.mean("seed").transpose(*dims)
-    start = error.isel(round=0).mean().item()
-    rounds = first_round_below(error, error["round"], config.threshold * start)
-    models = np.asarray(config.num_models)
-    constants = {"N": config.num_clients, "sigma": 0.0, "D": start**2}
-    constants |= config.constants("MFA-Rand", config.mu[0])
-    constants |= {"G": dataset.G.max().item(), "epsilon": config.threshold * start}
-    steps = np.asarray(config.local_steps)[:, None]
-    gains = {
-        "measured": gain(models, rounds[:, :1], rounds),
-        "the sum of (127)": _theorem_3(models, steps, constants, "sum"),
-        "the maximum": _theorem_3(models, steps, constants, "max"),
-    }
-    return dataset.assign(
-        gain=(("what", *dims[:2]), np.stack(list(gains.values()))),
-        rounds_needed=(dims[:2], rounds),
-        what=list(gains),
-        condition=("local_steps", _condition(steps[:, 0], constants)),
-    )
-
-
-def _condition(steps: Any, constants: Mapping[str, Any]) -> np.ndarray:
-    return mfa_gain.theorem_3_condition(
-        E=steps, **{name: constants[name] for name in ("N", "L", "Gamma", "G")}
-    )
-
-
-def _theorem_3(
-    models: np.ndarray, steps: np.ndarray, constants: Mapping[str, Any], reading: Any
-) -> np.ndarray:
-    """Theorem 3's gain; NaN at E for which it says nothing."""
-    is_meant = _condition(steps, constants)
-    result = np.full((len(steps), len(models)), np.nan)
-    if rows := np.flatnonzero(is_meant).tolist():
-        result[rows] = mfa_gain.theorem_3(models, E=steps[rows], reading=reading, **constants)
-    return result
-
-
-def judge_gain(dataset: xr.Dataset, config: GainBounds) -> Judgement:
-    """Whether gains exceed 1 and increase, proven and measured."""
-    gains = {str(what): dataset.gain.sel(what=what).values for what in dataset.what.values}
-    steps, meant = dataset.local_steps.values, dataset.condition.values
-    more = [i for i, m in enumerate(config.num_models) if m > 1]
-    proven, measured = gains["the sum of (127)"], gains["measured"]
-    counterexample: dict[str, Any] = {
-        "N": 4,
-        "E": 2,
-        "mu": 1.0,
-        "L": 12.5,
-        "Gamma": 0.0,
-        "G": 1.0,
-        "sigma": 0.0,
-    }
-    counterexample |= {"beta": 2.0, "gamma": 100.0, "D": 36 / 101}
-    counterexample["epsilon"] = math.sqrt(0.999 * counterexample["D"])
-    by_sum = mfa_gain.theorem_3(2, **counterexample).item()
-    by_max = mfa_gain.theorem_3(2, reading="max", **counterexample).item()
-
-    def text(values: np.ndarray) -> str:
-        return "; ".join(
-            f"E = {e}: {', '.join(f'{g:.2f}' for g in row)}"
-            for e, row in zip(steps, values, strict=True)
-        )
-
-    excluded = ", ".join(f"E = {e}" for e in steps[~meant])
-    claims = (
-        Claim(
-            "Theorem 3, with the sum of its proof: the gain is above 1 and increases with M <= N/2"
-            + (f" ({excluded} fails its condition (136))" if excluded else ""),
-            bool(np.all(np.diff(proven[meant]) > 0) and np.all(proven[meant][:, more] > 1)),
-            text(proven[meant]) if meant.all() else text(proven),
-        ),
-        Claim(
-            "with Theorem 1's maximum in place of the sum the claim is false (counterexample)",
-            by_max < 1 < by_sum,
-            f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum",
-        ),
-        Claim(
-            "the measured gain is above 1 and increases with M",
-            bool(np.all(np.diff(measured) > 0) and np.all(measured[:, more] > 1)),
-            text(measured),
-        ),
-    )
-    header = ("E", "gain", *(f"M = {m}" for m in config.num_models))
-    rows = [
-        (str(e), what, *(f"{g:.3f}" for g in values[i]))
-        for i, e in enumerate(steps)
-        for what, values in gains.items()
-    ]
-    return Judgement(
-        gains | {"local_steps": steps, "counterexample": {"sum": by_sum, "max": by_max}},
-        claims,
-        (header, *rows),
-    )
-
-
-def plot_gain(dataset: xr.Dataset, config: GainBounds, judgement: Judgement) -> Figure:
-    """Gains against M, one panel per E."""
-    gains = dataset.gain.rename(num_models="M").transpose("local_steps", "what", "M")
-    titled = gains.assign_coords(local_steps=[f"E = {e}" for e in gains.local_steps.values])
-    return plots.lines_with_errors(
-        titled,
-        titled * np.nan,
-        x="M",
-        series="what",
-        panel="local_steps",
-        series_label="{}",
-        xlabel="number of models $M$",
-        ylabel="gain $g = M\\,T_1 / T_M$",
-        title=f"Theorem 3 and measured gains of MFA-Rand, quadratic, N = {config.num_clients}, "
-        rf"$\\mu$ = {config.mu[0]:g}",
-        caption=f"Measured: rounds until the mean error is {config.threshold:g} of that at the "
-        "start. "
-        + " ".join(
-            f"{'Holds' if claim.holds else 'DOES NOT HOLD'}: {claim.claim}."
-            for claim in judgement.claims
-        ),
-        diagonal="g = M",
     )
 
 
@@ -556,7 +410,7 @@ BOUNDS = _beside(
     "bounds-mfa",
     "bounds and errors of MFA-Rand and MFA-RR",
     f"{_THEOREM_1}; {_COROLLARY_1}",
-    Bounds(methods=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
+    Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
 )
 """What `fedjax-mm bounds mfa` shows."""
 
@@ -566,25 +420,13 @@ REPRODUCTIONS = (
         "theory-mfa-rand",
         "Theorem 1's bound beside MFA-Rand's error",
         _THEOREM_1,
-        Bounds(methods=("MFA-Rand",)),
+        Bounds(algorithms=("MFA-Rand",)),
     ),
     _beside(
         "theory-mfa-rr",
         "Corollary 1's bound beside MFA-RR's error",
         _COROLLARY_1,
-        Bounds(methods=("MFA-RR, 1/N", "MFA-RR, mean")),
-    ),
-    Reproduction(
-        id="theory-gain",
-        title="Theorem 3's gain beside measured gains, and its second reading",
-        paper={
-            "statement": "Theorem 3: the gain is above 1 and increases with M for M <= N/2",
-            "open": ["the proof uses a sum where Theorem 1 has a maximum; both are drawn"],
-        },
-        config=GainBounds(),
-        run=run_gain,
-        judge=judge_gain,
-        plot=plot_gain,
+        Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean")),
     ),
 )
-"""Theorems 1 and 3 and Corollary 1."""
+"""Theorem 1 and Corollary 1."""

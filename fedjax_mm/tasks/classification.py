@@ -113,15 +113,29 @@ class Classification:
         }
 
     def evaluate(
-        self, params: Params, data: ClientData, *, per_client: bool = False
+        self,
+        params: Params,
+        data: ClientData,
+        *,
+        per_client: bool = False,
+        num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
         """Mean cross-entropy and accuracy in one pass over the data, in bounded memory.
+
+        A module that takes weights looks at a batch as a whole, as batch norm does: it sees each
+        client's examples as one batch, as LEAF has it.
 
         Args:
           params: of one model.
           data: such as `train` or `test`.
           per_client: the means over each client's examples, ``[clients]``, instead of over all.
+          num_clients: of the first so many clients alone; all of them if None.
         """
+        if num_clients is not None:
+            offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
+            data = dataclasses.replace(data, offsets=offsets, counts=counts)
+        if self.takes_weights:
+            return self._evaluate_one_by_one(params, data, per_client)
         num_examples = len(jax.tree.leaves(data.examples)[0])
         size = min(self.block_size, num_examples)
         first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
@@ -143,12 +157,25 @@ class Classification:
             owner = jnp.searchsorted(data.offsets, rows, side="right") - 1
             return sums.at[owner].add(values)
 
-        num_blocks = -(-data.num_examples // size)
+        # A number of blocks that is known to the compiler can be differentiated in reverse.
+        most = last - first if num_clients is not None else data.num_examples
+        num_blocks = (most + size - 1) // size
         sums = lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num_sums, 2)))
         counts = data.counts if per_client else jnp.sum(data.counts, keepdims=True)
         means = sums / counts[:, None]
         loss, accuracy = means.T if per_client else means[0]
         return {"loss": loss, "accuracy": accuracy}
+
+    def _evaluate_one_by_one(
+        self, params: Params, data: ClientData, per_client: bool
+    ) -> dict[str, Float[Array, "*clients"]]:
+        """As `evaluate`, one client after the other."""
+        clients = jnp.arange(data.num_clients)
+        values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
+        if per_client:
+            return values
+        shares = data.counts / jnp.sum(data.counts)
+        return {name: jnp.sum(shares * value) for name, value in values.items()}
 
     def _losses(
         self,

@@ -68,7 +68,7 @@ class MLP(nn.Module):
       >>> sum(leaf.size for leaf in jax.tree.leaves(params))  # 784-64-30-10
       52500
 
-    Reference: Bhuyan, Moharir, Joshi (2023), section 6.2; Srivastava et al. (2014), dropout.
+    Reference: Cho et al., appendix D; Srivastava et al. (2014), dropout.
     """
 
     num_classes: int

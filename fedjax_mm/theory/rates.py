@@ -21,10 +21,6 @@ class Rate(NamedTuple):
     interval: tuple[float, float]
     window: tuple[float, float]
 
-    def reaches(self, predicted: float) -> bool:
-        """Whether the errors fall at least as fast as predicted, as far as the seeds can tell."""
-        return self.interval[1] >= predicted
-
 
 MFA_RAND_EXPONENT, MFA_RR_EXPONENT = 0.5, 1.0
 """Of Theorem 1's bound in t + gamma, and of Theorem 2's in t/M + gamma."""

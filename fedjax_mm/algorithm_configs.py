@@ -1,0 +1,329 @@
+"""The algorithms of an experiment file: who trains what, how, and what clients ask for."""
+
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedjax_mm import assignment as assignments
+from fedjax_mm.algorithms.afl import afl
+from fedjax_mm.algorithms.byzantine import byzantine
+from fedjax_mm.algorithms.ditto import ditto
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.algorithms.fedprox import fedprox
+from fedjax_mm.algorithms.maxfl import maxfl
+from fedjax_mm.algorithms.mwfed import mwfed
+from fedjax_mm.algorithms.perfedavg import perfedavg
+from fedjax_mm.algorithms.qffl import qffl
+from fedjax_mm.algorithms.requiring import requiring
+from fedjax_mm.algorithms.scaffold import scaffold
+from fedjax_mm.base import Algorithm, Assignment, Schedule
+from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed
+
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
+_Steps = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
+class InverseTime(Config):
+    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
+
+    beta: Positive
+    gamma: NonNegative
+    per: Literal["round", "frame"] = "round"
+
+
+class Appealing(Config):
+    """Clients to whom a model does not appeal stay away; see `appealing`."""
+
+    cohort_size: Count
+    from_round: Count = 10
+
+
+class _Assigned(Config):
+    """Who trains what, and whether clients may stay away."""
+
+    appealing: Appealing | None = None
+
+    def build(self, num_clients: int, num_models: int) -> Assignment:
+        """The assignment."""
+        drawn = self._draws(num_clients, num_models)
+        if self.appealing is None:
+            return drawn
+        return assignments.appealing(
+            drawn,
+            cohort_size=self.appealing.cohort_size,
+            from_round=self.appealing.from_round,
+        )
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        raise NotImplementedError
+
+
+class MFARand(_Assigned):
+    """A fresh partition every round."""
+
+    name: Literal["mfa_rand"]
+    cohort_size: Count | None = None
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        return assignments.mfa_rand(num_clients, num_models, cohort_size=self.cohort_size)
+
+
+class MFARR(_Assigned):
+    """A partition per frame, rotated over the models."""
+
+    name: Literal["mfa_rr"]
+    cohort_size: Count | None = None
+    redraw: Literal["frame", "round"] = "frame"
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        return assignments.mfa_rr(
+            num_clients, num_models, cohort_size=self.cohort_size, redraw=self.redraw
+        )
+
+
+class FedCluster(_Assigned):
+    """Fixed clusters visited in a reshuffled order, for one model."""
+
+    name: Literal["fedcluster"]
+    num_clusters: Count
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        if num_models != 1:
+            raise ValueError(f"num_models is {num_models}; fedcluster trains 1 model")
+        return assignments.fedcluster(num_clients, self.num_clusters)
+
+
+class Sequential(_Assigned):
+    """All clients train one model after the other."""
+
+    name: Literal["sequential"]
+    rounds_per_model: Count
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        return assignments.sequential(
+            num_clients, num_models, rounds_per_model=self.rounds_per_model
+        )
+
+
+class FullParticipation(_Assigned):
+    """Every client trains the one model in every round, unless it stays away."""
+
+    name: Literal["full_participation"]
+
+    def _draws(self, num_clients: int, num_models: int) -> Assignment:
+        if num_models != 1:
+            raise ValueError(
+                f"num_models is {num_models}; full_participation trains 1 model: choose mfa_rand "
+                "or mfa_rr"
+            )
+        return assignments.full_participation(num_clients)
+
+
+AssignmentConfig = Annotated[
+    MFARand | MFARR | FedCluster | Sequential | FullParticipation, Field(discriminator="name")
+]
+
+
+class Method(Config):
+    """What all methods have: a rate, and an assignment unless the experiment has one for all."""
+
+    name: str
+    assignment: AssignmentConfig | None = None
+    learning_rate: Positive | InverseTime
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        self.build(1)
+        return self
+
+    def schedule(self, num_models: int) -> Any:
+        """The learning rate as factories take it: a number, or a schedule of the round."""
+        rate = self.learning_rate
+        if not isinstance(rate, InverseTime):
+            return rate
+        schedule: Schedule = inverse_time(rate.beta, rate.gamma)
+        return per_frame(schedule, num_models) if rate.per == "frame" else schedule
+
+    def build(self, num_models: int) -> Algorithm:
+        """The algorithm."""
+        factory, settings = self._factory(), dict(self)
+        for used in ("name", "assignment", "learning_rate"):
+            del settings[used]
+        return factory(self.schedule(num_models), **settings)
+
+    def _factory(self) -> Any:
+        raise NotImplementedError
+
+
+class FedAvg(Method):
+    """See `fedavg`."""
+
+    name: Literal["fedavg"] = "fedavg"
+    local_steps: Count | None = None
+    epochs: Count | None = None
+    batch_size: Count | None = None
+    order: Literal["iid", "epochs"] | None = None
+    weighted: Flag = True
+    server_scale: Literal["mean", "1/N"] = "mean"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _length_is_given(cls, values: Any) -> Any:
+        if isinstance(values, dict) and not values.keys() & {"local_steps", "epochs"}:
+            raise ValueError("local_steps and epochs are missing; give one of the two")
+        return values
+
+    def _factory(self) -> Any:
+        return fedavg
+
+
+class _Stepping(Method):
+    """A method whose clients all take E steps, on batches drawn independently."""
+
+    local_steps: Count
+    batch_size: Count | None = None
+
+
+class FedProx(_Stepping):
+    """See `fedprox`."""
+
+    name: Literal["fedprox"]
+    mu: NonNegative
+
+    def _factory(self) -> Any:
+        return fedprox
+
+
+class Scaffold(_Stepping):
+    """See `scaffold`."""
+
+    name: Literal["scaffold"]
+    server_rate: Positive = 1.0
+    option: Literal["I", "II"] = "II"
+
+    def _factory(self) -> Any:
+        return scaffold
+
+
+class PerFedAvg(_Stepping):
+    """See `perfedavg`."""
+
+    name: Literal["perfedavg"]
+    alpha: NonNegative = 1e-2
+    variant: Literal["FO", "HF"] = "FO"
+    delta: Positive = 1e-3
+
+    def _factory(self) -> Any:
+        return perfedavg
+
+
+class QFFL(_Stepping):
+    """See `qffl`."""
+
+    name: Literal["qffl"]
+    q: NonNegative
+
+    def _factory(self) -> Any:
+        return qffl
+
+
+class AFL(Method):
+    """See `afl`."""
+
+    name: Literal["afl"]
+    mixture_rate: Positive
+    batch_size: Count | None = None
+
+    def _factory(self) -> Any:
+        return afl
+
+
+class MWFed(_Stepping):
+    """See `mwfed`."""
+
+    name: Literal["mwfed"]
+    growth: Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)] = 4.0
+
+    def _factory(self) -> Any:
+        return mwfed
+
+
+class Ditto(_Stepping):
+    """See `ditto`."""
+
+    name: Literal["ditto"]
+    lam: NonNegative
+
+    def _factory(self) -> Any:
+        return ditto
+
+
+class MaxFL(_Stepping):
+    """See `maxfl`."""
+
+    name: Literal["maxfl"]
+    server_rate: Positive = 1.0
+    eps: NonNegative = 1e-2
+    weight: Literal["derivative", "sigmoid"] = "derivative"
+    slope: Positive = 1.0
+
+    def _factory(self) -> Any:
+        return maxfl
+
+
+MethodConfig = Annotated[
+    FedAvg | FedProx | Scaffold | PerFedAvg | QFFL | AFL | MWFed | Ditto | MaxFL,
+    Field(discriminator="name"),
+]
+
+NEEDS_THRESHOLDS = ("maxfl", "mwfed")
+"""Methods whose clients must require something."""
+
+
+class Byzantine(Config):
+    """Some of the clients that train attack; see `byzantine`."""
+
+    fraction: Share
+    loss_factor: Positive = 10.0
+    noise: NonNegative = 1.0
+    seed: Seed = 0
+    """Of the choice of attackers."""
+
+    def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
+        """The algorithm with attackers among the `num_clients` that train."""
+        place = np.random.Generator(np.random.PCG64(self.seed)).permutation(num_clients)
+        attacks = place + 0.5 < self.fraction * num_clients
+        return byzantine(algorithm, attacks, loss_factor=self.loss_factor, noise=self.noise)
+
+
+class Requiring(Config):
+    """What clients require of a model, and how it is measured; see `requiring`.
+
+    The rate and the batches of the warm-up and of tuning are the algorithm's, if not given here.
+    """
+
+    num_steps: Count = 100
+    learning_rate: Positive | None = None
+    batch_size: Count | None = None
+    num_unseen: _Steps = 0
+    tuning_steps: _Steps = 0
+
+    def wrap(self, algorithm: Algorithm, method: Method) -> Algorithm:
+        """The algorithm, asked for more."""
+        rate: Any = self.learning_rate
+        if rate is None:
+            rate = method.schedule(1)
+            rate = rate(1) if callable(rate) else rate
+        batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = getattr(method, "batch_size", None)
+        return requiring(
+            algorithm,
+            learning_rate=rate,
+            batch_size=batch_size,
+            num_steps=self.num_steps,
+            num_unseen=self.num_unseen,
+            tuning_steps=self.tuning_steps,
+        )

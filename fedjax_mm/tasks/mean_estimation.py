@@ -1,0 +1,239 @@
+"""Mean estimation of Cho et al., "Maximizing Global Model Appeal in Federated Learning", app. A."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_mm.base import Batching, Scalar
+from fedjax_mm.checks import check_positive
+
+_JITTER = 1e-3  # the middle of two distant clients is a maximum of MaxFL's objective
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MeanEstimation:
+    """``F_k(w) = (w - hat theta_k)^2 + (hat theta_k - theta_k)^2``.
+
+    Build it with `mean_estimation`. The model is one number w. Client k's true loss is
+    ``f_k(w) = (w - theta_k)^2``, its own model ``hat theta_k``, and its requirement
+    ``rho_k = F_k(hat theta_k) = f_k(hat theta_k)``.
+
+    Attributes:
+      true_means: ``float[clients]``, theta_k.
+      empirical_means: ``float[clients]``, hat theta_k.
+    """
+
+    true_means: Array
+    empirical_means: Array
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.true_means.shape[-1]
+
+    @property
+    def minimizer(self) -> Float[Array, ""]:
+        """The mean of the empirical means, which minimizes the mean of F_k."""
+        return jnp.mean(self.empirical_means)
+
+    @property
+    def requirements(self) -> Float[Array, " clients"]:
+        """``rho_k = (hat theta_k - theta_k)^2``."""
+        return (self.empirical_means - self.true_means) ** 2
+
+    def init(self, rng_key: PRNGKeyArray) -> Float[Array, ""]:
+        """The middle with a small jitter: the middle itself may be a maximum."""
+        jitter = jax.random.normal(rng_key, (), jnp.float32)
+        return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
+
+    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
+        """1: all clients have equally many samples."""
+        del client
+        return jnp.ones((), self.empirical_means.dtype)
+
+    def batch(
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
+    ) -> Int[Array, ""]:
+        """The client's number: its samples count only through their mean."""
+        del rng_key, step
+        if how.size is not None or how.limit is not None:
+            raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
+        return client
+
+    def losses(self, params: Scalar) -> Float[Array, " clients"]:
+        """F_k(w) of all clients."""
+        return self.gaps(params) + self.requirements
+
+    def gaps(self, params: Scalar) -> Float[Array, " clients"]:
+        """``F_k(w) - rho_k = (w - hat theta_k)^2``, which as a difference would lose digits."""
+        return (params - self.empirical_means) ** 2
+
+    def satisfied(self, params: Scalar) -> Bool[Array, " clients"]:
+        """Whether ``f_k(w) < rho_k``, for all clients (definition 1).
+
+        ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``: on
+        which side of a client's own model w lies decides, however close it is. A model that cannot
+        be told apart from it satisfies nobody; see `relative_to`.
+        """
+        error = params - self.empirical_means
+        return jnp.sign(error) * jnp.sign(error + 2 * (self.empirical_means - self.true_means)) < 0
+
+    def relative_to(self, origin: Any) -> "MeanEstimation":
+        """The same problem with its origin elsewhere, for the model ``w - origin``.
+
+        MaxFL's minima come much closer to a client's own model than numbers of its size can say.
+
+        Example:
+          >>> task = mean_estimation([0.5, 9.0], [1.0, 9.0])
+          >>> task.relative_to(task.empirical_means[0]).satisfied(-1e-30).tolist()
+          [True, False]
+        """
+        return MeanEstimation(self.true_means - origin, self.empirical_means - origin)
+
+    def loss(self, params: Float[Array, ""], batch: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w) of the client whose number is the batch."""
+        return self.losses(params)[batch]
+
+    def local_sgd(
+        self,
+        params: Float[Array, ""],
+        client: Int[Array, ""],
+        learning_rate: Scalar,
+        num_steps: int,
+    ) -> Float[Array, ""]:
+        """E gradient steps: ``w - hat theta_k`` shrinks by ``(1 - 2 eta)^E``."""
+        decay = (1 - 2 * learning_rate) ** num_steps - 1
+        return decay * (params - self.empirical_means[client])
+
+    def metrics(self, params: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+        """F(w), F(w) - F*, |w - w*|, and the GM-Appeal, the fraction of satisfied clients."""
+        error = params - self.minimizer
+        return {
+            "loss": jnp.mean(self.losses(params)),
+            "excess_loss": error**2,
+            "distance": jnp.abs(error),
+            "appeal": jnp.mean(self.satisfied(params), dtype=params.dtype),
+        }
+
+
+def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
+    """Clients that estimate a mean together, though each has its own.
+
+    Args:
+      true_means: ``float[clients]``, theta_k; it may be traced.
+      empirical_means: ``float[clients]``, hat theta_k; it may be traced. `draw_means` draws them.
+
+    Raises:
+      ValueError: if there are no clients, the shapes differ or a number is not finite.
+
+    Example:
+      >>> task = mean_estimation([0.0, 0.0, 6.0], [0.8, -0.7, 6.3])
+      >>> [bool(each) for each in task.satisfied(0.05)], round(float(task.minimizer), 3)
+      ([True, True, False], 2.133)
+
+    Reference: Cho et al., appendix A.1.
+    """
+    shapes = np.shape(true_means), np.shape(empirical_means)
+    if len(shapes[0]) != 1 or not shapes[0][0] or shapes[0] != shapes[1]:
+        raise ValueError(
+            f"true_means and empirical_means have the shapes {shapes[0]} and {shapes[1]}; "
+            "give one number of each for every client"
+        )
+    for name, values in {"true_means": true_means, "empirical_means": empirical_means}.items():
+        if not isinstance(values, jax.core.Tracer) and not np.all(np.isfinite(values)):
+            raise ValueError(f"{name} is {values}; it must be finite")
+    return MeanEstimation(_floats(true_means), _floats(empirical_means))
+
+
+def _floats(values: Any) -> Array:
+    return jnp.asarray(values if isinstance(values, jax.Array) else np.asarray(values), float)
+
+
+def draw_means(rng_key: PRNGKeyArray, true_means: Any, gamma: Any = 1.0) -> Array:
+    """Empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
+
+    Args:
+      rng_key: of this draw.
+      true_means: ``float[clients]``, theta_k.
+      gamma: the standard deviation, that of a sample over the root of the number of samples.
+
+    Raises:
+      ValueError: if `gamma` is not positive.
+
+    Example:
+      >>> draw_means(jax.random.key(0), [0.0, 4.0]).shape
+      (2,)
+    """
+    check_positive("gamma", gamma)
+    true_means = _floats(true_means)
+    noise = jax.random.normal(rng_key, true_means.shape, jnp.float32)
+    return true_means + gamma * noise.astype(true_means.dtype)
+
+
+def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
+    """The objective of standard federated learning, the mean of F_k(w).
+
+    Example:
+      >>> float(fedavg_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
+      1.0
+    """
+    return jnp.mean(task.losses(params))
+
+
+def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
+    """MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
+
+    Its gradient is the mean of the gradients of F_k weighted by ``q_k = sigma (1 - sigma)`` (4).
+
+    Example:
+      >>> float(maxfl_objective(mean_estimation([0.0], [1.0]), 1.0))
+      0.5
+    """
+    # Not sigma itself: its derivative is computed as sigma (1 - sigma), 0 from gaps of 37 on.
+    return jnp.mean(1 - jax.nn.sigmoid(-task.gaps(params)))
+
+
+def relu_objective(task: MeanEstimation, params: Any) -> Any:
+    """MaxFL with a ReLU in place of the sigmoid: the mean of ``max(F_k(w) - rho_k, 0)``.
+
+    A gap is never negative here, so that it has FedAvg's solution.
+
+    Example:
+      >>> float(relu_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
+      1.0
+    """
+    return jnp.mean(jax.nn.relu(task.gaps(params)))
+
+
+def log_objective(task: MeanEstimation, params: Any) -> Any:
+    """MaxFL with the log loss: the mean of ``log(1 + exp(F_k(w) - rho_k))``.
+
+    Its gradient weighs clients by ``sigma(F_k(w) - rho_k)``, as Algorithm 1 prints the weight in
+    line 8. It is convex, as Lemma A.2 demands of a surrogate that gives FedAvg's solution.
+
+    Example:
+      >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)
+      0.6931
+    """
+    return jnp.mean(jax.nn.softplus(task.gaps(params)))
+
+
+Objective: TypeAlias = Callable[[MeanEstimation, Any], Any]
+"""From a task and a model to a number."""
+
+OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
+    {
+        "FedAvg": fedavg_objective,
+        "MaxFL": maxfl_objective,
+        "MaxFL (ReLU)": relu_objective,
+        "MaxFL (log loss)": log_objective,
+    }
+)
+"""What can be minimized over w, by name."""

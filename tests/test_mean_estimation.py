@@ -1,0 +1,659 @@
+"""Mean estimation: the task, the minimizer against a dense grid, and the papers' statements."""
+
+import json
+import re
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from fedjax_mm import (
+    draw_means,
+    fedavg,
+    full_participation,
+    local_minimum,
+    log_objective,
+    maxfl_objective,
+    mean_estimation,
+    simulate,
+)
+from fedjax_mm.base import AnalyticTask, Batching, Task
+from fedjax_mm.cli import main
+from fedjax_mm.experiment import validate
+from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers.maxfl_appeal import (
+    ThreeClients,
+    TwoClients,
+    exact_appeal,
+    judge_three,
+    judge_two,
+    plot_three,
+    plot_two,
+    run_three,
+)
+from fedjax_mm.papers.maxfl_shape import (
+    Landscape,
+    Rate,
+    critical_gamma_hat,
+    judge_landscape,
+    judge_rate,
+    plot_landscape,
+    plot_rate,
+    run_landscape,
+    run_rate,
+)
+from fedjax_mm.tasks.mean_estimation import OBJECTIVES
+from tests import reference
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+THETA = np.array([0.0, 0.0, 6.0])
+THETA_HAT = np.array([0.8, -0.7, 6.3])
+
+
+def verdicts(judgement):
+    return [claim.holds for claim in judgement.claims]
+
+
+@partial(jax.jit, static_argnames="count")
+def draws(true_means, count):
+    """Tasks and starts, one for each draw."""
+
+    def one(rng_key):
+        draw_key, start_key = jax.random.split(rng_key)
+        task = mean_estimation(true_means, draw_means(draw_key, true_means))
+        return task, task.init(start_key)
+
+    return jax.vmap(one)(jax.random.split(jax.random.key(0), count))
+
+
+@jax.jit
+def search(tasks, starts):
+    """Of every draw, MaxFL's local minimum downhill from the start."""
+    return jax.vmap(lambda task, w: local_minimum(partial(maxfl_objective, task), w))(tasks, starts)
+
+
+# The task
+
+
+def test_it_is_a_task_of_the_contract():
+    task = mean_estimation(THETA, THETA_HAT)
+    assert isinstance(task, Task)
+    assert isinstance(task, AnalyticTask)
+    assert task.num_clients == 3
+    assert float(task.weight(jnp.int32(2))) == 1
+    assert task.batch(jax.random.key(0), jnp.int32(2), jnp.int32(0), Batching()) == 2
+
+
+def test_losses_gradients_and_metrics():
+    task = mean_estimation(THETA, THETA_HAT)
+    for w in (-1.3, 0.05, 7.0):
+        losses = reference.mean_estimation_losses(w, THETA, THETA_HAT)
+        for k in range(3):
+            loss, gradient = jax.value_and_grad(task.loss)(jnp.asarray(w), jnp.int32(k))
+            assert loss == pytest.approx(losses[k], rel=1e-14)
+            assert gradient == pytest.approx(2 * (w - THETA_HAT[k]), rel=1e-14)
+        metrics = task.metrics(jnp.asarray(w))
+        mean = THETA_HAT.mean()
+        optimum = reference.mean_estimation_losses(mean, THETA, THETA_HAT).mean()
+        assert metrics["loss"] == pytest.approx(losses.mean(), rel=1e-14)
+        assert metrics["excess_loss"] == pytest.approx(losses.mean() - optimum, rel=1e-12)
+        assert metrics["distance"] == pytest.approx(abs(w - mean), rel=1e-14)
+        satisfied = reference.satisfied_clients(w, THETA, THETA_HAT)
+        assert task.satisfied(jnp.asarray(w)).tolist() == satisfied
+        assert metrics["appeal"] == pytest.approx(np.mean(satisfied))
+    own = [
+        reference.mean_estimation_losses(w, THETA, THETA_HAT)[k] for k, w in enumerate(THETA_HAT)
+    ]
+    np.testing.assert_allclose(task.requirements, own, rtol=1e-14)
+
+
+def test_closed_form_of_local_steps():
+    task = mean_estimation(THETA, THETA_HAT)
+    w = np.array(2.5)
+    for k in range(3):
+        local = reference.full_gradient_steps(lambda w, e, k=k: 2 * (w - THETA_HAT[k]), w, 0.1, 4)
+        update = task.local_sgd(jnp.asarray(w), jnp.int32(k), 0.1, 4)
+        assert update == pytest.approx(float(local - w), rel=1e-12)
+
+
+def test_federated_averaging_finds_the_mean():
+    task = mean_estimation(THETA, THETA_HAT)
+    algorithm = fedavg(0.1, local_steps=3)
+    _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(3), 40)
+    assert trace.metrics["distance"].ravel()[-1] < 1e-10
+    assert trace.metrics["appeal"].ravel()[-1] == 0
+
+
+def test_the_start_is_the_middle_with_a_small_jitter():
+    task = mean_estimation(THETA, THETA_HAT)
+    starts = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 1000))
+    jitter = np.asarray(starts) - THETA_HAT.mean()
+    assert 0.9e-3 < jitter.std() < 1.1e-3
+    assert abs(jitter.mean()) < 4 * 1e-3 / np.sqrt(1000)
+    with jax.enable_x64(False):
+        single = mean_estimation(THETA, THETA_HAT).init(
+            jax.random.split(jax.random.key(0), 1000)[7]
+        )
+    assert single.dtype == np.float32
+    assert float(single) == pytest.approx(float(starts[7]), abs=1e-6)
+
+
+def test_draws_have_the_means_and_the_spread():
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    values = np.asarray(jax.vmap(draw_means, (0, None, None))(keys, THETA, 0.5))
+    np.testing.assert_allclose(values.mean(0), THETA, atol=4 * 0.5 / np.sqrt(20_000))
+    np.testing.assert_allclose(values.std(0), 0.5, rtol=4 / np.sqrt(2 * 20_000))
+    assert np.abs(np.corrcoef(values.T) - np.eye(3)).max() < 4 / np.sqrt(20_000)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mean_estimation([], []), r"shapes \(0,\) and \(0,\)"),
+        (lambda: mean_estimation([0.0, 1.0], [0.0]), r"shapes \(2,\) and \(1,\)"),
+        (lambda: mean_estimation(0.0, 0.0), r"shapes \(\) and \(\)"),
+        (lambda: mean_estimation([0.0, np.nan], [0.0, 1.0]), "true_means is"),
+        (lambda: mean_estimation([0.0], [np.inf]), "empirical_means is"),
+        (lambda: draw_means(jax.random.key(0), [0.0], 0.0), "gamma is 0.0"),
+        (lambda: local_minimum(jnp.cos, 0.1, tolerance=0.0), "tolerance is 0.0"),
+        (lambda: local_minimum(jnp.cos, 0.1, max_step=-1.0), "max_step is -1.0"),
+        (lambda: local_minimum(jnp.cos, 0.1, max_steps=0), "max_steps is 0"),
+        (lambda: local_minimum(jnp.cos, 0.1, scale=-1.0), "scale is -1.0"),
+        (
+            lambda: mean_estimation([0.0], [0.0]).batch(
+                jax.random.key(0), jnp.int32(0), jnp.int32(0), Batching(10)
+            ),
+            "batch_size is 10; mean estimation has no examples",
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# Objectives
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_gradients_of_the_objectives(name):
+    """Also where clients are so far that 1 - sigma would be 0."""
+    for theta_hat in (THETA_HAT, 9 * THETA_HAT, np.array([-7.0, 7.0])):
+        task = mean_estimation(np.zeros_like(theta_hat), theta_hat)
+        for w in (-0.3, 1e-3, 2.0):
+            gradient = jax.grad(partial(OBJECTIVES[name], task))(w)
+            expected = reference.mean_estimation_gradient(w, theta_hat, name)
+            assert gradient == pytest.approx(expected, rel=1e-11, abs=0)
+            assert expected != 0
+
+
+def test_values_of_the_objectives():
+    task = mean_estimation(THETA, THETA_HAT)
+    w = 0.3
+    losses = reference.mean_estimation_losses(w, THETA, THETA_HAT)
+    gap = losses - (THETA_HAT - THETA) ** 2
+    expected = {
+        "FedAvg": losses.mean(),
+        "MaxFL": reference.sigmoid(gap).mean(),
+        "MaxFL (ReLU)": np.maximum(gap, 0).mean(),
+        "MaxFL (log loss)": np.log1p(np.exp(gap)).mean(),
+    }
+    assert {name: float(fn(task, w)) for name, fn in OBJECTIVES.items()} == pytest.approx(expected)
+
+
+# The minimizer
+
+
+@pytest.mark.parametrize(
+    "true_means", [(0, 0), (0, 2), (0, 4), (0, 9), (0, 0, 0), (0, 4, 8), (0, 0, 6)], ids=str
+)
+def test_the_minimum_is_that_of_a_walk_on_a_dense_grid(true_means):
+    count = 60
+    tasks, starts = draws(np.array(true_means, float), count)
+    found = search(tasks, starts)
+    assert found.converged.all()
+    expected = [
+        reference.valley(np.asarray(tasks.empirical_means[i]), "MaxFL", float(starts[i]))
+        for i in range(count)
+    ]
+    np.testing.assert_allclose(found.point, expected, atol=1e-8)
+    assert np.all(np.asarray(found.curvature) > 0)
+    assert np.abs(found.gradient).max() < 1e-9
+
+
+def test_the_first_minimum_downhill_is_found_from_every_start():
+    """Of ripples on a slope, whose valleys are 2 pi wide."""
+    starts = np.linspace(-10, 10, 401)
+    found = jax.jit(jax.vmap(partial(local_minimum, lambda w: jnp.sin(w) + w / 10)))(starts)
+    minimum = -np.arccos(-0.1) + 2 * np.pi * np.arange(-3, 4)  # cos w = -1/10, where sin w < 0
+    maximum = minimum + 2 * np.arccos(-0.1)
+    expected = minimum[np.searchsorted(maximum, starts)]
+    assert found.converged.all()
+    np.testing.assert_allclose(found.point, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fn", "start", "point"),
+    [
+        (lambda w: w**4, 3.0, 0.0),  # no curvature at the minimum
+        (jnp.abs, 3.0, 0.0),  # a kink
+        (lambda w: -jnp.exp(-((w - 3) ** 2)), -3.0, 3.0),  # a flat start
+        (lambda w: (w - 1) ** 2, 1.0, 1.0),  # already there
+        (lambda w: jnp.maximum(w, -2 * w) + w**2, -5.0, 0.0),
+    ],
+)
+def test_hard_functions(fn, start, point):
+    found = local_minimum(fn, start)
+    assert found.converged
+    assert found.point == pytest.approx(point, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("fn", "start", "steps"),
+    [
+        (lambda w: -(w**2), 0.0, 0),  # exactly on a maximum
+        (lambda w: 0.0 * w, 1.0, 0),  # flat
+        (lambda w: -w, 0.0, 50),  # falls for ever
+        (lambda w: jnp.exp(-w), 0.0, 50),
+        (lambda w: jnp.log(w) * jnp.nan, 1.0, 50),
+    ],
+)
+def test_what_does_not_converge_says_so(fn, start, steps):
+    found = local_minimum(fn, start, max_steps=50)
+    assert not found.converged
+    assert found.num_steps == steps
+
+
+def test_a_minimum_close_to_zero_is_found_to_its_own_precision():
+    """Where the second client pulls by 1e-30."""
+    for u in (1e-3, 1e-12, 1e-30, 1e-300, -1e-30):
+        found = local_minimum(lambda w, u=u: (w / u - 1) ** 2 * abs(u), 1e-10, scale=0.0)
+        assert found.converged
+        assert found.point == pytest.approx(u, rel=1e-9, abs=0)
+
+
+def test_single_precision_finds_the_same_valleys():
+    double = search(*draws(np.array([0.0, 6.0]), 300)).point
+    with jax.enable_x64(False):
+        tasks, starts = draws(np.array([0.0, 6.0]), 300)
+        assert starts.dtype == np.float32
+        found = search(tasks, starts)
+    assert found.converged.all()
+    np.testing.assert_allclose(found.point, double, atol=1e-4)
+
+
+def test_the_middle_turns_from_a_minimum_into_a_maximum():
+    """At half a distance of 1.0216; beyond it the descent leaves the middle, to either side."""
+    assert critical_gamma_hat() == pytest.approx(1.0216, abs=5e-5)
+    for half, stays in ((1.0215, True), (1.0217, False)):
+        task = mean_estimation([0.0, 0.0], [-half, half])
+        curvature = jax.grad(jax.grad(partial(maxfl_objective, task)))(0.0)
+        assert (curvature > 0) == stays
+        for start in (-1e-5, 1e-5):
+            found = local_minimum(partial(maxfl_objective, task), start)
+            assert found.converged
+            assert (abs(found.point) < 1e-6) == stays
+            assert stays or np.sign(found.point) == np.sign(start)
+
+
+def test_a_single_draw_descends_to_the_clients_that_are_alike():
+    """Weights sigma (1 - sigma) satisfy clients 1 and 2; the printed weights sigma nobody."""
+    task = mean_estimation(THETA, THETA_HAT)
+    found = local_minimum(partial(maxfl_objective, task), task.minimizer)
+    assert float(found.point) == pytest.approx(0.05, abs=5e-3)
+    assert task.satisfied(found.point).tolist() == [True, True, False]
+    printed = local_minimum(partial(log_objective, task), task.minimizer)
+    assert float(printed.point) == pytest.approx(2.19, abs=5e-3)
+    assert task.satisfied(printed.point).tolist() == [False, False, False]
+
+
+# Figures 5(a) and 6: acceptance
+
+SQUARES = range(21)
+
+
+@pytest.fixture(scope="module")
+def two():
+    """The figure as it is by default, its judgement, and the seconds that it took."""
+    item = REPRODUCTIONS["maxfl-fig5a"]
+    start = time.perf_counter()
+    dataset = item.run(item.config, None)
+    judgement = item.judge(dataset, item.config)
+    return dataset, item.config, judgement, time.perf_counter() - start
+
+
+def test_figure_5a_takes_less_than_a_minute(two):
+    _, config, judgement, seconds = two
+    assert seconds < 60
+    assert config == TwoClients(gamma_g_squared=tuple(SQUARES), num_seeds=10_000)
+    assert verdicts(judgement) == [True] * 6
+
+
+def test_the_exact_appeal_is_that_of_a_double_integral():
+    gammas = np.sqrt([0.0, 1.0, 4.0, 9.0])
+    expected = [reference.probability_satisfied_by_the_mean(gamma) for gamma in gammas]
+    np.testing.assert_allclose(exact_appeal(gammas, 1.0), expected, rtol=2e-3)
+    np.testing.assert_allclose(exact_appeal(gammas / 2, 0.5), exact_appeal(gammas, 1.0))
+    # b - a and b + 3 a of opposite signs, with correlation -1/sqrt(5), at gamma_G = 0.
+    assert exact_appeal(0.0, 1.0) == pytest.approx(0.5 + np.arcsin(1 / np.sqrt(5)) / np.pi)
+
+
+def test_federated_averaging_appeals_as_often_as_is_exact(two):
+    dataset, config, *_ = two
+    first = dataset.satisfied.sel(objective="FedAvg", client=1).mean("draw").values
+    for i, square in enumerate(SQUARES):
+        p = reference.probability_satisfied_by_the_mean(np.sqrt(square))
+        assert abs(first[i] - p) < 4 * np.sqrt(p * (1 - p) / config.num_seeds) + 2e-3 * p
+
+
+def test_federated_averaging_is_below_lemma_a_1(two):
+    bound = 2 * np.exp(-np.array(SQUARES) / 5)
+    appeal = two[2].measured["FedAvg"]["appeal"]
+    assert np.sum(bound < 1) == 17
+    assert np.all(appeal[bound < 1] < bound[bound < 1])
+
+
+def test_maxfl_is_above_theorem_a_1(two):
+    numbers = two[2].measured["MaxFL"]
+    assert np.all(numbers["appeal"] - 40 * numbers["standard_error"] > np.exp(-1) / 16)
+
+
+def test_a_relu_gives_the_mean(two):
+    dataset = two[0]
+    for name in ("FedAvg", "MaxFL (ReLU)", "MaxFL (log loss)"):
+        distance = dataset.solution.sel(objective=name) - dataset.empirical_mean.mean("client")
+        assert float(np.abs(distance).max()) < 1e-6
+    distance = dataset.solution.sel(objective="MaxFL") - dataset.empirical_mean.mean("client")
+    assert float(np.abs(distance).max()) > 1
+
+
+def test_every_descent_converged_and_it_is_reported(two):
+    dataset, _, judgement, _ = two
+    assert dataset.converged.all()
+    assert dataset.solution.dtype == np.float64
+    assert judgement.measured["convergence"]["converged"] == 4 * 21 * 10_000
+
+
+@pytest.mark.parametrize(
+    ("figure", "dim", "count"), [("two", "gamma_g_squared", 15), ("three", "case", 50)]
+)
+def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
+    """However close a minimum is to a client's own model: e^-80 for gamma_G^2 = 20."""
+    dataset, config, *_ = request.getfixturevalue(figure)
+    least = 1.0
+    for i in range(dataset.sizes[dim]):
+        theta = np.array(config.cases[i] if dim == "case" else [0.0, 2 * np.sqrt(SQUARES[i])])
+        for name in ("FedAvg", "MaxFL"):
+            at = dataset.isel({dim: i, "draw": slice(0, count)}).sel(objective=name)
+            for r in range(count):
+                theta_hat = at.empirical_mean.values[r]
+                w = float(at.solution[r])
+                assert w == pytest.approx(reference.valley(theta_hat, name, w + 1e-6), abs=1e-8)
+                j = int(at.nearest[r]) - 1
+                assert abs(w - theta_hat[j]) <= np.abs(w - theta_hat).min() + 1e-9
+                u = reference.displacement(theta_hat, name, w, j)
+                found = at.displacement.values[r]
+                assert found == pytest.approx(u, rel=1e-8, abs=1e-15 if name == "FedAvg" else 0)
+                least = min(least, abs(u))
+                expected = reference.satisfied_near(u, j, theta, theta_hat)
+                assert at.satisfied.transpose("draw", "client").values[r].tolist() == expected
+    assert least < (1e-30 if figure == "two" else 1e-6)
+
+
+def test_far_clients_are_satisfied_by_the_side_of_their_model(two):
+    """At large gamma_G the model is one client's own but for a trifle, inwards: appeal 1/4."""
+    dataset, config, judgement, _ = two
+    for square in (12.0, 16.0, 20.0):
+        i = SQUARES.index(square)
+        appeal = judgement.measured["MaxFL"]["appeal"][i]
+        assert appeal == pytest.approx(0.25, abs=4 * 0.25 / np.sqrt(config.num_seeds))
+        at = dataset.sel(gamma_g_squared=square, objective="MaxFL")
+        assert np.all(at.displacement * (3 - 2 * at.nearest) > 0)
+
+
+def test_draws_depend_on_the_seed_the_point_and_their_number_only(two):
+    for i, r in ((0, 0), (0, 1), (20, 0), (20, 9999)):
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), i), r)
+        theta = np.array([0.0, 2 * np.sqrt(i)])
+        expected = draw_means(jax.random.fold_in(key, 0), theta)
+        at = two[0].sel(gamma_g_squared=i, draw=r)
+        np.testing.assert_allclose(at.empirical_mean, expected, rtol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def three():
+    config = ThreeClients(num_seeds=8000)
+    dataset = run_three(config)
+    return dataset, config, judge_three(dataset, config)
+
+
+def test_the_number_satisfied_of_three(three):
+    """With (0, 0, 6) MaxFL's mean is about 1.24, FedAvg's about 0.17."""
+    case = three[2].measured["case 3"]
+    for name, mean in (("MaxFL", 1.24), ("FedAvg", 0.17)):
+        assert case[name]["mean"] == pytest.approx(
+            mean, abs=4 * case[name]["standard_error"] + 5e-3
+        )
+    difference = case["MaxFL"]["mean"] - case["FedAvg"]["mean"]
+    error = np.hypot(*(case[name]["standard_error"] for name in ("MaxFL", "FedAvg")))
+    assert difference > 4 * error
+    assert three[0].solution.dtype == np.float64
+
+
+def test_cases_1_and_2_are_reported_as_found(three):
+    """As statements about draws they do not hold."""
+    measured = three[2].measured
+    spread = 4 * np.sqrt(0.25 / 8000) + 5e-3
+    for case, index, name, share in (
+        ("case 1", [3], "MaxFL", 0.24),
+        ("case 1", [3], "FedAvg", 0.37),
+        ("case 2", [1, 2, 3], "MaxFL", 0.20),  # the middle client is pulled to the nearer other
+        ("case 2", [1, 2, 3], "FedAvg", 0.70),
+    ):
+        found = measured[case][name]["distribution"][index].sum()
+        assert found == pytest.approx(share, abs=spread), (case, name)
+    assert verdicts(three[2]) == [False, False, True, True]
+
+
+def test_distributions_have_standard_errors(three):
+    dataset, config, judgement = three
+    for case in (1, 2, 3):
+        for name in OBJECTIVES:
+            numbers = judgement.measured[f"case {case}"][name]
+            number = dataset.satisfied.sel(case=case, objective=name).sum("client").values
+            p = np.bincount(number, minlength=4) / config.num_seeds
+            np.testing.assert_allclose(numbers["distribution"], p)
+            np.testing.assert_allclose(
+                numbers["distribution_standard_error"], np.sqrt(p * (1 - p) / (len(number) - 1))
+            )
+            assert numbers["mean"] == pytest.approx(number.mean())
+
+
+def test_the_example_of_case_3_is_the_single_draw(three):
+    example = three[2].measured["case 3"]["example"]
+    np.testing.assert_allclose(example["empirical_means"], THETA_HAT)
+    assert example["MaxFL"]["satisfied"] == [1, 2]
+    assert example["FedAvg"]["satisfied"] == []
+
+
+# Claims can fail
+
+
+def test_claims_of_figure_5a_fail_when_the_objectives_are_exchanged(two):
+    dataset, config, *_ = two
+    names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
+    labels = [names.get(name, name) for name in dataset.objective.values]
+    swapped = dataset.assign_coords(objective=labels)
+    assert verdicts(judge_two(swapped, config)) == [False, False, False, True, True, True]
+
+
+def test_claims_of_figure_5a_fail_on_other_numbers(two):
+    dataset, config, *_ = two
+    shifted = dataset.assign(solution=dataset.solution + 1e-5)
+    assert verdicts(judge_two(shifted, config))[3:5] == [False, False]
+    lost = dataset.assign(converged=dataset.converged.copy(data=dataset.converged.values.copy()))
+    lost.converged[3, 5, 1] = False
+    assert verdicts(judge_two(lost, config)) == [True] * 5 + [False]
+
+
+def test_claims_of_figure_6_follow_the_objectives(three):
+    dataset, config, _ = three
+    names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
+    labels = [names.get(name, name) for name in dataset.objective.values]
+    swapped = dataset.assign_coords(objective=labels)
+    assert verdicts(judge_three(swapped, config)) == [True, True, False, True]
+
+
+# Figures 5(b) and 8
+
+
+def test_the_landscape_has_one_minimum_and_then_two():
+    """And three just below the critical point: the two do not grow out of the middle."""
+    config = Landscape(num_points=400, num_starts=11, largest=2.0)
+    dataset = run_landscape(config)
+    judgement = judge_landscape(dataset, config)
+    assert verdicts(judgement) == [True] * 4
+    measured = judgement.measured
+    critical = measured["critical_gamma_hat"]
+    np.testing.assert_allclose(measured["gamma_hat_with_three_minima"], [1.015, 1.02])
+    for gamma, minima in zip(measured["gamma_hat"], measured["minima"], strict=True):
+        assert len(minima) == (1 if gamma < 1.0149 else 3 if gamma < critical else 2)
+        for point in minima:
+            gradients = [
+                reference.mean_estimation_gradient(point + d, np.array([-gamma, gamma]), "MaxFL")
+                for d in (-1e-4, 1e-4)
+            ]
+            assert gradients[0] < 0 < gradients[1]
+
+
+@pytest.fixture(scope="module")
+def landscape():
+    config = Landscape(num_points=20, num_starts=5)
+    dataset = run_landscape(config)
+    return dataset, config, judge_landscape(dataset, config)
+
+
+def test_claims_of_figure_5b_can_fail(landscape):
+    dataset, config, _ = landscape
+    shifted = dataset.assign(minimum=dataset.minimum + 1.0)
+    assert verdicts(judge_landscape(shifted, config)) == [False, False, True, True]
+    outside = dataset.assign(displacement=-dataset.displacement)
+    assert verdicts(judge_landscape(outside, config)) == [True, True, False, True]
+    lost = dataset.assign(converged=dataset.converged & (dataset.start < 0.9))
+    assert verdicts(judge_landscape(lost, config)) == [True, True, True, False]
+
+
+@pytest.fixture(scope="module")
+def rate():
+    config = Rate(num_rounds=600, num_starts=21)
+    dataset = run_rate(config)
+    return dataset, config, judge_rate(dataset, config)
+
+
+def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
+    dataset, config, judgement = rate
+    assert verdicts(judgement) == [True, True]
+    # eta N / (sum q + eps), at a few places
+    for gamma in config.gamma_hat:
+        for i in (0, 250, 400, 511):
+            w = float(dataset.w[i])
+            gaps = (w - np.array([-gamma, gamma])) ** 2
+            q = reference.mean_estimation_weights(gaps, "MaxFL")
+            assert dataset.rate.sel(gamma_hat=gamma)[i] == pytest.approx(0.5 * 2 / (q.sum() + 1e-2))
+    # One round of MaxFL: w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = eta_l grad F_k.
+    path = dataset.path.sel(gamma_hat=3.0, rule="adaptive").isel(start=4).values
+    gradients = 2 * (path[0] - np.array([-3.0, 3.0]))
+    q = reference.mean_estimation_weights(gradients**2 / 4, "MaxFL")
+    assert path[1] == pytest.approx(path[0] - 0.5 * (q @ gradients) / (q.sum() + 1e-2), rel=1e-12)
+    exchanged = dataset.assign_coords(rule=dataset.rule.values[::-1])
+    assert verdicts(judge_rate(exchanged, config)) == [True, False]
+    assert not judge_rate(dataset.assign(rate=1 / dataset.rate), config).claims[0].holds
+
+
+# Figures and the command line
+
+
+def caption(figure):
+    return " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
+@pytest.fixture(params=["two", "three", "landscape", "rate"])
+def drawn(request):
+    """A figure of each kind, and its judgement."""
+    dataset, config, judgement, *_ = request.getfixturevalue(request.param)
+    plots = {"two": plot_two, "three": plot_three, "landscape": plot_landscape, "rate": plot_rate}
+    plot = plots[request.param]
+    return request.param, plot(dataset, config, judgement), judgement
+
+
+def test_figures_show_what_was_measured_and_nothing_is_cut(drawn):
+    name, figure, judgement = drawn
+    FigureCanvasAgg(figure).draw()
+    assert len(figure.axes) == {"two": 2, "three": 6, "landscape": 2, "rate": 3}[name]
+    title, below = sorted(figure.texts, key=lambda text: -text.get_position()[1])
+    for axes in figure.axes:
+        panel = axes.get_tightbbox()
+        assert below.get_window_extent().y1 < panel.y0
+        assert panel.y1 < title.get_window_extent().y0
+        assert figure.bbox.x0 <= panel.x0 < panel.x1 <= figure.bbox.x1
+        assert axes.get_xlabel()
+        assert axes.get_ylabel()
+    failed = [claim.claim for claim in judgement.claims if not claim.holds]
+    assert all(claim in caption(figure) for claim in failed)
+    assert ("All claims hold" in caption(figure)) == (not failed)
+
+
+def test_figure_5a_has_the_bounds_drawn_in(two):
+    dataset, config, judgement, _ = two
+    for axes in plot_two(dataset, config, judgement).axes:
+        lines = {bars.get_label(): bars[0].get_xydata().T for bars in axes.containers}
+        for label in OBJECTIVES:
+            np.testing.assert_allclose(lines[label][1], judgement.measured[label]["appeal"])
+        (upper,) = (xy for label, xy in lines.items() if "Lemma A.1" in label)
+        np.testing.assert_allclose(upper[1], 2 * np.exp(-upper[0] / 5))
+        (lower,) = (xy for label, xy in lines.items() if "Theorem A.1" in label)
+        np.testing.assert_allclose(lower[1], np.exp(-1) / 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("maxfl-fig5b", {"searched_gamma_hat": 200, "start": 41, "gamma_hat": 4}),
+        ("maxfl-fig8", {"gamma_hat": 2, "rule": 2, "round": 3001}),
+    ],
+)
+def test_the_command_line_writes_the_files(name, sizes, tmp_path):
+    with pytest.raises(SystemExit) as exit_:
+        main(["--no-cache", "reproduce", name, "--out", str(tmp_path)])
+    assert exit_.value.code == 0
+    summary = json.loads((tmp_path / name / "summary.json").read_text())
+    assert summary["data"] == "synthetic"
+    assert all(claim["holds"] for claim in summary["claims"])
+    assert set(summary["manifest"]["wall_seconds"]) == {"compile", "run"}
+    assert (tmp_path / name / "figure.png").stat().st_size > 10_000
+    with xr.open_dataset(tmp_path / name / "result.nc") as dataset:
+        assert {dim: dataset.sizes[dim] for dim in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("maxfl-fig5a", "num_seeds=1", "num_seeds = 1"),
+        ("maxfl-fig5a", "gamma_g_squared=[1, 200]", "less than or equal to 100"),
+        ("maxfl-fig5a", "gamma=0.0", "gamma = 0.0"),
+        ("maxfl-fig6", "case_1=[1, inf, 2]", "input should be a finite number"),
+        ("maxfl-fig6", "case_1=[1, 2]", "case_1.2: missing"),
+        ("maxfl-fig5b", "largest=-1.0", "largest"),
+        ("maxfl-fig8", "epsilon=0.0", "epsilon"),
+    ],
+)
+def test_wrong_settings_are_refused(name, settings, message):
+    config = REPRODUCTIONS[name].config
+    with pytest.raises(ValueError, match=re.escape(message)):
+        validate(type(config), config.model_dump(), [settings])
