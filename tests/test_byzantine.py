@@ -168,8 +168,6 @@ def test_wrong_wrappings_are_refused():
     base = maxfl(0.1, local_steps=1)
     with pytest.raises(ValueError, match=r"requiring\(byzantine\(algorithm, clients\)"):
         byzantine(requiring(base, thresholds=jnp.ones(12)), ATTACKS)
-    with pytest.raises(ValueError, match="the algorithm is wrapped already"):
-        byzantine(byzantine(base, ATTACKS), ATTACKS)
     for clients in (jnp.arange(12), jnp.array(True), [0.5] * 12):
         with pytest.raises(ValueError, match="give one bool for each client"):
             byzantine(base, clients)

@@ -69,8 +69,8 @@ def byzantine(
         )
     if algorithm.metrics is not None:
         raise ValueError(
-            "the algorithm is wrapped already; use `byzantine` once and before `requiring`, whose "
-            "thresholds and metrics are not inflated: requiring(byzantine(algorithm, clients), ...)"
+            "the algorithm is wrapped by `requiring`, whose thresholds and metrics are not to be "
+            "inflated; attack first: requiring(byzantine(algorithm, clients), ...)"
         )
 
     def seen(task: Task) -> "_Inflated":
