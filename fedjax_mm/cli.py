@@ -212,6 +212,9 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the real data, where it is used.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Data set, where there are several.")
+    ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
     save_every: SaveEvery = 30.0,
@@ -226,7 +229,9 @@ def reproduce(
     settings = _settings(overrides, num_seeds=seeds, num_rounds=rounds)
     with _checking_input():
         items = [_find(name) for name in dict.fromkeys(ids)]
-        configs = [_configure(item, [*_scaled(item, clients, data), *settings]) for item in items]
+        configs = [
+            _configure(item, [*_scaled(item, clients, data, dataset), *settings]) for item in items
+        ]
     raise typer.Exit(_reproduce_all(items, configs, out, resume, save_every))
 
 
@@ -304,9 +309,15 @@ def bounds(
     raise typer.Exit(_reproduce_all([BOUNDS[paper]], [config], out, resume, save_every))
 
 
-def _scaled(item: Reproduction, clients: str | None, data: Path | None) -> list[str]:
+def _scaled(
+    item: Reproduction, clients: str | None, data: Path | None, dataset: str | None
+) -> list[str]:
     """The settings that an item has for its clients and its data."""
     known, settings = type(item.config).model_fields, []
+    if dataset is not None:
+        if "dataset" not in known:
+            raise ValueError(f"{item.id}: it has one data set; leave out --dataset")
+        settings.append(f"dataset={dataset}")
     if clients is not None:
         key = "num_clients" if "num_clients" in known else "task.num_clients"
         settings.append(f"{key}={clients}")
@@ -335,10 +346,11 @@ def _find(name: str) -> Reproduction:
 def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Execution) -> bool:
     """One reproduction, from running to files; whether all claims hold."""
     dataset = item.run(config, execution)
+    if jax.process_index() == 0:
+        save_dataset(dataset, directory / "result.nc")
     judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]
     if jax.process_index() > 0:
         return all(claim.holds for claim in judgement.claims)
-    save_dataset(dataset, directory / "result.nc")
     plots.save_figure(item.plot(dataset, config, judgement), directory / "figure.png")
     summary = {
         "id": item.id,

@@ -137,9 +137,7 @@ def _tweets(
     settings: dict[str, Any] = {"test_fraction": TEST_FRACTION, "seed": seed}
     if directory is None:
         return surrogate_tweets(num_clients, min_examples=min_examples, **settings)
-    return load_sent140(
-        directory, num_clients=num_clients, min_examples=min_examples, **settings
-    )
+    return load_sent140(directory, num_clients=num_clients, min_examples=min_examples, **settings)
 
 
 def classifier(data: FederatedData, *, dropout_rate: float) -> Classification:
