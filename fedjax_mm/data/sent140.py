@@ -6,11 +6,10 @@ A tweet becomes tokens as the authors of GloVe's Twitter vectors made them, a li
 
 import csv
 import html
-import itertools
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from fedjax_mm.data.partition import Parts
 _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"
 _LABELS = {"0": 0, "2": None, "4": 1}
-_END = "\uffff"  # no line of latin-1; a quoted text that is cut off swallows it
+_END = "\uffff"  # not in latin-1; an open quote swallows it
 _TEXT = 4  # LEAF's place of the text; the first is the id
 _TOKEN = re.compile(
     r"(?P<url>(?:https?://|www\.)\S+)"
@@ -287,29 +286,29 @@ def _official(path: Path) -> Iterator[tuple[str, int, str]]:
     record = 0
     try:
         with path.open(encoding="latin-1", newline="") as file:
-            for row in csv.reader(itertools.chain(_lines(file), [_END])):
+            for row in csv.reader(_lines(file)):
                 if row == [_END]:
                     return
                 record += 1
+                if row and row[-1].endswith(_END):
+                    raise ValueError("cut off")
                 if len(row) != 6 or row[0] not in _LABELS or not row[4]:
                     raise ValueError(f"it must be {_COLUMNS}, with polarity 0, 2 or 4")
                 label = _LABELS[row[0]]
                 if label is not None:
                     yield row[4], label, row[5]
-        raise ValueError("cut off: a quote is not closed")
     except csv.Error as error:
         raise ValueError(f"{path}: record {record + 1}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: record {record}: {error}") from error
 
 
-def _lines(file: Iterator[str]) -> Iterator[str]:
-    """The lines of a file that is not cut off outside quotes."""
-    line = "\n"
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    """The lines, and an end that is no record of its own if the last one is cut off."""
     for line in file:
-        yield line
-    if not line.endswith(("\n", "\r", '"')):
-        raise ValueError("cut off")
+        is_whole = line.endswith(("\n", "\r", '"'))
+        yield line if is_whole else line + _END
+    yield _END
 
 
 # Words
