@@ -55,7 +55,7 @@ def leaf_file(**users):
     }
 
 
-ANN = [(0, 'sad, very "sad"'), (1, "good @Bob"), (1, "nothing here is known")]
+ANN = [(0, 'sad, very "sad"'), (1, "good @Bob"), (1, "nothing here is known \ud83d")]  # half a pair
 BOB = [(1, "good caf\u00e9"), (0, "SAD &lt;unk&gt; good")]
 CAT = [(0, "sad")]
 
@@ -118,6 +118,7 @@ def test_tweets_are_the_means_of_their_words(write, tmp_path):
     same(clients(data), ["ann", "bob"])
     assert (data.train.counts.tolist(), data.test.counts.tolist()) == ([2, 1], [1, 1])
     same(clients(load_sent140(tmp_path, min_examples=3, dim=2)), ["ann"])
+    assert load_sent140(tmp_path, min_examples=3, dim=3).name == "sent140, hashed words"
 
 
 def test_vectors_can_lie_elsewhere(tmp_path):

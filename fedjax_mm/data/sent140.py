@@ -343,7 +343,7 @@ def _read_vectors(
 
     In bytes: a word of GloVe's is a line break to Python, U+0085.
     """
-    wanted = {word.encode(): i for word, i in number.items()}
+    wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
     table, known = np.zeros((len(number), dim), np.float32), np.zeros(len(number), bool)
     line, record = b"", 0
     with path.open("rb") as file:
@@ -373,7 +373,7 @@ def _hashed(words: list[str], dim: int) -> Float32[np.ndarray, "words dim"]:
     """Gaussian vectors, the same for the same word on every machine."""
     rng = np.random.Generator(np.random.PCG64(_HASHED_SEED))
     table = rng.standard_normal((_BUCKETS, dim), dtype=np.float32)
-    return table[[zlib.crc32(word.encode()) % _BUCKETS for word in words]]
+    return table[[zlib.crc32(word.encode(errors="surrogatepass")) % _BUCKETS for word in words]]
 
 
 # Invented tweets
