@@ -345,6 +345,7 @@ def test_invented_tweets_are_the_same_everywhere():
     assert y[:12].tolist() == [1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 1, 0]
     np.testing.assert_allclose(x[0], [0.58632600, -0.10768399, 0.37029478], rtol=1e-6)
     np.testing.assert_allclose(x[-1], [0.27992097, -0.43852958, 0.29704768], rtol=1e-6)
+    np.testing.assert_allclose(np.abs(x).sum(dtype=np.float64), 224.1613, rtol=1e-6)
 
 
 def test_the_first_invented_clients_do_not_change():
