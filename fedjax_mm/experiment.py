@@ -13,6 +13,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedjax_mm.algorithm_configs import (
     NEEDS_THRESHOLDS,
+    QFFL,
     AssignmentConfig,
     Byzantine,
     Method,
@@ -110,12 +111,8 @@ class Experiment(Config):
                 )
         if self.task.num_clients is not None:
             self._assigned(method, self.task.num_clients)
-        if not isinstance(self.task, QuadraticConfig):
-            return
-        if getattr(method, "epochs", None) or getattr(method, "batch_size", None):
-            raise ValueError(
-                "the quadratic has no examples; give local_steps, and no epochs or batch_size"
-            )
+        if isinstance(self.task, QuadraticConfig):
+            _check_on_quadratic(method)
 
     def _assignment_of(self, method: Method) -> AssignmentConfig:
         """The method's own, or that of all."""
@@ -195,6 +192,19 @@ class Experiment(Config):
             shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
+        )
+
+
+def _check_on_quadratic(method: Method) -> None:
+    """Raises `ValueError` if a method cannot train the quadratic as it is set."""
+    if getattr(method, "epochs", None) or getattr(method, "batch_size", None):
+        remedy = "give local_steps, and no epochs or batch_size"
+        remedy = remedy if method.name == "fedavg" else "leave batch_size out"
+        raise ValueError(f"the quadratic has no examples; {remedy}")
+    if isinstance(method, QFFL) and not method.q.is_integer():
+        raise ValueError(
+            f"q is {method.q:g}, but the quadratic's losses may be negative, of which there are no "
+            "such powers; give a whole number"
         )
 
 
@@ -474,8 +484,10 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
         case "missing" | "union_tag_not_found":
             return f"{path}: missing"
         case "extra_forbidden":
-            owner, keys = _table(kind, problem["loc"][:-1])
-            close = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1)
+            key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
+            close = difflib.get_close_matches(key, keys, n=1)
+            if key in _keys(kind):  # it is spelt right, but belongs elsewhere
+                close = []
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
             return f"{path} = {value!r}: unknown key, {hint}"
@@ -502,6 +514,13 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
     names = [name for name in map(_name_of, tables) if name is not None]
     keys = sorted({key for table in tables for key in table.get("properties", {})})
     return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
+
+
+def _keys(kind: type[Config]) -> set[str]:
+    """Every key that may stand somewhere in a configuration of this kind."""
+    definitions = kind.model_json_schema()
+    tables = [definitions, *definitions.get("$defs", {}).values()]
+    return {key for table in tables for key in table.get("properties", {})}
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
