@@ -485,9 +485,9 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
             return f"{path}: missing"
         case "extra_forbidden":
             key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
-            close = difflib.get_close_matches(key, keys, n=1)
-            if key in _keys(kind):  # it is spelt right, but belongs elsewhere
-                close = []
+            close, everywhere = [], sorted(_keys(kind))
+            if key not in everywhere:  # else it is spelt right, but belongs elsewhere
+                close = [*_close(key, keys), *_close(key, everywhere)]
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
             return f"{path} = {value!r}: unknown key, {hint}"
@@ -514,6 +514,11 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
     names = [name for name in map(_name_of, tables) if name is not None]
     keys = sorted({key for table in tables for key in table.get("properties", {})})
     return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
+
+
+def _close(key: str, keys: Sequence[str]) -> list[str]:
+    """The key that is most like another one, if any is."""
+    return difflib.get_close_matches(key, keys, n=1)
 
 
 def _keys(kind: type[Config]) -> set[str]:

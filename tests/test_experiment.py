@@ -413,6 +413,15 @@ def test_files_are_read_where_they_are(tmp_path):
         assert config.build(config.data()).num_clients == num_clients
 
 
+def test_labels_of_leaf_clients_are_flipped(tmp_path):
+    leaf_files(tmp_path)
+    task = {"name": "leaf", "directory": str(tmp_path), "flipped": 0.67, "data_seed": 2}
+    data = validate(Experiment, learning(task)).task.data()
+    for split in (data.train, data.test):
+        first = np.asarray(split.examples[1]).reshape(3, 2)[:, 0]
+        assert first.sum() == 2  # of three clients, whose labels were 0 and 1
+
+
 def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):
     def refuse(*arguments, **settings):
         raise AssertionError
