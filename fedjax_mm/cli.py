@@ -399,7 +399,9 @@ def run(
     """Run an experiment described in a TOML file.
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
-    file's name. A complete experiment:
+    file's name. Algorithms are FedAvg or, by their `name`, fedprox, scaffold, perfedavg, qffl, afl,
+    ditto, mwfed, maxfl; tables `assignment`, `requiring` and `byzantine` are for all of them, see
+    docs/experiments.md. A complete experiment:
 
         num_models = 12
         num_rounds = 1000
@@ -456,7 +458,8 @@ def sweep(
     """Run an experiment at all points of a grid.
 
     The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
-    or one of every algorithm's; its values are a list, or a range:
+    or one of every algorithm's (algorithms.NAME.q is one algorithm's); its values are a list, or a
+    range:
 
         [axes]
         num_models = [2, 12]

@@ -8,7 +8,8 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from fedjax_mm.experiment import InverseTime, validate
+from fedjax_mm.algorithm_configs import InverseTime
+from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS, mfa
 from fedjax_mm.papers.mfa import (
     Comparison,
