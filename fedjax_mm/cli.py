@@ -251,13 +251,17 @@ def _reproduce_all(
     """The exit code."""
     folders = [out / item.id for item in items]
     holds = []
+    results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
     with _output(folders):
         for item, config, folder in zip(items, configs, folders, strict=True):
             if resume and (done := _done_already(folder / "summary.json", config)):
                 holds.append(all(claim["holds"] for claim in done["claims"]))
                 continue
+            runs = f"{item.run} {config.model_dump_json()}"
             with _execution(folder, resume, save_every) as execution:
-                holds.append(_reproduce(item, config, folder, execution))
+                if runs not in results:
+                    results[runs] = item.run(config, execution)
+                holds.append(_report(item, config, folder, results[runs]))
     return 0 if all(holds) else CLAIM_FAILED
 
 
@@ -343,9 +347,8 @@ def _find(name: str) -> Reproduction:
     return REPRODUCTIONS[name]
 
 
-def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Execution) -> bool:
-    """One reproduction, from running to files; whether all claims hold."""
-    dataset = item.run(config, execution)
+def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Dataset) -> bool:
+    """One reproduction, from its result to files; whether all claims hold."""
     if jax.process_index() == 0:
         save_dataset(dataset, directory / "result.nc")
     judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]

@@ -270,7 +270,8 @@ def advance(
     (rounds, metrics), counts = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
-    return state, Trace(rounds, metrics, *counts, *_message_sizes(kinds, state))
+    upload_size, download_size = _message_sizes(kinds, state)
+    return state, Trace(rounds, metrics, *counts, upload_size, download_size)
 
 
 def _begin_kind(kind: Kind, round: Round, models: Models) -> Models:

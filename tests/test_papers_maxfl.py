@@ -120,8 +120,14 @@ def ours(lead, noise=0.0):
 
 @pytest.mark.parametrize(
     ("lead", "noise", "by", "holds"),
-    [(0.2, 0.0, 0.0, True), (0.0, 0.0, 0.0, False), (0.1, 0.07, 0.0, False)]
-    + [(0.1, 0.02, 0.0, True), (0.1, 0.0, 5.0, True), (0.1, 0.0, 10.5, False)],
+    [
+        (0.2, 0.0, 0.0, True),
+        (0.0, 0.0, 0.0, False),
+        (0.1, 0.1, 0.0, False),
+        (0.1, 0.02, 0.0, True),
+        (0.1, 0.0, 5.0, True),
+        (0.1, 0.0, 10.5, False),
+    ],
 )
 def test_exceeding_takes_two_standard_errors(lead, noise, by, holds):
     config = config_of("maxfl-fig3", num_seeds=4)

@@ -20,7 +20,11 @@ Partition = Literal["dirichlet", "clusters"]
 
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
-_IDX = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
+_IDX: dict[str, Literal["mnist", "fashion-mnist", "emnist"]] = {
+    "fmnist": "fashion-mnist",
+    "mnist": "mnist",
+    "emnist": "emnist",
+}
 
 
 class Population(NamedTuple):

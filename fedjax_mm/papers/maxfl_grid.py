@@ -216,8 +216,8 @@ def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
       config: its settings.
 
     Returns:
-      The result over ``(algorithm, byzantine, warm_up_steps, seed, round)``, with the coordinates of
-      `POINT` over the first three.
+      The result over ``(algorithm, byzantine, warm_up_steps, seed, round)``, with the coordinates
+      of `POINT` over the first three.
     """
     parts = []
     for name in config.methods:

@@ -336,7 +336,7 @@ _MAXFL = {OURS: {"name": "maxfl"}}
 _BOTH = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 
 # Seen accuracy and appeal, unseen accuracy and appeal.
-_TABLE_1 = {
+_TABLE_1: Published = {
     "fmnist": {
         "FedAvg": (43.70, 4, 43.14, 7),
         "FedProx": (44.59, 5, 43.80, 7),
@@ -356,7 +356,7 @@ _TABLE_1 = {
         OURS: (57.34, 25, 55.62, 31),
     },
 }
-_TABLE_2 = {
+_TABLE_2: Published = {
     "fmnist": {
         "MW-Fed, 0 attack": (44.41, 4, 43.46, 6),
         "MW-Fed, 0.05 attack": (21.28, 2, 21.91, 1),
@@ -375,7 +375,7 @@ _TABLE_2 = {
     },
 }
 # Seen and unseen.
-_TABLE_3 = {
+_TABLE_3: Published = {
     "fmnist": {
         "FedAvg": (38, 39),
         "FedProx": (40, 41),
@@ -394,7 +394,7 @@ _TABLE_3 = {
     },
 }
 # Seen appeal and preferred-model accuracy.
-_TABLE_4 = {
+_TABLE_4: Published = {
     "fmnist": {
         f"{name}, {steps} warm-up steps": values
         for name, row in {
@@ -405,7 +405,7 @@ _TABLE_4 = {
         for steps, values in zip((50, 100, 150), row, strict=True)
     }
 }
-_TABLE_5 = {
+_TABLE_5: Published = {
     "fmnist": {
         "FedAvg": (99.37, 99.50),
         "FedProx": (99.35, 99.55),
@@ -421,12 +421,12 @@ _TABLE_5 = {
         OURS: (55.82, 58.88),
     },
 }
-_TABLE_6 = {
+_TABLE_6: Published = {
     "fmnist": {"qFFL, q = 1": (3, 99.24), "qFFL, q = 10": (0, 98.90), OURS: (55, 99.29)},
     "sent140": {"qFFL, q = 1": (9, 53.10), "qFFL, q = 10": (9, 52.71), OURS: (41, 53.93)},
 }
 # Unseen appeal and preferred-model accuracy.
-_FIGURE_4 = {
+_FIGURE_4: Published = {
     "fmnist": {
         "FedAvg": (8, 98.53),
         "FedProx": (7, 98.43),
