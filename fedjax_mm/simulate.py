@@ -271,7 +271,10 @@ def advance(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
     upload_size, download_size = _message_sizes(kinds, state)
-    return state, Trace(rounds, metrics, *counts, upload_size, download_size)
+    made = Counts(*counts)._asdict()
+    return state, Trace(
+        rounds, metrics, **made, upload_size=upload_size, download_size=download_size
+    )
 
 
 def _begin_kind(kind: Kind, round: Round, models: Models) -> Models:
