@@ -52,6 +52,7 @@ def requiring(
     batch_size: int | None = None,
     num_steps: int = 100,
     thresholds: Any = None,
+    own_accuracies: Any = None,
     num_unseen: int = 0,
     tuning_steps: int = 0,
 ) -> Algorithm:
@@ -76,7 +77,9 @@ def requiring(
       batch_size: examples of a step of both, drawn independently; None takes all.
       num_steps: of the warm-up.
       thresholds: ``[clients]``, rho_k of all clients, the unseen ones too, instead of a warm-up;
-        then no model is preferred, and `learning_rate` is that of tuning alone.
+        then `learning_rate` is that of tuning alone.
+      own_accuracies: ``[clients]``, with `thresholds`, of the clients' own models on their test
+        examples; without them no model is preferred.
       num_unseen: the task's last clients never train; the assignment is for the others.
       tuning_steps: local steps that each client takes from the model before it is measured.
 
@@ -95,7 +98,9 @@ def requiring(
     Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
     """
     _check_options(learning_rate, thresholds, tuning_steps)
-    thresholds = None if thresholds is None else jnp.asarray(thresholds, float)
+    if own_accuracies is not None and thresholds is None:
+        raise ValueError("own_accuracies are given, but no thresholds; give both, or a warm-up")
+    given = _given(thresholds=thresholds, own_accuracies=own_accuracies)
     check_positive("learning_rate", learning_rate)
     check_count("batch_size", batch_size)
     check_count("num_steps", num_steps)
@@ -105,7 +110,7 @@ def requiring(
         )
 
     def seen(task: Task, threshold: Float[Array, "*clients"]) -> "_Seen":
-        _check_task(task, thresholds)
+        _check_task(task, given)
         return _Seen(task, task.num_clients - num_unseen, threshold)
 
     def trained(
@@ -128,8 +133,12 @@ def requiring(
         rng_key: PRNGKeyArray, task: Task, client: Int[Array, ""], params: Params, state: Demands
     ) -> Demands:
         inner = state.state
-        if thresholds is not None:
-            state = state._replace(threshold=thresholds[client])
+        if given:
+            own = given.get("own_accuracies")
+            state = state._replace(
+                threshold=given["thresholds"][client],
+                own_accuracy=state.own_accuracy if own is None else own[client],
+            )
         else:
             own = trained(rng_key, task, client, params, num_steps)
             state = state._replace(threshold=measured(task).client_loss(own, client))
@@ -187,7 +196,7 @@ def requiring(
         if test:
             is_preferred = test["loss"] < states.threshold
             values |= test | {"appeal": is_preferred}
-        if test and thresholds is None:
+        if test and (not given or "own_accuracies" in given):
             accuracy = jnp.where(is_preferred, test["accuracy"], states.own_accuracy)
             values["preferred_accuracy"] = accuracy
         means = _means(values, task.num_clients - num_unseen)
@@ -270,15 +279,21 @@ def _check_options(learning_rate: Any, thresholds: Any, tuning_steps: int) -> No
         )
 
 
-def _check_task(task: Task, thresholds: Any) -> None:
+def _given(**arrays: Any) -> dict[str, Float[Array, " clients"]]:
+    """Those that are given."""
+    return {name: jnp.asarray(x, float) for name, x in arrays.items() if x is not None}
+
+
+def _check_task(task: Task, given: dict[str, Float[Array, " clients"]]) -> None:
     """Whether the task tells what its clients lose, and all sizes fit."""
     num_clients = task.num_clients
     measured(task)
-    if thresholds is not None and thresholds.shape != (num_clients,):
-        raise ValueError(
-            f"thresholds have shape {thresholds.shape}; give one number for each of "
-            f"{num_clients} clients"
-        )
+    for name, values in given.items():
+        if values.shape != (num_clients,):
+            raise ValueError(
+                f"{name} have shape {values.shape}; give one number for each of {num_clients} "
+                "clients"
+            )
     if isinstance(task, TestedTask) and task.test.num_clients != num_clients:
         raise ValueError(
             f"{task.test.num_clients} clients have test examples and {num_clients} train; give "

@@ -10,6 +10,7 @@ from fedjax_mm.papers import (
     mfa_tables,
     mfa_theory,
     mfa_theory_gain,
+    multi_maxfl,
 )
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 
@@ -25,9 +26,10 @@ REPRODUCTIONS: dict[str, Reproduction] = {
         *mfa_theory.REPRODUCTIONS,
         *mfa_theory_gain.REPRODUCTIONS,
         *cohort_theory.REPRODUCTIONS,
+        *multi_maxfl.REPRODUCTIONS,
     )
 }
-"""Every reproduction by its id, in the papers' order."""
+"""Every reproduction by its id, in the papers' order, and then what no paper has."""
 
 BOUNDS: dict[str, Reproduction] = {"mfa": mfa_theory.BOUNDS}
 """What `fedjax-mm bounds` shows, by paper."""

@@ -144,10 +144,12 @@ def _tweets(
     return load_sent140(directory, num_clients=num_clients, min_examples=min_examples, **settings)
 
 
-def classifier(data: FederatedData, *, dropout_rate: float) -> Classification:
+def classifier(
+    data: FederatedData, *, dropout_rate: float, column: int | None = None
+) -> Classification:
     """The perceptron of appendix D: 64-30 on images, 128-86-30 on tweets; dropout after layer 1."""
     is_image = data.train.examples[0].ndim > 2
     hidden, scale = ((64, 30), 1 / 255) if is_image else ((128, 86, 30), None)
     module = MLP(data.num_classes, hidden, dropout_rate)
     rngs = ("dropout",) if dropout_rate > 0 else ()
-    return classification(data, module, rngs=rngs, scale=scale)
+    return classification(data, module, rngs=rngs, scale=scale, column=column)

@@ -3,16 +3,23 @@
 import itertools
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
-from fedjax_mm.algorithm_configs import Byzantine, Method, MethodConfig, Requiring, Share
+from fedjax_mm.algorithm_configs import Byzantine, Method, MethodConfig
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.devices import layout
 from fedjax_mm.papers.maxfl_clients import (
     POPULATIONS,
     Dataset,
@@ -24,8 +31,10 @@ from fedjax_mm.papers.maxfl_clients import (
     source_of,
 )
 from fedjax_mm.plan import Setup
+from fedjax_mm.simulate import init
 from fedjax_mm.sweep import Execution, sweep
-from fedjax_mm.task_configs import Config, Count, Positive, Seed
+from fedjax_mm.task_configs import Config, Count, Positive, Seed, Share
+from fedjax_mm.tasks.classification import Classification
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which the best point of each method is looked for."""
@@ -160,6 +169,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         local_steps: int,
         batch_size: int,
         data: FederatedData,
+        own: OwnModels,
         draw: Any,
     ) -> Setup:
         task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
@@ -169,12 +179,20 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         if any(config.byzantine):
             attack = Byzantine(fraction=0.0).model_copy(update={"fraction": byzantine})
             algorithm = attack.wrap(algorithm, num_clients)
-        asked = Requiring(
-            num_steps=warm_up_steps,
-            num_unseen=population.num_unseen,
-            tuning_steps=config.tuning_steps,
+        place = (
+            config.warm_up_steps.index(warm_up_steps),
+            config.batch_sizes.index(batch_size),
+            jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
+            draw,
         )
-        return Setup(task, asked.wrap(algorithm, method), assignment)
+        algorithm = requiring(
+            algorithm,
+            thresholds=own.threshold[place],
+            own_accuracies=own.accuracy[place],
+            num_unseen=population.num_unseen,
+            **_tuning(config, learning_rate, batch_size),
+        )
+        return Setup(task, algorithm, assignment, _start(config, task, draw))
 
     result = sweep(
         build,
@@ -189,7 +207,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         num_rounds=config.num_rounds,
         num_seeds=config.num_seeds,
         seed=config.seed,
-        shared={"data": data},
+        shared={"data": data, "own": warm_up(config, data, execution)},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.resolution,
         data=data.kind,
@@ -204,6 +222,85 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         "population": population._asdict(),
     }
     return result
+
+
+class OwnModels(NamedTuple):
+    """What clients' own models are worth, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
+
+    Attributes:
+      threshold: rho_k, the loss on training examples.
+      accuracy: on test examples.
+    """
+
+    threshold: Any
+    accuracy: Any
+
+
+def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
+    """Every client's own model, from the start that all methods have, once for all of them.
+
+    A threshold depends on the rate, the batches and the start: methods and numbers of local steps
+    share them, which would otherwise take most of the time where clients soon stay away.
+    """
+    num_draws, num_rates = config.num_seeds, len(config.learning_rates)
+    where = layout(num_rates * num_draws)
+    index = np.arange(where.padded(num_rates * num_draws)) % (num_rates * num_draws)
+    rates = np.asarray(config.learning_rates, np.float32)[index // num_draws]
+    pairs = where.put((rates, index % num_draws), 0)
+    everyone = mfa_rand(data.num_clients, 1)
+    found = []
+    kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
+    for number, (num_steps, batch_size) in enumerate(kinds):
+        if execution and execution.progress:
+            what = f"warm-up of {num_steps} steps, batch_size={batch_size}"
+            execution.progress(what, number, len(kinds))
+
+        def of_replica(
+            pair: Any, data: FederatedData, num_steps: int = num_steps, size: int = batch_size
+        ) -> OwnModels:
+            rate, draw = pair
+            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            alone = requiring(
+                fedavg(rate, local_steps=1),
+                learning_rate=rate,
+                batch_size=size,
+                num_steps=num_steps,
+            )
+            key, start = _key(config, draw), _start(config, task, draw)
+            states = init(key, task, alone, everyone, start).models.clients
+            return OwnModels(states.threshold[0], states.own_accuracy[0])
+
+        def of_device(pairs: Any, data: FederatedData, of_replica: Any = of_replica) -> Any:
+            return lax.map(partial(of_replica, data=data), pairs)
+
+        made = jax.jit(where.over(of_device, (0, None)))(pairs, where.put(data, None))
+        found.append(where.fetch(made))
+    shape = (len(config.warm_up_steps), len(config.batch_sizes), num_rates, num_draws, -1)
+    return OwnModels(
+        *(
+            np.stack([x[: num_rates * num_draws] for x in each]).reshape(shape)
+            for each in zip(*found, strict=True)
+        )
+    )
+
+
+def _key(config: Comparison, draw: Any) -> Any:
+    return jax.random.fold_in(jax.random.key(config.seed), draw)
+
+
+def _start(config: Comparison, task: Classification, draw: Any) -> Any:
+    """The common initialisation of all methods and of the clients' own models."""
+    return task.init(jax.random.fold_in(_key(config, draw), 1))
+
+
+def _tuning(config: Comparison, learning_rate: Any, batch_size: int) -> dict[str, Any]:
+    if config.tuning_steps == 0:
+        return {}
+    return {
+        "tuning_steps": config.tuning_steps,
+        "learning_rate": learning_rate,
+        "batch_size": batch_size,
+    }
 
 
 def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
