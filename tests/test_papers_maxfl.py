@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
 
+from fedjax_mm import fedavg, init, mfa_rand, requiring
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.maxfl_clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.maxfl_grid import at_the_end, best_points, run_comparison
+from fedjax_mm.papers.maxfl_grid import at_the_end, best_points, run_comparison, warm_up
 from fedjax_mm.papers.maxfl_tables import (
     REPRODUCTIONS as ITEMS,
 )
@@ -216,6 +218,35 @@ def test_small_instances(item, tmp_path):
     }
     json.dumps(about)
     assert np.isfinite(result["unseen_preferred_accuracy"]).all()
+
+
+def test_own_models_are_where_the_grid_looks_for_them():
+    """Those of every rate, batch size, draw and client equal a warm-up of that one replica."""
+    config = config_of(
+        "maxfl-table4", **SMALL | {"batch_sizes": (4, 8), "warm_up_steps": (2, 3), "num_rounds": 2}
+    )
+    population = config.population
+    data = draw_clients("digits", None, population, partition="clusters", flipped=0.3, seeds=[7, 8])
+    own = warm_up(config, data, None)
+    clients = population.num_clients + population.num_unseen
+    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, 2, clients)
+    assert len(np.unique(own.threshold)) == own.threshold.size
+    for i, steps in enumerate((2, 3)):
+        for rate, draw in ((0, 1), (1, 0)):
+            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            key = jax.random.fold_in(jax.random.key(config.seed), draw)
+            start = task.init(jax.random.fold_in(key, 1))
+            asked = requiring(
+                fedavg(1.0, local_steps=9),
+                learning_rate=config.learning_rates[rate],
+                batch_size=8,
+                num_steps=steps,
+            )
+            state = init(key, task, asked, mfa_rand(clients, 1), start)
+            demands = state.models.clients
+            place = i, 1, rate, draw
+            np.testing.assert_allclose(own.threshold[place], demands.threshold[0], rtol=1e-5)
+            np.testing.assert_allclose(own.accuracy[place], demands.own_accuracy[0], rtol=1e-5)
 
 
 def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():

@@ -41,9 +41,9 @@ ALLOWED = {
     },
     "plots": {"results"},
     "papers": {
-        *("algorithm_configs", "algorithms", "assignment", "base", "data", "experiment"),
-        *("metrics", "minimize", "plan", "plots", "results", "runs", "schedules", "sweep"),
-        *("task_configs", "tasks", "theory"),
+        *("algorithm_configs", "algorithms", "assignment", "base", "data", "devices"),
+        *("experiment", "metrics", "minimize", "plan", "plots", "results", "runs", "schedules"),
+        *("simulate", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),

@@ -71,6 +71,42 @@ def test_thresholds_are_losses_of_a_warm_up_by_hand(num_models):
     assert len(np.unique(demands.threshold)) == num_models * N
 
 
+@pytest.mark.usefixtures("x64")
+def test_own_models_of_before_may_be_given():
+    """Thresholds and accuracies of a warm-up, given, are as good as the warm-up itself."""
+    task, strategy = learners(), mfa_rand(SEEN, 1)
+    start = task.init(jax.random.key(1))
+    base, key = fedavg(0.1, local_steps=2), jax.random.key(0)
+    warmed = requiring(base, learning_rate=RATE, num_steps=STEPS, num_unseen=N - SEEN)
+    state, trace = simulate(key, task, warmed, strategy, 3, params=start)
+    own = jax.tree.map(lambda x: x[0], state.models.clients)
+    given = requiring(
+        base,
+        thresholds=own.threshold,
+        own_accuracies=own.own_accuracy,
+        num_unseen=N - SEEN,
+    )
+    _, again = simulate(key, task, given, strategy, 3, params=start)
+    assert set(again.metrics) == set(trace.metrics)
+    for name, values in trace.metrics.items():
+        np.testing.assert_array_equal(again.metrics[name], values)
+    alone = requiring(base, thresholds=own.threshold, num_unseen=N - SEEN)
+    _, without = simulate(key, task, alone, strategy, 1, params=start)
+    assert set(trace.metrics) - set(without.metrics) == {
+        "preferred_accuracy",
+        "unseen_preferred_accuracy",
+    }
+
+
+def test_own_accuracies_go_with_thresholds():
+    base = fedavg(0.1, local_steps=1)
+    with pytest.raises(ValueError, match="own_accuracies are given, but no thresholds"):
+        requiring(base, learning_rate=0.1, own_accuracies=np.ones(N))
+    algorithm = requiring(base, thresholds=np.ones(N), own_accuracies=np.ones(N + 1))
+    with pytest.raises(ValueError, match=r"own_accuracies have shape \(8,\)"):
+        simulate(jax.random.key(0), learners(), algorithm, mfa_rand(N, 1), 1)
+
+
 def test_warm_up_draws_batches_with_keys_of_its_own():
     """By (seed, model, client); not those of round 1."""
     task, rng_key = learners(), jax.random.key(4)
