@@ -26,8 +26,9 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
+from fedjax_mm.algorithms.views import client_losses
 from tests import reference_maxfl as oracle
-from tests.helpers import roll_out
+from tests.helpers import Measured, roll_out
 from tests.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -181,6 +182,26 @@ def test_equal_gaps_make_maxfl_unweighted_fedavg():
     assert error(both[0], both[1]) < 1e-12
 
 
+def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
+    """In one round, whatever their losses and n_k are, if thresholds are as far below."""
+    compared = PROBLEMS["least squares"]()
+    start = compared.start(np.random.default_rng(2).normal(size=(1, compared.size)))
+    losses = client_losses(compared.task, jnp.asarray(start[0]))
+    options = {"local_steps": E, "batch_size": BATCH}
+    assignment, ends = mfa_rand(N, 1, cohort_size=5), {}
+    for name, algorithm in {
+        "maxfl": requiring(maxfl(0.1, **options, eps=0.0), thresholds=losses - 0.3),
+        "unweighted": fedavg(0.1, **options, weighted=False),
+        "weighted": fedavg(0.1, **options),
+    }.items():
+        state, _ = simulate(
+            jax.random.key(1), compared.task, algorithm, assignment, 1, params=start
+        )
+        ends[name] = state.models.params
+    assert error(ends["maxfl"], ends["unweighted"]) < 1e-12
+    assert error(ends["maxfl"], ends["weighted"]) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("algorithm", "weighted"),
     [
@@ -295,6 +316,15 @@ def test_qffl_of_vanishing_losses_stays_a_number():
         task = compared.task
         state, _ = simulate(jax.random.key(0), task, algorithm, ASSIGNMENT, 2, params=params)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.models.params))
+
+
+def test_qffl_of_a_loss_of_zero_stays_a_number():
+    """Of which a negative power is taken where q < 1."""
+    task = Measured(jnp.array([0.0, 0.0]))
+    start = {"w": jnp.zeros(3)}
+    algorithm = qffl(0.1, q=0.5, local_steps=2)
+    state, _ = simulate(jax.random.key(0), task, algorithm, full_participation(2), 2, params=start)
+    np.testing.assert_array_equal(state.models.params["w"], 0)
 
 
 def test_maxfl_ignores_the_hopeless():
