@@ -211,9 +211,9 @@ class Algorithm(NamedTuple):
     ) = None
     begin: Callable[[Round, Task, Params, ServerState, ClientState], ServerState] | None = None
     output: Callable[[Params, ServerState], Params] | None = None
-    appeal: (
-        Callable[[Task, Params, ServerState, ClientState], Bool[Array, " clients"]] | None
-    ) = None
+    appeal: Callable[[Task, Params, ServerState, ClientState], Bool[Array, " clients"]] | None = (
+        None
+    )
     metrics: (
         Callable[[PRNGKeyArray, Task, Params, ClientState], dict[str, Float[Array, ""]]] | None
     ) = None

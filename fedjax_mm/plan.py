@@ -211,7 +211,9 @@ class Program:
         """Before round 1."""
         state = init(rng_key, *self.setup(numbers, shared))
         nothing = jnp.zeros(self.setup(numbers, shared).assignment.num_models, jnp.int32)
-        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing, nothing))
+        return Replica(
+            state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing, nothing)
+        )
 
     @cached_property
     def advance(self) -> Callable[..., tuple[Replica, Trace]]:

@@ -60,10 +60,14 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     }
     updates = counts["client_updates"]
     metrics = {name: np.asarray(values) for name, values in trace.metrics.items()}
-    variables = metrics | counts | {
-        "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
-        "parameters_down": updates * np.asarray(trace.download_size, np.int64),
-    }
+    variables = (
+        metrics
+        | counts
+        | {
+            "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
+            "parameters_down": updates * np.asarray(trace.download_size, np.int64),
+        }
+    )
     rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
     dataset = xr.Dataset({name: (axes, x) for name, x in variables.items()}, coords)
