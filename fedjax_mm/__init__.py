@@ -37,6 +37,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.leaf import load_leaf
+from fedjax_mm.data.sent140 import load_sent140, surrogate_tweets
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import join_processes, layout, use_cpu_devices
@@ -121,6 +122,7 @@ __all__ = [
     "load_celeba",
     "load_idx",
     "load_leaf",
+    "load_sent140",
     "local_minimum",
     "log_gap",
     "log_objective",
@@ -144,6 +146,7 @@ __all__ = [
     "stack_data",
     "standard_error",
     "surrogate_faces",
+    "surrogate_tweets",
     "sweep",
     "synthetic",
     "to_dataset",

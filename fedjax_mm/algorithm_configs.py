@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm import assignment as assignments
 from fedjax_mm.algorithms.afl import afl
@@ -20,8 +20,8 @@ from fedjax_mm.algorithms.scaffold import scaffold
 from fedjax_mm.base import Algorithm, Assignment, Schedule
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed
+from fedjax_mm.task_configs import Share as Share
 
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 _Steps = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
@@ -168,12 +168,12 @@ class FedAvg(Method):
     weighted: Flag = True
     server_scale: Literal["mean", "1/N"] = "mean"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _length_is_given(cls, values: Any) -> Any:
-        if isinstance(values, dict) and not values.keys() & {"local_steps", "epochs"}:
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if self.local_steps is None and self.epochs is None:
             raise ValueError("local_steps and epochs are missing; give one of the two")
-        return values
+        self.build(1)
+        return self
 
     def _factory(self) -> Any:
         return fedavg
@@ -274,9 +274,15 @@ class MaxFL(_Stepping):
 
 
 MethodConfig = Annotated[
-    FedAvg | FedProx | Scaffold | PerFedAvg | QFFL | AFL | MWFed | Ditto | MaxFL,
-    Field(discriminator="name"),
+    Annotated[
+        FedAvg | FedProx | Scaffold | PerFedAvg | QFFL | AFL | MWFed | Ditto | MaxFL,
+        Field(discriminator="name"),
+    ],
+    BeforeValidator(
+        lambda method: {"name": "fedavg"} | method if isinstance(method, dict) else method
+    ),
 ]
+"""Any of the methods; FedAvg if there is no name."""
 
 NEEDS_THRESHOLDS = ("maxfl", "mwfed")
 """Methods whose clients must require something."""

@@ -212,6 +212,9 @@ def reproduce(
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the real data, where it is used.")
     ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Data set, where there are several.")
+    ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
     save_every: SaveEvery = 30.0,
@@ -226,7 +229,9 @@ def reproduce(
     settings = _settings(overrides, num_seeds=seeds, num_rounds=rounds)
     with _checking_input():
         items = [_find(name) for name in dict.fromkeys(ids)]
-        configs = [_configure(item, [*_scaled(item, clients, data), *settings]) for item in items]
+        configs = [
+            _configure(item, [*_scaled(item, clients, data, dataset), *settings]) for item in items
+        ]
     raise typer.Exit(_reproduce_all(items, configs, out, resume, save_every))
 
 
@@ -246,13 +251,17 @@ def _reproduce_all(
     """The exit code."""
     folders = [out / item.id for item in items]
     holds = []
+    results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
     with _output(folders):
         for item, config, folder in zip(items, configs, folders, strict=True):
             if resume and (done := _done_already(folder / "summary.json", config)):
                 holds.append(all(claim["holds"] for claim in done["claims"]))
                 continue
+            runs = f"{item.run} {config.model_dump_json()}"
             with _execution(folder, resume, save_every) as execution:
-                holds.append(_reproduce(item, config, folder, execution))
+                if runs not in results:
+                    results[runs] = item.run(config, execution)
+                holds.append(_report(item, config, folder, results[runs]))
     return 0 if all(holds) else CLAIM_FAILED
 
 
@@ -304,9 +313,15 @@ def bounds(
     raise typer.Exit(_reproduce_all([BOUNDS[paper]], [config], out, resume, save_every))
 
 
-def _scaled(item: Reproduction, clients: str | None, data: Path | None) -> list[str]:
+def _scaled(
+    item: Reproduction, clients: str | None, data: Path | None, dataset: str | None
+) -> list[str]:
     """The settings that an item has for its clients and its data."""
     known, settings = type(item.config).model_fields, []
+    if dataset is not None:
+        if "dataset" not in known:
+            raise ValueError(f"{item.id}: it has one data set; leave out --dataset")
+        settings.append(f"dataset={dataset}")
     if clients is not None:
         key = "num_clients" if "num_clients" in known else "task.num_clients"
         settings.append(f"{key}={clients}")
@@ -332,13 +347,13 @@ def _find(name: str) -> Reproduction:
     return REPRODUCTIONS[name]
 
 
-def _reproduce(item: Reproduction, config: Any, directory: Path, execution: Execution) -> bool:
-    """One reproduction, from running to files; whether all claims hold."""
-    dataset = item.run(config, execution)
+def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Dataset) -> bool:
+    """One reproduction, from its result to files; whether all claims hold."""
+    if jax.process_index() == 0:
+        save_dataset(dataset, directory / "result.nc")
     judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]
     if jax.process_index() > 0:
         return all(claim.holds for claim in judgement.claims)
-    save_dataset(dataset, directory / "result.nc")
     plots.save_figure(item.plot(dataset, config, judgement), directory / "figure.png")
     summary = {
         "id": item.id,
@@ -387,7 +402,9 @@ def run(
     """Run an experiment described in a TOML file.
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
-    file's name. A complete experiment:
+    file's name. Algorithms are FedAvg or, by their `name`, fedprox, scaffold, perfedavg, qffl, afl,
+    ditto, mwfed, maxfl; tables `assignment`, `requiring` and `byzantine` are for all of them, see
+    docs/experiments.md. A complete experiment:
 
         num_models = 12
         num_rounds = 1000
@@ -444,7 +461,8 @@ def sweep(
     """Run an experiment at all points of a grid.
 
     The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
-    or one of every algorithm's; its values are a list, or a range:
+    or one of every algorithm's (algorithms.NAME.q is one algorithm's); its values are a list, or a
+    range:
 
         [axes]
         num_models = [2, 12]

@@ -11,126 +11,29 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedjax_mm import assignment
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Algorithm, Assignment, Schedule
+from fedjax_mm.algorithm_configs import (
+    NEEDS_THRESHOLDS,
+    QFFL,
+    AssignmentConfig,
+    Byzantine,
+    Method,
+    MethodConfig,
+    Requiring,
+)
+from fedjax_mm.base import Algorithm, Assignment
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.plan import Grid, Setup
-from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.task_configs import Config, Count, Positive, QuadraticConfig, Seed, TaskConfig
+from fedjax_mm.task_configs import Config, Count, QuadraticConfig, Seed, TaskConfig
 
 Precision = Literal["float32", "float64"]
 
 
-class InverseTime(Config):
-    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
-
-    beta: Positive
-    gamma: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-    per: Literal["round", "frame"] = "round"
-
-
-class MFARand(Config):
-    """A fresh partition every round."""
-
-    name: Literal["mfa_rand"]
-    cohort_size: Count | None = None
-
-    def build(self, num_clients: int, num_models: int) -> Assignment:
-        """The assignment."""
-        return assignment.mfa_rand(num_clients, num_models, cohort_size=self.cohort_size)
-
-
-class MFARR(Config):
-    """A partition per frame, rotated over the models."""
-
-    name: Literal["mfa_rr"]
-    cohort_size: Count | None = None
-    redraw: Literal["frame", "round"] = "frame"
-
-    def build(self, num_clients: int, num_models: int) -> Assignment:
-        """The assignment."""
-        return assignment.mfa_rr(
-            num_clients, num_models, cohort_size=self.cohort_size, redraw=self.redraw
-        )
-
-
-class FedCluster(Config):
-    """Fixed clusters visited in a reshuffled order, for one model."""
-
-    name: Literal["fedcluster"]
-    num_clusters: Count
-
-    def build(self, num_clients: int, num_models: int) -> Assignment:
-        """The assignment."""
-        if num_models != 1:
-            raise ValueError(f"num_models is {num_models}; fedcluster trains 1 model")
-        return assignment.fedcluster(num_clients, self.num_clusters)
-
-
-class Sequential(Config):
-    """All clients train one model after the other."""
-
-    name: Literal["sequential"]
-    rounds_per_model: Count
-
-    def build(self, num_clients: int, num_models: int) -> Assignment:
-        """The assignment."""
-        return assignment.sequential(
-            num_clients, num_models, rounds_per_model=self.rounds_per_model
-        )
-
-
-AssignmentConfig = Annotated[MFARand | MFARR | FedCluster | Sequential, Field(discriminator="name")]
-
-
-class FedAvgConfig(Config):
-    """FedAvg under an assignment."""
-
-    name: Literal["fedavg"] = "fedavg"
-    assignment: AssignmentConfig
-    learning_rate: Positive | InverseTime
-    local_steps: Count | None = None
-    epochs: Count | None = None
-    batch_size: Count | None = None
-    order: Literal["iid", "epochs"] | None = None
-    weighted: Annotated[bool, Field(strict=True)] = True
-    server_scale: Literal["mean", "1/N"] = "mean"
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        if self.local_steps is None and self.epochs is None:
-            raise ValueError("local_steps and epochs are missing; give one of the two")
-        if self.order is not None and self.batch_size is None:
-            raise ValueError(
-                f"order is {self.order!r}, but steps take all examples; give a batch_size"
-            )
-        self.build(1)
-        return self
-
-    def schedule(self, num_models: int) -> float | Schedule:
-        """The learning rate as `fedavg` takes it."""
-        rate = self.learning_rate
-        if not isinstance(rate, InverseTime):
-            return rate
-        schedule = inverse_time(rate.beta, rate.gamma)
-        return per_frame(schedule, num_models) if rate.per == "frame" else schedule
-
-    def build(self, num_models: int) -> Algorithm:
-        """The algorithm."""
-        return fedavg(
-            self.schedule(num_models),
-            local_steps=self.local_steps,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            order=self.order,
-            server_scale=self.server_scale,
-            weighted=self.weighted,
-        )
-
-
 class Experiment(Config):
     """One task, some algorithms, some seeds.
+
+    `assignment` is for the algorithms that have none of their own. `byzantine` makes attackers of
+    some clients, and `requiring` measures what clients ask of a model, with every algorithm alike:
+    ``requiring(byzantine(algorithm))``, the assignment being for the clients that are seen.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -145,7 +48,10 @@ class Experiment(Config):
     """
 
     task: TaskConfig
-    algorithms: Annotated[dict[str, FedAvgConfig], Field(min_length=1)]
+    algorithms: Annotated[dict[str, MethodConfig], Field(min_length=1)]
+    assignment: AssignmentConfig | None = None
+    byzantine: Byzantine | None = None
+    requiring: Requiring | None = None
     num_models: Count
     num_rounds: Count
     num_seeds: Count = 20
@@ -155,18 +61,19 @@ class Experiment(Config):
     precision: Precision = "float32"
 
     @model_validator(mode="after")
-    def _sizes_fit(self) -> Self:
+    def _all_fits(self) -> Self:
         """Fails now on what would fail when building, so that nothing is compiled in vain."""
-        for label, algorithm in self.algorithms.items():
-            if self.task.num_clients is not None:
-                algorithm.assignment.build(self.task.num_clients, self.num_models)
-            if isinstance(self.task, QuadraticConfig) and (
-                algorithm.epochs or algorithm.batch_size
-            ):
+        self._check_requiring()
+        for label, method in self.algorithms.items():
+            if method.assignment is None and self.assignment is None:
                 raise ValueError(
-                    f"algorithms.{label}: the quadratic has no examples; give local_steps, and no "
-                    "epochs or batch_size"
+                    f"algorithms.{label}.assignment: missing; give one, or a table assignment for "
+                    "all algorithms"
                 )
+            try:
+                self._check_method(method)
+            except ValueError as error:
+                raise ValueError(f"algorithms.{label}: {error}") from error
         if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.num_rounds % self.record_every:
@@ -174,6 +81,72 @@ class Experiment(Config):
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
         return self
+
+    def _check_requiring(self) -> None:
+        if self.requiring is None:
+            return
+        if isinstance(self.task, QuadraticConfig):
+            if self.requiring.batch_size is not None:
+                raise ValueError(
+                    f"requiring.batch_size is {self.requiring.batch_size}; the quadratic has no "
+                    "examples: leave it out"
+                )
+        elif not self.task.has_own_tests:
+            raise ValueError(
+                "requiring: clients are asked one by one, but one pool of test examples stands for "
+                "all; give task.test_fraction, such as 0.4, so that each has its own"
+            )
+        if self.task.num_clients is not None:
+            self._num_seen(self.task.num_clients)
+
+    def _check_method(self, method: Method) -> None:
+        assignment = self._assignment_of(method)
+        if self.requiring is None:
+            asking = f"{method.name} asks" if method.name in NEEDS_THRESHOLDS else None
+            asking = "assignment.appealing asks" if assignment.appealing else asking
+            if asking is not None:
+                raise ValueError(
+                    f"{asking} for clients with thresholds; add a table requiring, such as "
+                    "requiring = { num_steps = 100 }"
+                )
+        if self.task.num_clients is not None:
+            self._assigned(method, self.task.num_clients)
+        if isinstance(self.task, QuadraticConfig):
+            _check_on_quadratic(method)
+
+    def _assignment_of(self, method: Method) -> AssignmentConfig:
+        """The method's own, or that of all."""
+        assignment = method.assignment or self.assignment
+        assert assignment is not None
+        return assignment
+
+    def _num_seen(self, num_clients: int) -> int:
+        """How many of the clients may train."""
+        num_unseen = 0 if self.requiring is None else self.requiring.num_unseen
+        if num_unseen >= num_clients:
+            raise ValueError(
+                f"requiring.num_unseen is {num_unseen}, but there are {num_clients} clients; at "
+                f"most {num_clients - 1} may be unseen"
+            )
+        return num_clients - num_unseen
+
+    def _assigned(self, method: Method, num_clients: int) -> Assignment:
+        """Who trains what, among the clients that are seen."""
+        num_seen = self._num_seen(num_clients)
+        try:
+            return self._assignment_of(method).build(num_seen, self.num_models)
+        except ValueError as error:
+            if num_seen == num_clients:
+                raise
+            unseen = f"requiring.num_unseen = {num_clients - num_seen}"
+            raise ValueError(f"{error}, without those of {unseen}") from error
+
+    def _asked(self, method: Method, num_clients: int) -> Algorithm:
+        """The algorithm with attackers and demands."""
+        algorithm = method.build(self.num_models)
+        if self.byzantine is not None:
+            algorithm = self.byzantine.wrap(algorithm, self._num_seen(num_clients))
+        return algorithm if self.requiring is None else self.requiring.wrap(algorithm, method)
 
     @property
     def points(self) -> dict[str, list[Any]]:
@@ -200,12 +173,12 @@ class Experiment(Config):
         def build(algorithm: str, data: Any = None, **values: Any) -> Setup:
             here = self._first
             for name, value in values.items():
-                here = _replaced(here, _path_of(keys[name], algorithm), value)
-            config, task = here.algorithms[algorithm], here.task.build(data)
+                here = _replaced(here, _path_of(keys[name], here, algorithm), value)
+            method, task = here.algorithms[algorithm], here.task.build(data)
             return Setup(
                 task,
-                config.build(here.num_models),
-                config.assignment.build(task.num_clients, here.num_models),
+                here._asked(method, task.num_clients),
+                here._assigned(method, task.num_clients),
                 here.task.initial_params(),
             )
 
@@ -219,6 +192,19 @@ class Experiment(Config):
             shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
+        )
+
+
+def _check_on_quadratic(method: Method) -> None:
+    """Raises `ValueError` if a method cannot train the quadratic as it is set."""
+    if getattr(method, "epochs", None) or getattr(method, "batch_size", None):
+        remedy = "give local_steps, and no epochs or batch_size"
+        remedy = remedy if method.name == "fedavg" else "leave batch_size out"
+        raise ValueError(f"the quadratic has no examples; {remedy}")
+    if isinstance(method, QFFL) and not method.q.is_integer():
+        raise ValueError(
+            f"q is {method.q:g}, but the quadratic's losses may be negative, of which there are no "
+            "such powers; give a whole number"
         )
 
 
@@ -253,8 +239,9 @@ class Sweep(Experiment):
     """An experiment at all points of a grid.
 
     An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
-    algorithm's, such as `learning_rate` or `assignment.cohort_size`. Axes of numbers that are not
-    counts cost no compilation. All points have the same data: what changes it cannot be an axis.
+    algorithm's, such as `learning_rate` or `assignment.cohort_size`; ``algorithms.NAME.q`` is one
+    algorithm's. Axes of numbers that are not counts cost no compilation. All points have the same
+    data: what changes it cannot be an axis.
 
     Example:
       >>> sweep = Sweep.model_validate({
@@ -287,7 +274,8 @@ class Sweep(Experiment):
         for key, name in zip(self.axes, names, strict=True):
             if names.count(name) > 1:
                 raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-            if key.partition(".")[0] in _NOT_SWEPT or name == "model":  # a dimension of its own
+            # Results have a dimension "model" already; a module's rate of dropout is no argument.
+            if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate"):
                 raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
             for other in self.axes:
                 if other.startswith(f"{key}."):
@@ -326,14 +314,14 @@ class Sweep(Experiment):
     def _values_at(self, point: Mapping[str, Any]) -> dict[str, Any]:
         """The checked values of one point."""
         experiment, label = self._at(point), next(iter(self.algorithms))
-        return {key: _value_at(experiment, _path_of(key, label)) for key in point}
+        return {key: _value_at(experiment, _path_of(key, self, label)) for key in point}
 
     def _at(self, point: Mapping[str, Any]) -> Experiment:
         """The checked experiment at one point."""
         values = self.model_dump(exclude={"axes"})
         for key, value in point.items():
             for label in self.algorithms:
-                values = _replaced(values, _path_of(key, label), value)
+                values = _replaced(values, _path_of(key, self, label), value)
         where = ", ".join(f"{key} = {value}" for key, value in point.items())
         try:
             experiment = validate(Experiment, values)
@@ -356,10 +344,15 @@ def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _path_of(key: str, algorithm: str) -> list[str]:
-    """Where an axis is in an experiment: its own settings first, then the algorithm's."""
-    path = key.split(".")
-    return path if path[0] in Experiment.model_fields else ["algorithms", algorithm, *path]
+def _path_of(key: str, experiment: Experiment, algorithm: str) -> list[str]:
+    """Where an axis is in an experiment: its own settings first, then the algorithm's.
+
+    An assignment is the algorithm's if it has one.
+    """
+    path, own = key.split("."), ["algorithms", algorithm]
+    if path[0] == "assignment" and experiment.algorithms[algorithm].assignment is not None:
+        return [*own, *path]
+    return path if path[0] in Experiment.model_fields else [*own, *path]
 
 
 def _replaced(config: Any, path: Sequence[str], value: Any) -> Any:
@@ -414,11 +407,11 @@ def validate(
     """A configuration from plain values. Raises `ValueError` in one line.
 
     Example:
-      >>> validate(InverseTime, {"beta": 30, "gamma": 100}, ["per=frame"]).per
-      'frame'
-      >>> validate(InverseTime, {"beta": 30, "gama": 100})
+      >>> validate(Range, {"start": 1, "stop": 100, "num": 3}, ["scale=log"]).values()
+      [1.0, 10.0, 100.0]
+      >>> validate(Range, {"start": 1, "stpo": 100, "num": 3})
       Traceback (most recent call last):
-      ValueError: gamma: missing; gama = 100: unknown key, did you mean 'gamma'?
+      ValueError: stop: missing; stpo = 100: unknown key, did you mean 'stop'?
     """
     for override in overrides:
         values = _with_override(values, override)
@@ -491,9 +484,12 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
         case "missing" | "union_tag_not_found":
             return f"{path}: missing"
         case "extra_forbidden":
-            keys = _keys(kind)
-            close = difflib.get_close_matches(str(problem["loc"][-1]), keys, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"known keys are {', '.join(keys)}"
+            key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
+            close, everywhere = [], sorted(_keys(kind))
+            if key not in everywhere:  # else it is spelt right, but belongs elsewhere
+                close = [*_close(key, keys), *_close(key, everywhere)]
+            known = f"known keys{owner} are {', '.join(keys)}"
+            hint = f"did you mean {close[0]!r}?" if close else known
             return f"{path} = {value!r}: unknown key, {hint}"
         case "union_tag_invalid":
             context = problem["ctx"]
@@ -501,8 +497,50 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
     return f"{path} = {value!r}: {message[0].lower()}{message[1:]}" if path else message
 
 
-def _keys(kind: type[Config]) -> list[str]:
+def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:
+    """Whose table stands at a location of pydantic's, as " of NAME" if it has one; and its keys."""
+    root = kind.model_json_schema()
+    tables = _tables(root, root)
+    for part in location:
+        chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
+        if chosen:  # among the types that may stand here, a step that is no key
+            tables = chosen
+            continue
+        inner = [
+            table.get("properties", {}).get(part, table.get("additionalProperties"))
+            for table in tables
+        ]
+        tables = [each for value in inner if value for each in _tables(value, root)] or tables
+    names = [name for name in map(_name_of, tables) if name is not None]
+    keys = sorted({key for table in tables for key in table.get("properties", {})})
+    return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
+
+
+def _close(key: str, keys: Sequence[str]) -> list[str]:
+    """The key that is most like another one, if any is."""
+    return difflib.get_close_matches(key, keys, n=1)
+
+
+def _keys(kind: type[Config]) -> set[str]:
     """Every key that may stand somewhere in a configuration of this kind."""
     definitions = kind.model_json_schema()
     tables = [definitions, *definitions.get("$defs", {}).values()]
-    return sorted({key for table in tables for key in table.get("properties", {})})
+    return {key for table in tables for key in table.get("properties", {})}
+
+
+def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON schemas of all tables that a value may be."""
+    if not isinstance(schema, dict):
+        return []
+    if "$ref" in schema:
+        return _tables(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    kinds = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
+    if kinds:
+        return [table for each in kinds for table in _tables(each, root)]
+    return [schema] if schema.get("type") == "object" else []
+
+
+def _name_of(table: dict[str, Any]) -> str | None:
+    """The `name` that tells a table from the others that may stand in its place."""
+    name: str | None = table.get("properties", {}).get("name", {}).get("const")
+    return name

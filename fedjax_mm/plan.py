@@ -247,11 +247,19 @@ class Program:
         since = jax.tree.map(_add_counts, replica.since, counts)
         return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), since), trace
 
-    def measure(self, numbers: Any, replica: Replica, shared: Any) -> Record:
+    def measure(
+        self,
+        rng_key: PRNGKeyArray,
+        numbers: Any,
+        replica: Replica,
+        round: Int[Array, ""],
+        shared: Any,
+    ) -> Record:
         """The record of one replica."""
         setup = self.setup(numbers, shared)
-        metrics = measure(replica.state, *setup[:3], client_map=self.grid.client_map)
-        is_finite = are_finite(replica.state, metrics, *setup[:3])
+        state = replica.state._replace(rng_key=rng_key, round=round)
+        metrics = measure(state, *setup[:3], client_map=self.grid.client_map)
+        is_finite = are_finite(state, metrics, *setup[:3])
         return Record(metrics, replica.since, is_finite)
 
     @cached_property
@@ -273,7 +281,7 @@ class Program:
             facts["is_lockstep"] = all(map(is_lockstep, kinds, models))
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size
-            return replica, self.measure(numbers, replica, shared)
+            return replica, self.measure(rng_key, numbers, replica, round, shared)
 
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
@@ -313,7 +321,7 @@ class Program:
     @property
     def num_models(self) -> int:
         """M."""
-        return len(self.record.client_updates)
+        return len(self.record.counts.client_updates)
 
     @property
     def records_kept(self) -> int:
@@ -354,8 +362,8 @@ class Program:
           control: the root key's data, the rounds done, and how many more to compute.
 
         Returns:
-          The new replica; the record before these rounds, ``[replicas, models]``; and those made
-          in them, ``[kept, replicas, models]``.
+          The new replica; the record of the start, ``[replicas, models]``, if these are the first
+          rounds; and those made in them, ``[kept, replicas, models]``.
         """
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
@@ -363,18 +371,17 @@ class Program:
         over_replicas = partial(vmap_unless_one, len(seeds))
         start = over_replicas(self.start, (0, 0, None))
         advance = over_replicas(partial(self.advance, client_axis), (0, 0, 0, None, None))
-        measure = over_replicas(self.measure, (0, 0, None))
+        measure = over_replicas(self.measure, (0, 0, 0, None, None))
 
         def one_round(i: Any, carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             replica, records = carry
             replica, _ = advance(keys, numbers, replica, done + i, shared)
+            now = keys, numbers, replica, done + i + 1, shared
             if every == 1:
-                is_record, record = True, measure(numbers, replica, shared)
+                is_record, record = True, measure(*now)
             else:  # what stands in the record's place until it is due is never read
                 is_record = (done + i + 1) % every == 0
-                record = lax.cond(
-                    is_record, lambda: measure(numbers, replica, shared), lambda: nothing
-                )
+                record = lax.cond(is_record, lambda: measure(*now), lambda: nothing)
             row = (done + i) // every - done // every
             records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
             since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
@@ -382,10 +389,11 @@ class Program:
 
         replica = _with_keys(replica, self.replica)
         replica = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: replica)
-        before = measure(numbers, replica, shared)
-        nothing = jax.tree.map(jnp.zeros_like, before)
         kept = (self.records_kept, len(seeds))
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.record)
+        nothing = jax.tree.map(lambda x: x[0], records)
+        first = keys, numbers, replica, done, shared
+        before = lax.cond(done == 0, lambda: measure(*first), lambda: nothing)
         replica, records = lax.fori_loop(0, count, one_round, (replica, records))
         return without_keys(replica), before, records
 
@@ -627,7 +635,7 @@ def _result_bytes(grid: Grid, programs: list[Program]) -> int:
     """The labelled result: metrics, counts, their sums in 64 bits, and copies while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
     metrics = {name: x.dtype.itemsize for p in programs for name, x in p.record.metrics.items()}
-    return cells * max(p.num_models for p in programs) * (sum(metrics.values()) + 2 * 4 + 6 * 8)
+    return cells * max(p.num_models for p in programs) * (sum(metrics.values()) + 3 * 4 + 8 * 8)
 
 
 def _in_gib(num_bytes: float) -> str:

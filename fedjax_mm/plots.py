@@ -254,7 +254,8 @@ def grouped_points(
 
     Args:
       names: along x.
-      groups: by title, series by label, ``[names]`` each; NaN is not drawn.
+      groups: by title, series by label: ``[names]``, or a pair of those and of standard errors; NaN
+        is not drawn.
       ylabel: of the first panel.
       title: above the panels.
       caption: below them.
@@ -268,7 +269,15 @@ def grouped_points(
             for (label, values), shift, color, marker in zip(
                 series.items(), shifts, _COLORS, _MARKERS, strict=False
             ):
-                axes.plot(places + shift, values, marker, color=color, ms=6, label=label)
+                y, errors = values if isinstance(values, tuple) else (values, None)
+                axes.errorbar(
+                    *(places + shift, y, errors),
+                    fmt=marker,
+                    color=color,
+                    ms=6,
+                    capsize=2,
+                    label=label,
+                )
             axes.set_xticks(
                 places, [name.replace("_", " ") for name in names], rotation=35, ha="right"
             )

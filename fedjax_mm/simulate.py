@@ -270,7 +270,11 @@ def advance(
     (rounds, metrics), counts = jax.tree.map(
         lambda start, later: jnp.concatenate([start[None], later]), first, rest
     )
-    return state, Trace(rounds, metrics, *counts, *_message_sizes(kinds, state))
+    upload_size, download_size = _message_sizes(kinds, state)
+    made = Counts(*counts)._asdict()
+    return state, Trace(
+        rounds, metrics, **made, upload_size=upload_size, download_size=download_size
+    )
 
 
 def _begin_kind(kind: Kind, round: Round, models: Models) -> Models:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
-from fedjax_mm.data.dealing import federate
+from fedjax_mm.data.dealing import federate, flip_labels
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
@@ -20,6 +20,7 @@ from fedjax_mm.tasks.quadratic import quadratic
 
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
 Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
@@ -69,10 +70,44 @@ class _Learning(Config):
     @property
     def source(self) -> dict[str, Any]:
         """What the data depend on."""
-        return self.model_dump(exclude={"model", "sigmoid_head", "reduction"})
+        return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
+
+    @property
+    def has_own_tests(self) -> bool:
+        """Whether every client has test examples of its own."""
+        return True
 
     def initial_params(self) -> None:
         """Every model and seed draws its own start."""
+
+
+class _Network(_Learning):
+    """A network on clients some of whom may have flipped labels; see `flip_labels`."""
+
+    model: Model = "logistic"
+    dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
+    flipped: Share = 0.0
+    """Of the clients."""
+    data_seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _network_fits(self) -> Self:
+        if self.dropout_rate and self.model != "mlp":
+            raise ValueError(
+                f"dropout_rate is {self.dropout_rate:g}, but model is {self.model!r}; only 'mlp' "
+                "drops units"
+            )
+        if self.flipped and not self.has_own_tests:
+            raise ValueError(
+                f"flipped is {self.flipped:g}, but one pool of test examples stands for all "
+                "clients; give a test_fraction, so that each has its own"
+            )
+        return self
+
+    def _with_flips(self, data: FederatedData) -> FederatedData:
+        if not self.flipped:
+            return data
+        return flip_labels(data, fraction=self.flipped, seed=self.data_seed)
 
 
 class SyntheticConfig(_Learning):
@@ -179,29 +214,38 @@ PartitionConfig = Annotated[
 ]
 
 
-class _Images(_Learning):
-    """Images of one pool, dealt to clients; the pool's test images stand for all of them."""
+class _Images(_Network):
+    """Images of one pool, dealt to clients.
+
+    With a `test_fraction` so much of every client's images are its own for testing; else the pool's
+    test images stand for all clients.
+    """
 
     num_clients: Count = 100
     partition: PartitionConfig = IID()
-    model: Model = "logistic"
-    data_seed: Seed = 0
+    test_fraction: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
+
+    @property
+    def has_own_tests(self) -> bool:
+        """Whether every client has test examples of its own."""
+        return self.test_fraction is not None
 
     def _pool(self) -> Pool:
         raise NotImplementedError
 
     def data(self) -> FederatedData:
         """The images, and who has which."""
-        pool = self._pool()
-        return federate(pool, self.partition.deal(pool.train[1], self.num_clients, self.data_seed))
+        pool, seed = self._pool(), self.data_seed
+        parts = self.partition.deal(pool.train[1], self.num_clients, seed)
+        return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
     def build(self, data: FederatedData) -> Task:
         """The task, with pixels between 0 and 1."""
-        return _classifier(data, self.model, scale=1 / 255)
+        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=1 / 255)
 
 
 class DigitsConfig(_Images):
-    """The digits of scikit-learn, 1,438 to train and 359 to test; `data_seed` draws both."""
+    """The digits of scikit-learn, 1,438 to train and 359 to test; `data_seed` draws all."""
 
     name: Literal["digits"]
     num_clients: Annotated[Count, Field(le=1438)] = 100
@@ -226,12 +270,11 @@ class IDXConfig(_Images):
         return load_idx(self.directory, name=self.dataset, split=self.split)
 
 
-class LeafConfig(_Learning):
-    """The clients in a folder of LEAF."""
+class LeafConfig(_Network):
+    """The clients in a folder of LEAF; `data_seed` draws those with flipped labels."""
 
     name: Literal["leaf"]
     directory: str
-    model: Model = "logistic"
 
     @model_validator(mode="after")
     def _files_are_there(self) -> Self:
@@ -243,11 +286,11 @@ class LeafConfig(_Learning):
 
     def data(self) -> FederatedData:
         """What is in the files."""
-        return load_leaf(self.directory)
+        return self._with_flips(load_leaf(self.directory))
 
     def build(self, data: FederatedData) -> Task:
         """The task."""
-        return _classifier(data, self.model)
+        return _classifier(data, self.model, dropout_rate=self.dropout_rate)
 
 
 TaskConfig = Annotated[
@@ -272,7 +315,12 @@ def _found(config: _SomeConfig, check: Callable[[], None]) -> _SomeConfig:
 
 
 def _classifier(
-    data: FederatedData, model: Model, *, sigmoid_head: bool = False, **settings: Any
+    data: FederatedData,
+    model: Model,
+    *,
+    sigmoid_head: bool = False,
+    dropout_rate: float = 0.0,
+    **settings: Any,
 ) -> Task:
     """The classifier of that name."""
     # Loaded when they are asked for: flax takes a fifth of a second.
@@ -282,7 +330,9 @@ def _classifier(
     if model == "logistic":
         return classification(data, LogisticRegression(data.num_classes, sigmoid_head), **settings)
     if model == "mlp":
-        return classification(data, MLP(data.num_classes), **settings)
+        module = MLP(data.num_classes, dropout_rate=dropout_rate)
+        rngs = ("dropout",) if dropout_rate else ()
+        return classification(data, module, rngs=rngs, **settings)
     shape = data.train.examples[0].shape[1:]
     if len(shape) != 3:
         raise ValueError(

@@ -1,12 +1,18 @@
 """What README shows, runs."""
 
 import re
+import tomllib
 from pathlib import Path
 
+import numpy as np
+
+from fedjax_mm import Experiment, Sweep, algorithm_configs, run
 from fedjax_mm.cli import app
+from fedjax_mm.experiment import validate
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
+EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
 
 
 def test_readme_code_runs(capsys):
@@ -26,3 +32,27 @@ def test_readme_names_only_commands_and_functions_that_exist():
     for name in re.findall(r"^\| `(\w+)\(", README, re.MULTILINE):
         assert name in fedjax_mm.__all__
     assert len(README.splitlines()) <= 150
+
+
+def test_the_documented_experiment_runs_and_may_be_swept():
+    (text,) = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
+    short = ["num_rounds=2", "record_every=2", "num_seeds=1", "requiring.num_steps=5"]
+    experiment = validate(Experiment, tomllib.loads(text), short)
+    first = {"MaxFL": experiment.algorithms["MaxFL"]}
+    result = run(experiment.model_copy(update={"algorithms": first}))
+    assert np.isfinite(result.unseen_preferred_accuracy).all()
+    (axes,) = re.findall(r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE)
+    swept = validate(Sweep, tomllib.loads(text + axes))
+    assert len(swept.grid().programs) == 2  # an algorithm each
+
+
+def test_the_documented_settings_are_those_that_there_are():
+    rows = re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", EXPERIMENTS, re.MULTILINE)
+    documented = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows[1:]}
+    shared = {"name", "assignment", "learning_rate", "local_steps", "batch_size"}
+    for each in algorithm_configs.Method.__subclasses__():
+        methods = each.__subclasses__() or [each]
+        for method in methods:
+            (name,) = method.model_fields["name"].annotation.__args__
+            assert documented.pop(name) - shared == set(method.model_fields) - shared
+    assert not documented

@@ -9,14 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential, task_configs
-from fedjax_mm.experiment import (
-    FedAvgConfig,
-    InverseTime,
-    Range,
-    Sweep,
-    load,
-    validate,
-)
+from fedjax_mm.algorithm_configs import FedAvg, InverseTime
+from fedjax_mm.experiment import Range, Sweep, load, validate
 from fedjax_mm.task_configs import QuadraticConfig
 from tests.helpers import roll_out
 
@@ -89,12 +83,12 @@ def test_validate_inverts_model_dump(file):
         ),
         (
             "algorithms.A.assignment.name=mfa_rand",
-            lambda e: e.algorithms["A"].assignment.model_dump(),
+            lambda e: e.algorithms["A"].assignment.model_dump(exclude_none=True),
             {"name": "mfa_rand", "cohort_size": 6},
         ),
         (
             'algorithms.A.assignment={name = "sequential", rounds_per_model = 2}',
-            lambda e: e.algorithms["A"].assignment.model_dump(),
+            lambda e: e.algorithms["A"].assignment.model_dump(exclude_none=True),
             {"name": "sequential", "rounds_per_model": 2},
         ),
     ],
@@ -271,7 +265,7 @@ def test_an_assignment_is_built_with_all_its_settings(name):
 )
 def test_the_learning_rate_of_every_round(rate, expected):
     config = validate(
-        FedAvgConfig,
+        FedAvg,
         {"assignment": {"name": "mfa_rr"}, "learning_rate": rate, "local_steps": 1},
     )
     schedule = config.schedule(12)
@@ -285,7 +279,7 @@ def test_the_learning_rate_of_every_round(rate, expected):
 @pytest.mark.parametrize(("scale", "expected"), [("mean", 1.0), ("1/N", 0.25)])
 def test_the_server_scale_reaches_the_algorithm(scale, expected):
     """With 2 of 8 clients a step divided by all clients' weights is a quarter of the mean."""
-    config = FedAvgConfig(
+    config = FedAvg(
         assignment={"name": "mfa_rand"}, learning_rate=0.1, local_steps=1, server_scale=scale
     )
     task, algorithm = QuadraticConfig(num_clients=8).build(), config.build(2)
@@ -417,6 +411,15 @@ def test_files_are_read_where_they_are(tmp_path):
     ):
         config = validate(Experiment, learning(task)).task
         assert config.build(config.data()).num_clients == num_clients
+
+
+def test_labels_of_leaf_clients_are_flipped(tmp_path):
+    leaf_files(tmp_path)
+    task = {"name": "leaf", "directory": str(tmp_path), "flipped": 0.67, "data_seed": 2}
+    data = validate(Experiment, learning(task)).task.data()
+    for split in (data.train, data.test):
+        first = np.asarray(split.examples[1]).reshape(3, 2)[:, 0]
+        assert first.sum() == 2  # of three clients, whose labels were 0 and 1
 
 
 def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):

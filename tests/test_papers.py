@@ -8,7 +8,8 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from fedjax_mm.experiment import InverseTime, validate
+from fedjax_mm.algorithm_configs import InverseTime
+from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS, mfa
 from fedjax_mm.papers.mfa import (
     Comparison,
@@ -42,6 +43,8 @@ def test_ids_are_unique_and_in_order():
     tables = ["mfa-table4", "mfa-table5"]
     quadratic = [f"mfa-fig{number}" for number in range(1, 6)]
     means = [f"maxfl-{name}" for name in ("fig5a", "fig5b", "fig6", "fig8")]
+    tables = [*tables, "maxfl-table1", "maxfl-table2", "maxfl-fig3", "maxfl-fig4"]
+    tables += [*(f"maxfl-table{number}" for number in range(3, 7)), "maxfl-fig7"]
     theory = [f"theory-{name}" for name in ("mfa-rand", "mfa-rr", "gain", "cohort-noise")]
     assert list(REPRODUCTIONS) == [*quadratic, *learning, *tables, *means, *theory]
     assert len({item.title for item in REPRODUCTIONS.values()}) == len(REPRODUCTIONS)

@@ -32,9 +32,8 @@ ALLOWED = {
     "checkpoint": {"devices", "results"},
     "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
     "task_configs": {"base", "data", "tasks"},
-    "experiment": {
-        *("algorithms", "assignment", "base", "data", "plan", "schedules", "task_configs"),
-    },
+    "algorithm_configs": {"algorithms", "assignment", "base", "schedules", "task_configs"},
+    "experiment": {"algorithm_configs", "base", "data", "plan", "task_configs"},
     "runs": {"experiment", "plan", "sweep"},
     "bench": {
         *("algorithms", "assignment", "base", "data", "devices", "kinds"),
@@ -42,8 +41,9 @@ ALLOWED = {
     },
     "plots": {"results"},
     "papers": {
-        *("algorithms", "assignment", "base", "data", "experiment", "metrics", "minimize", "plan"),
-        *("plots", "results", "runs", "schedules", "sweep", "task_configs", "tasks", "theory"),
+        *("algorithm_configs", "algorithms", "assignment", "base", "data", "experiment"),
+        *("metrics", "minimize", "plan", "plots", "results", "runs", "schedules", "sweep"),
+        *("task_configs", "tasks", "theory"),
     },
     "cli": {
         *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),

@@ -257,6 +257,7 @@ def wrong(change):
             wrong(lambda c: c["user_data"]["b"].update(y=[[1]])),
             "user 'b': x has 2 dimensions, y has 2",
         ),
+        (wrong(lambda c: c["user_data"]["b"].update(x=5)), "user 'b': x and y must be lists"),
         (leaf_file(a=A, b=([], [])), "user 'b': no examples"),
         (leaf_file(a=A), "user 'b': missing from the train files"),
         (leaf_file(a=A, b=B, c=C), "user 'c': missing from the test files"),

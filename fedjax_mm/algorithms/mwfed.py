@@ -36,7 +36,7 @@ def mwfed(
     *,
     local_steps: int,
     batch_size: int | None = None,
-    growth: float = 4.0,
+    growth: Scalar = 4.0,
 ) -> Algorithm:
     """MW-Fed: FedAvg whose weights v_k grow wherever ``F_k(w) >= rho_k``, as do the local steps.
 
@@ -66,7 +66,7 @@ def mwfed(
     Reference: Blum et al., "One for One, or All for All" (2021), as compared with in Cho et al.
     """
     local = local_sgd(learning_rate, local_steps, batch_size)
-    if not growth > 1:
+    if not isinstance(growth, jax.core.Tracer) and not growth > 1:
         raise ValueError(f"growth is {growth}; it must be greater than 1")
 
     def init(task: Task, params: Params) -> tuple[MWFedState, ClientState]:

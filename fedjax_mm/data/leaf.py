@@ -59,10 +59,15 @@ def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
 def check_leaf(directory: str | Path) -> None:
     """Raises what `load_leaf` raises if a folder has no JSON files, without reading any."""
     for split in ("train", "test"):
-        _json_files(Path(directory, split))
+        json_files(Path(directory, split))
 
 
-def _json_files(folder: Path) -> list[Path]:
+def json_files(folder: Path) -> list[Path]:
+    """The JSON files of a folder, in the order of their names.
+
+    Raises:
+      FileNotFoundError: if there are none.
+    """
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise FileNotFoundError(f"{folder} has no .json files")
@@ -71,17 +76,22 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path) -> _Users:
     users: _Users = {}
-    for path in _json_files(folder):
-        for user, (x, y) in _file(path).items():
+    for path in json_files(folder):
+        for user, (x, y) in read_users(path).items():
             if user in users:
                 raise _error(path, user, f"already in {users[user][0].name}")
-            users[user] = path, x, y
+            users[user] = path, *_examples(path, user, x, y)
     if not users:
         raise ValueError(f"{folder}: the files have no users")
     return users
 
 
-def _file(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
+    """Every user's x and y in a file, equally many and at least one, as they are written.
+
+    Raises:
+      ValueError: if the file contradicts itself; the message names file, user, reason.
+    """
     try:
         content = json.loads(path.read_bytes())
         users, sizes, data = (content[key] for key in ("users", "num_samples", "user_data"))
@@ -96,21 +106,30 @@ def _file(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         user = sorted({*map(str, users)} ^ set(data)) or ["listed twice"]
         raise _error(path, user[0], "users and user_data do not agree")
     return {
-        user: _examples(path, user, data[user], size)
+        user: _lists(path, user, data[user], size)
         for user, size in zip(map(str, users), sizes, strict=True)
     }
 
 
-def _examples(path: Path, user: str, entry: Any, size: Any) -> tuple[np.ndarray, np.ndarray]:
+def _lists(path: Path, user: str, entry: Any, size: Any) -> tuple[list[Any], list[Any]]:
     if not isinstance(entry, dict) or not {"x", "y"} <= set(entry):
         raise _error(path, user, "no entries x and y")
-    x, y = (_numbers(path, user, key, entry[key]) for key in ("x", "y"))
-    if not x.ndim or y.ndim != 1:
-        raise _error(path, user, f"x has {x.ndim} dimensions, y has {y.ndim}; y must have 1")
+    x, y = entry["x"], entry["y"]
+    if not isinstance(x, list) or not isinstance(y, list):
+        raise _error(path, user, "x and y must be lists")
     if not len(x) == len(y) == size:
         raise _error(path, user, f"{len(x)} x and {len(y)} y, but num_samples says {size}")
     if not size:
         raise _error(path, user, "no examples; leave out such users")
+    return x, y
+
+
+def _examples(
+    path: Path, user: str, inputs: list[Any], labels: list[Any]
+) -> tuple[np.ndarray, np.ndarray]:
+    x, y = _numbers(path, user, "x", inputs), _numbers(path, user, "y", labels)
+    if y.ndim != 1:
+        raise _error(path, user, f"x has {x.ndim} dimensions, y has {y.ndim}; y must have 1")
     if (y < 0).any() or (y != np.rint(y)).any():
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:

@@ -20,7 +20,11 @@ Partition = Literal["dirichlet", "clusters"]
 
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
-_IDX = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
+_IDX: dict[str, Literal["mnist", "fashion-mnist", "emnist"]] = {
+    "fmnist": "fashion-mnist",
+    "mnist": "mnist",
+    "emnist": "emnist",
+}
 
 
 class Population(NamedTuple):
@@ -137,9 +141,7 @@ def _tweets(
     settings: dict[str, Any] = {"test_fraction": TEST_FRACTION, "seed": seed}
     if directory is None:
         return surrogate_tweets(num_clients, min_examples=min_examples, **settings)
-    return load_sent140(
-        directory, num_clients=num_clients, min_examples=min_examples, **settings
-    )
+    return load_sent140(directory, num_clients=num_clients, min_examples=min_examples, **settings)
 
 
 def classifier(data: FederatedData, *, dropout_rate: float) -> Classification:

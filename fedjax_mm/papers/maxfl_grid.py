@@ -95,9 +95,7 @@ class Comparison(Config):
                 found[label] = name, {**settings, **point}
         return found
 
-    def method(
-        self, label: str, learning_rate: float, local_steps: int, batch_size: int
-    ) -> Method:
+    def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
         """A variant at a point of the grid."""
         point = {"learning_rate": learning_rate, "batch_size": batch_size}
         settings = self.variants[label][1]
@@ -131,7 +129,8 @@ class Comparison(Config):
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
     """Every method at every point with every seed, each seed with clients of its own.
 
-    Over ``(variant, byzantine, warm_up_steps, learning_rate, local_steps, batch_size, seed, round)``.
+    Over ``(variant, byzantine, warm_up_steps, learning_rate, local_steps, batch_size, seed,
+    round)``.
     """
     population = config.population
     words = np.random.SeedSequence(config.seed).generate_state(config.num_seeds)
@@ -197,8 +196,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         execution=execution,
     )
     result = result.isel(model=0, drop=True)
-    method = [config.variants[label][0] for label in result["variant"].values]
-    result = result.assign_coords(method=("variant", method))
+    names = [config.variants[label][0] for label in result["variant"].values]
+    result = result.assign_coords(algorithm=("variant", names))
     result.attrs["manifest"] |= {
         "config": config.model_dump(mode="json"),
         "datasets": [data.name],
@@ -217,20 +216,25 @@ def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
       config: its settings.
 
     Returns:
-      The result over ``(method, byzantine, warm_up_steps, seed, round)``, with the coordinates of
-      `POINT` over the first three.
+      The result over ``(algorithm, byzantine, warm_up_steps, seed, round)``, with the coordinates
+      of `POINT` over the first three.
     """
     parts = []
     for name in config.methods:
-        mine = result.isel(variant=np.flatnonzero(result["method"].values == name))
-        mine = mine.drop_vars("method").stack(point=POINT, create_index=False)
-        score = mine["accuracy"].isel(round=-1).where(mine["diverged"] < 0).mean("seed", skipna=False)
+        mine = result.isel(variant=np.flatnonzero(result["algorithm"].values == name))
+        mine = mine.drop_vars("algorithm").stack(point=POINT, create_index=False)
+        score = (
+            mine["accuracy"]
+            .isel(round=-1, drop=True)
+            .where(mine["diverged"] < 0)
+            .mean("seed", skipna=False)
+        )
         best = score.fillna(-1.0).argmax("point")
         parts.append(mine.isel(point=best))
-    return xr.concat(parts, xr.IndexVariable("method", list(config.methods)))
+    return xr.concat(parts, xr.IndexVariable("algorithm", list(config.methods)))
 
 
 def at_the_end(best: xr.Dataset, name: str) -> xr.DataArray:
-    """A metric's last record, over ``(method, byzantine, warm_up_steps, seed)``; in percent."""
+    """A metric's last record, over ``(algorithm, byzantine, warm_up_steps, seed)``; in percent."""
     values = best[name].isel(round=-1, drop=True)
     return 100 * values

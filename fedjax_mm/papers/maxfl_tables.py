@@ -63,12 +63,12 @@ def rows_of(best: xr.Dataset) -> dict[str, dict[str, Any]]:
     """Every row of a table, and where it is in the result."""
     shares, steps = best["byzantine"].values, best["warm_up_steps"].values
     rows = {}
-    for name in best["method"].values:
+    for name in best["algorithm"].values:
         for share in shares:
             for count in steps:
                 text = f", {share:g} attack" if len(shares) > 1 else ""
                 text += f", {count} warm-up steps" if len(steps) > 1 else ""
-                where = {"method": name, "byzantine": share, "warm_up_steps": count}
+                where = {"algorithm": name, "byzantine": share, "warm_up_steps": count}
                 rows[f"{name}{text}"] = where
     return rows
 
@@ -125,13 +125,16 @@ def exceeds(
 def _exceeds(metric: str, best: xr.Dataset, by: float) -> Claim:
     values = at_the_end(best, metric)
     evidence, holds = [], True
-    for where in ({"byzantine": b, "warm_up_steps": w} for b in best.byzantine.values
-                  for w in best.warm_up_steps.values):
+    for where in (
+        {"byzantine": b, "warm_up_steps": w}
+        for b in best.byzantine.values
+        for w in best.warm_up_steps.values
+    ):
         here = values.sel(where)
-        for name in best["method"].values:
+        for name in best["algorithm"].values:
             if name == OURS:
                 continue
-            difference = (here.sel(method=OURS) - here.sel(method=name)).values
+            difference = (here.sel(algorithm=OURS) - here.sel(algorithm=name)).values
             error = standard_error(difference)
             known = error if np.isfinite(error) else 0.0
             holds &= bool(difference.mean() - 2 * known > by)
@@ -150,8 +153,11 @@ def not_below(metrics: Sequence[str], best: xr.Dataset, config: Comparison) -> l
     claims = []
     for metric in metrics:
         values = at_the_end(best, metric).isel(byzantine=0, warm_up_steps=0)
-        others = [name for name in best["method"].values if name != OURS]
-        by = {name: (values.sel(method=OURS) - values.sel(method=name)).values for name in others}
+        others = [name for name in best["algorithm"].values if name != OURS]
+        by = {
+            name: (values.sel(algorithm=OURS) - values.sel(algorithm=name)).values
+            for name in others
+        }
         errors = {name: standard_error(x) for name, x in by.items()}
         known = {name: e if np.isfinite(e) else 0.0 for name, e in errors.items()}
         claims.append(
@@ -159,7 +165,9 @@ def not_below(metrics: Sequence[str], best: xr.Dataset, config: Comparison) -> l
                 f"{title_of(metric)}: MaxFL is not below any other method (2 standard errors)",
                 all(x.mean() + 2 * known[name] >= 0 for name, x in by.items()),
                 "MaxFL minus "
-                + ", ".join(f"{name} {x.mean():+.1f} ± {known[name]:.1f}" for name, x in by.items()),
+                + ", ".join(
+                    f"{name} {x.mean():+.1f} ± {known[name]:.1f}" for name, x in by.items()
+                ),
             )
         )
     return claims
@@ -171,12 +179,15 @@ def withstands(best: xr.Dataset, config: Comparison) -> list[Claim]:
     for metric in ("accuracy", "unseen_accuracy"):
         values = at_the_end(best, metric).isel(warm_up_steps=0)
         lost = {
-            name: (values.sel(byzantine=0.0) - values.sel(method=name)).sel(method=name).mean("seed")
+            name: (values.sel(byzantine=0.0) - values.sel(algorithm=name))
+            .sel(algorithm=name)
+            .mean("seed")
             for name in (OURS, "MW-Fed")
         }
         shares = [share for share in config.byzantine if share > 0]
         text = "; ".join(
-            f"{share:g}: " + ", ".join(f"{n} {x.sel(byzantine=share).item():.1f}" for n, x in lost.items())
+            f"{share:g}: "
+            + ", ".join(f"{n} {x.sel(byzantine=share).item():.1f}" for n, x in lost.items())
             for share in shares
         )
         ours, theirs = (x.sel(byzantine=shares).values for x in lost.values())
@@ -204,7 +215,10 @@ def hardly_varies(best: xr.Dataset, config: Comparison) -> list[Claim]:
         Claim(
             f"GM-Appeal varies by at most {LITTLE:g} points with the number of warm-up steps",
             bool((spread <= LITTLE).all()),
-            ", ".join(f"{name} {x:.1f}" for name, x in zip(means.method.values, spread.values, strict=True)),
+            ", ".join(
+                f"{name} {x:.1f}"
+                for name, x in zip(means.algorithm.values, spread.values, strict=True)
+            ),
         )
     ]
 
@@ -222,7 +236,7 @@ def nearly_identical(best: xr.Dataset, config: Comparison) -> list[Claim]:
             bool((worst <= NEARLY).all()),
             ", ".join(
                 f"{name} at most {x:.1%}"
-                for name, x in zip(worst["method"].values, worst.values, strict=True)
+                for name, x in zip(worst["algorithm"].values, worst.values, strict=True)
             ),
         )
     ]
@@ -265,9 +279,9 @@ def plot_rounds(
     rows = []
     for title, metrics in panels.items():
         lines = []
-        for number, name in enumerate(best["method"].values):
+        for number, name in enumerate(best["algorithm"].values):
             for metric, style in zip(metrics, ("-", "--"), strict=False):
-                curve = scale * best[metric].sel(method=name).transpose("round", "seed")
+                curve = scale * best[metric].sel(algorithm=name).transpose("round", "seed")
                 label = name if metric == metrics[0] else ""
                 error = standard_error(curve.values)
                 lines.append(
@@ -281,7 +295,9 @@ def plot_rounds(
                     )
                 )
         rows.append([plots.Panel(title, "round", title, tuple(lines))])
-    return plots.line_panels(rows, title=_title(config), caption=_caption(config) + verdict(judgement))
+    return plots.line_panels(
+        rows, title=_title(config), caption=_caption(config) + verdict(judgement)
+    )
 
 
 def _title(config: Comparison) -> str:
@@ -290,8 +306,8 @@ def _title(config: Comparison) -> str:
     standing = f" standing in for {config.dataset}" if source != config.dataset else ""
     invented = " (invented tweets)" if source == "sent140" and config.directory is None else ""
     return (
-        f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} unseen clients, "
-        f"{who.cohort_size} a round, T = {config.num_rounds}"
+        f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} unseen "
+        f"clients, {who.cohort_size} a round, T = {config.num_rounds}"
     )
 
 
@@ -307,3 +323,279 @@ def _caption(config: Comparison) -> str:
         f"{stay}. Each method at the best of {config.num_points} points of the grid, by test "
         f"accuracy.{tuned} "
     )
+
+
+_FEDAVG = {"FedAvg": {"name": "fedavg"}}
+_FEDPROX = {"FedProx": {"name": "fedprox", "mu": [0.01, 0.1]}}
+_SCAFFOLD = {"SCAFFOLD": {"name": "scaffold"}}
+_PERFEDAVG = {"PerFedAvg": {"name": "perfedavg"}}
+_QFFL = {"qFFL": {"name": "qffl", "q": [1.0, 10.0]}}
+_MWFED = {"MW-Fed": {"name": "mwfed"}}
+_MAXFL = {OURS: {"name": "maxfl"}}
+
+_BOTH = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
+
+# Seen accuracy and appeal, unseen accuracy and appeal.
+_TABLE_1: Published = {
+    "fmnist": {
+        "FedAvg": (43.70, 4, 43.14, 7),
+        "FedProx": (44.59, 5, 43.80, 7),
+        "SCAFFOLD": (39.90, 0, 39.24, 1),
+        "PerFedAvg": (46.62, 5, 46.00, 7),
+        "qFFL": (29.92, 0, 19.63, 0),
+        "MW-Fed": (44.41, 4, 43.46, 6),
+        OURS: (70.86, 37, 74.53, 39),
+    },
+    "emnist": {
+        "FedAvg": (35.15, 2, 37.14, 6),
+        "FedProx": (34.06, 0.4, 36.82, 0.8),
+        "SCAFFOLD": (34.78, 0, 34.19, 0.4),
+        "PerFedAvg": (34.78, 0.3, 36.92, 0.8),
+        "qFFL": (15.95, 0, 5.41, 0),
+        "MW-Fed": (30.44, 1, 36.54, 1),
+        OURS: (57.34, 25, 55.62, 31),
+    },
+}
+_TABLE_2: Published = {
+    "fmnist": {
+        "MW-Fed, 0 attack": (44.41, 4, 43.46, 6),
+        "MW-Fed, 0.05 attack": (21.28, 2, 21.91, 1),
+        "MW-Fed, 0.1 attack": (17.24, 1, 18.45, 1),
+        f"{OURS}, 0 attack": (70.86, 37, 74.53, 39),
+        f"{OURS}, 0.05 attack": (70.60, 42, 71.11, 46),
+        f"{OURS}, 0.1 attack": (69.42, 35, 69.75, 39),
+    },
+    "emnist": {
+        "MW-Fed, 0 attack": (30.44, 1, 36.54, 1),
+        "MW-Fed, 0.05 attack": (22.22, 0.8, 22.23, 0.3),
+        "MW-Fed, 0.1 attack": (15.83, 0.4, 17.03, 0.5),
+        f"{OURS}, 0 attack": (57.34, 25, 55.62, 31),
+        f"{OURS}, 0.05 attack": (56.10, 23, 55.10, 28),
+        f"{OURS}, 0.1 attack": (52.74, 20, 53.82, 26),
+    },
+}
+# Seen and unseen.
+_TABLE_3: Published = {
+    "fmnist": {
+        "FedAvg": (38, 39),
+        "FedProx": (40, 41),
+        "SCAFFOLD": (2, 3),
+        "PerFedAvg": (45, 46),
+        "MW-Fed": (28, 39),
+        OURS: (55, 56),
+    },
+    "sent140": {
+        "FedAvg": (25, 42),
+        "FedProx": (26, 43),
+        "SCAFFOLD": (16, 7),
+        "PerFedAvg": (24, 47),
+        "MW-Fed": (8, 20),
+        OURS: (36, 55),
+    },
+}
+# Seen appeal and preferred-model accuracy.
+_TABLE_4: Published = {
+    "fmnist": {
+        f"{name}, {steps} warm-up steps": values
+        for name, row in {
+            "FedAvg": ((1, 98.56), (1, 98.72), (1, 98.75)),
+            "FedProx": ((1, 98.56), (1, 98.72), (1, 98.75)),
+            OURS: ((55, 98.64), (55, 98.77), (55, 98.77)),
+        }.items()
+        for steps, values in zip((50, 100, 150), row, strict=True)
+    }
+}
+_TABLE_5: Published = {
+    "fmnist": {
+        "FedAvg": (99.37, 99.50),
+        "FedProx": (99.35, 99.55),
+        "PerFedAvg": (99.20, 98.98),
+        "MW-Fed": (99.27, 99.47),
+        OURS: (99.40, 99.50),
+    },
+    "sent140": {
+        "FedAvg": (55.71, 58.79),
+        "FedProx": (55.75, 58.82),
+        "PerFedAvg": (55.74, 58.82),
+        "MW-Fed": (55.06, 57.36),
+        OURS: (55.82, 58.88),
+    },
+}
+_TABLE_6: Published = {
+    "fmnist": {"qFFL, q = 1": (3, 99.24), "qFFL, q = 10": (0, 98.90), OURS: (55, 99.29)},
+    "sent140": {"qFFL, q = 1": (9, 53.10), "qFFL, q = 10": (9, 52.71), OURS: (41, 53.93)},
+}
+# Unseen appeal and preferred-model accuracy.
+_FIGURE_4: Published = {
+    "fmnist": {
+        "FedAvg": (8, 98.53),
+        "FedProx": (7, 98.43),
+        "SCAFFOLD": (2, 98.26),
+        "MW-Fed": (5, 98.32),
+        OURS: (55, 98.83),
+    },
+    "sent140": {
+        "FedAvg": (37, 57.05),
+        "FedProx": (37, 57.07),
+        "SCAFFOLD": (3, 51.59),
+        "MW-Fed": (17, 55.57),
+        OURS: (43, 57.16),
+    },
+}
+
+
+def _item(
+    id: str,
+    title: str,
+    item: Item,
+    what: str,
+    *,
+    figure: Any = None,
+    partition: Partition = "clusters",
+    **settings: Any,
+) -> Reproduction:
+    return Reproduction(
+        id=id,
+        title=title,
+        paper={"shows": what, "values": item.published, "open": list(_OPEN)},
+        config=Comparison(partition=partition, **settings),
+        run=run_comparison,
+        judge=partial(judge, item=item),
+        plot=partial(plot, item=item) if figure is None else figure,
+    )
+
+
+def _claims(*parts: Callable[[xr.Dataset, Comparison], list[Claim]]) -> Any:
+    return lambda best, config: [claim for part in parts for claim in part(best, config)]
+
+
+def _unseen_margin(best: xr.Dataset, config: Comparison) -> list[Claim]:
+    points = {"fmnist": 47.0, "sent140": 6.0}.get(config.dataset, 0.0)
+    return exceeds(["unseen_appeal"], best, config, by=points)
+
+
+_CLUSTERED = _FEDAVG | _FEDPROX | _SCAFFOLD | _MWFED | _MAXFL
+_TUNED = _FEDAVG | _FEDPROX | _SCAFFOLD | _PERFEDAVG | _MWFED | _MAXFL
+
+REPRODUCTIONS = (
+    _item(
+        "maxfl-table1",
+        "MaxFL and six baselines where clients may leave: accuracy and appeal",
+        Item(_BOTH, _TABLE_1, partial(exceeds, _BOTH)),
+        "Table 1: test accuracy and GM-Appeal of seen and unseen clients",
+        partition="dirichlet",
+        appealing_from=10,
+        methods=_FEDAVG | _FEDPROX | _SCAFFOLD | _PERFEDAVG | _QFFL | _MWFED | _MAXFL,
+    ),
+    _item(
+        "maxfl-table2",
+        "MaxFL and MW-Fed under attack",
+        Item(_BOTH, _TABLE_2, _claims(withstands, partial(exceeds, _BOTH))),
+        "Table 2: the same with clients that report large losses and send noise",
+        partition="dirichlet",
+        appealing_from=10,
+        byzantine=(0.0, 0.05, 0.1),
+        methods=_MWFED | _MAXFL,
+    ),
+    _item(
+        "maxfl-fig3",
+        "Appeal and preferred-model accuracy over the rounds, seen clients",
+        Item(
+            ("appeal", "preferred_accuracy"),
+            {},
+            partial(exceeds, ("appeal", "preferred_accuracy")),
+        ),
+        "Figure 3: curves without numbers",
+        figure=partial(
+            plot_rounds,
+            panels={
+                "GM-Appeal in percent": ("appeal",),
+                "preferred-model accuracy in percent": ("preferred_accuracy",),
+            },
+        ),
+        methods=_CLUSTERED,
+    ),
+    _item(
+        "maxfl-fig4",
+        "Appeal and preferred-model accuracy of unseen clients",
+        Item(
+            ("unseen_appeal", "unseen_preferred_accuracy"),
+            _FIGURE_4,
+            _claims(_unseen_margin, partial(not_below, ("unseen_preferred_accuracy",))),
+        ),
+        "Figure 4, which is a table: GM-Appeal and preferred-model accuracy of unseen clients",
+        methods=_CLUSTERED,
+    ),
+    _item(
+        "maxfl-table3",
+        "Appeal after five local steps of tuning",
+        Item(
+            ("appeal", "unseen_appeal"),
+            _TABLE_3,
+            _claims(
+                lambda best, config: exceeds(("appeal", "unseen_appeal"), best, config, by=10.0)
+            ),
+        ),
+        "Table 3: GM-Appeal of locally tuned models",
+        tuning_steps=5,
+        methods=_TUNED,
+    ),
+    _item(
+        "maxfl-table4",
+        "Appeal with 50, 100 and 150 steps of warm-up",
+        Item(
+            ("appeal", "preferred_accuracy"),
+            _TABLE_4,
+            _claims(hardly_varies, partial(exceeds, ("appeal",))),
+        ),
+        "Table 4: GM-Appeal and preferred-model accuracy by steps of warm-up",
+        warm_up_steps=(50, 100, 150),
+        methods=_FEDAVG | _FEDPROX | _MAXFL,
+    ),
+    _item(
+        "maxfl-table5",
+        "Preferred-model accuracy after five local steps of tuning",
+        Item(
+            ("preferred_accuracy", "unseen_preferred_accuracy"),
+            _TABLE_5,
+            partial(not_below, ("preferred_accuracy", "unseen_preferred_accuracy")),
+        ),
+        "Table 5: preferred-model accuracy with locally tuned models",
+        tuning_steps=5,
+        methods=_TUNED,
+    ),
+    _item(
+        "maxfl-table6",
+        "MaxFL and q-FFL, which is fair",
+        Item(
+            ("appeal", "preferred_accuracy"),
+            _TABLE_6,
+            partial(exceeds, ("appeal", "preferred_accuracy")),
+        ),
+        "Table 6: GM-Appeal and preferred-model accuracy of q-FFL",
+        methods={
+            "qFFL, q = 1": {"name": "qffl", "q": 1.0},
+            "qFFL, q = 10": {"name": "qffl", "q": 10.0},
+            **_MAXFL,
+        },
+    ),
+    _item(
+        "maxfl-fig7",
+        "Mean test and training loss of the global model over the rounds",
+        Item(("accuracy",), {}, nearly_identical),
+        "Figure 7: curves without numbers; the rate, the steps and the batches are not given",
+        figure=partial(
+            plot_rounds,
+            panels={
+                "mean loss over clients: test (solid), training (dashed)": ("loss", "train_loss")
+            },
+            scale=1.0,
+        ),
+        learning_rates=(0.05,),
+        local_steps=(30,),
+        batch_sizes=(64,),
+        record_every=5,
+        methods=_FEDAVG | _MAXFL,
+    ),
+)
+"""Tables 1 to 6, Figures 3, 4 and 7."""

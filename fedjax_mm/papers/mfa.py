@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.experiment import Experiment, InverseTime, Precision, Sweep, validate
+from fedjax_mm.algorithm_configs import InverseTime
+from fedjax_mm.experiment import Experiment, Precision, Sweep, validate
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.runs import run

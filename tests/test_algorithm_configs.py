@@ -1,0 +1,510 @@
+"""All methods, attackers and demands in an experiment file."""
+
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    Experiment,
+    Setup,
+    Sweep,
+    afl,
+    algorithm_configs,
+    appealing,
+    byzantine,
+    classification,
+    digits,
+    ditto,
+    fedavg,
+    federate,
+    fedprox,
+    flip_labels,
+    full_participation,
+    maxfl,
+    mfa_rand,
+    mwfed,
+    perfedavg,
+    qffl,
+    quadratic,
+    requiring,
+    run,
+    scaffold,
+)
+from fedjax_mm.algorithm_configs import Byzantine, FedAvg, InverseTime, Requiring
+from fedjax_mm.data import partition
+from fedjax_mm.experiment import validate
+from fedjax_mm.plan import Grid, make_plan
+from fedjax_mm.tasks.networks import MLP
+from tests.helpers import roll_out
+
+STEPS = {"local_steps": 2}
+METHODS = {
+    "fedavg": ('name = "fedavg"\nlocal_steps = 2', fedavg(0.1, local_steps=2)),
+    "fedavg without a name": ("local_steps = 2", fedavg(0.1, local_steps=2)),
+    "fedprox": ('name = "fedprox"\nmu = 0.5\nlocal_steps = 2', fedprox(0.1, mu=0.5, local_steps=2)),
+    "scaffold": ('name = "scaffold"\nlocal_steps = 2', scaffold(0.1, local_steps=2)),
+    "scaffold I": (
+        'name = "scaffold"\nlocal_steps = 2\nserver_rate = 0.5\noption = "I"',
+        scaffold(0.1, local_steps=2, server_rate=0.5, option="I"),
+    ),
+    "perfedavg": (
+        'name = "perfedavg"\nlocal_steps = 2\nalpha = 0.2',
+        perfedavg(0.1, local_steps=2, alpha=0.2),
+    ),
+    "perfedavg HF": (
+        'name = "perfedavg"\nlocal_steps = 2\nvariant = "HF"\ndelta = 0.1\nalpha = 0.1',
+        perfedavg(0.1, local_steps=2, variant="HF", delta=0.1, alpha=0.1),
+    ),
+    "qffl": ('name = "qffl"\nlocal_steps = 2\nq = 1', qffl(0.1, q=1.0, local_steps=2)),
+    "afl": ('name = "afl"\nmixture_rate = 0.3', afl(0.1, mixture_rate=0.3)),
+    "ditto": ('name = "ditto"\nlocal_steps = 2\nlam = 0.5', ditto(0.1, lam=0.5, local_steps=2)),
+    "mwfed": (
+        'name = "mwfed"\nlocal_steps = 2\ngrowth = 2',
+        mwfed(0.1, local_steps=2, growth=2.0),
+    ),
+    "maxfl": ('name = "maxfl"\nlocal_steps = 2', maxfl(0.1, local_steps=2)),
+    "maxfl, all set": (
+        'name = "maxfl"\nlocal_steps = 2\nserver_rate = 2\neps = 0.5\nweight = "sigmoid"\n'
+        "slope = 3",
+        maxfl(0.1, local_steps=2, server_rate=2.0, eps=0.5, weight="sigmoid", slope=3.0),
+    ),
+}
+QUADRATIC = """
+num_models = 1
+num_rounds = 3
+num_seeds = 1
+task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
+assignment = { name = "mfa_rand", cohort_size = 4 }
+requiring = { num_steps = 3, learning_rate = 0.2 }
+"""
+A = "[algorithms.A]\nlearning_rate = 0.1\n"
+
+
+def read(text, kind=Experiment):
+    return validate(kind, tomllib.loads(text))
+
+
+class StopError(Exception):
+    """Before anything is compiled."""
+
+
+def lowered(grid):
+    """The text of every program, with all constants: equal texts have equal results, bit by bit."""
+    texts = {}
+
+    def approve(programs):
+        texts.update(programs)
+        raise StopError
+
+    with pytest.raises(StopError):
+        make_plan(grid, approve=approve)
+    return texts
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_a_file_is_that_of_python(name):
+    text, algorithm = METHODS[name]
+    experiment = read(f"{QUADRATIC}{A}{text}")
+    assert validate(Experiment, experiment.model_dump()) == experiment
+    asked = requiring(algorithm, learning_rate=0.2, num_steps=3)
+
+    def build(algorithm, data):
+        task = quadratic(6, 2, mu=0.1)
+        params = experiment.task.initial_params()
+        return Setup(task, asked, mfa_rand(6, 1, cohort_size=4), params)
+
+    expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None})
+    assert lowered(experiment.grid()) == lowered(expected)
+
+
+def test_the_methods_of_the_file_are_those_of_the_library():
+    union = algorithm_configs.MethodConfig.__origin__.__args__
+    assert {each.model_fields["name"].annotation.__args__[0] for each in union} == {
+        text.partition('"')[2].partition('"')[0] for text, _ in METHODS.values() if "name" in text
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "batch_size", "expected"),
+    [
+        ("{ num_steps = 2 }", 3, {"learning_rate": 3 / 101, "batch_size": 3, "num_steps": 2}),
+        (
+            "{ learning_rate = 0.3, batch_size = 2, num_unseen = 1, tuning_steps = 2 }",
+            3,
+            {"learning_rate": 0.3, "batch_size": 2, "num_unseen": 1, "tuning_steps": 2},
+        ),
+    ],
+)
+def test_what_requiring_is_not_told_is_that_of_the_algorithm(
+    monkeypatch, table, batch_size, expected
+):
+    told = []
+    monkeypatch.setattr(algorithm_configs, "requiring", lambda inner, **more: told.append(more))
+    method = FedAvg(
+        learning_rate=InverseTime(beta=3, gamma=100), local_steps=2, batch_size=batch_size
+    )
+    config = validate(Requiring, tomllib.loads(f"x = {table}")["x"])
+    config.wrap(method.build(1), method)
+    defaults = {"num_steps": 100, "num_unseen": 0, "tuning_steps": 0}
+    assert told == [defaults | expected]
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 2), (1, 10)])
+def test_so_many_clients_attack(monkeypatch, fraction, expected):
+    seen = []
+    monkeypatch.setattr(
+        algorithm_configs, "byzantine", lambda inner, clients, **more: seen.append((clients, more))
+    )
+    for seed in (0, 1):
+        Byzantine(fraction=fraction, loss_factor=5.0, noise=0.5, seed=seed).wrap(None, 10)
+    (attacks, more), (others, _) = seen
+    assert (attacks.sum(), others.sum()) == (expected, expected)
+    assert more == {"loss_factor": 5.0, "noise": 0.5}
+    assert (attacks == others).all() == (expected in (0, 10))
+    traced = Byzantine(fraction=0.0).model_copy(update={"fraction": jnp.float32(fraction)})
+    traced.wrap(None, 10)
+    np.testing.assert_array_equal(seen[-1][0], attacks)
+
+
+# Everything of Cho et al. together
+
+FULL = """
+num_models = 1
+num_rounds = 6
+num_seeds = 2
+record_every = 3
+assignment = { name = "full_participation", appealing = { cohort_size = 3, from_round = 3 } }
+
+[task]
+name = "digits"
+num_clients = 12
+test_fraction = 0.4
+flipped = 0.3
+model = "mlp"
+dropout_rate = 0.5
+data_seed = 7
+partition = { name = "dirichlet", alpha = 0.5, min_examples = 20 }
+
+[requiring]
+num_steps = 20
+num_unseen = 4
+tuning_steps = 2
+
+[byzantine]
+fraction = 0.25
+seed = 3
+
+[algorithms.MaxFL]
+name = "maxfl"
+learning_rate = 0.1
+local_steps = 5
+batch_size = 16
+
+[algorithms.q-FFL]
+name = "qffl"
+q = 1.5
+learning_rate = 0.1
+local_steps = 5
+batch_size = 16
+"""
+
+
+def cho_clients(seed=7):
+    pool = digits(seed=seed)
+    parts = partition.dirichlet(pool.train[1], 12, alpha=0.5, min_examples=20, seed=seed)
+    return flip_labels(federate(pool, parts, test_fraction=0.4, seed=seed), fraction=0.3, seed=seed)
+
+
+def test_a_file_with_everything_is_that_of_python():
+    attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
+    methods = {
+        "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
+        "q-FFL": qffl(0.1, q=1.5, local_steps=5, batch_size=16),
+    }
+
+    def build(algorithm, data):
+        task = classification(data, MLP(10, dropout_rate=0.5), rngs=("dropout",), scale=1 / 255)
+        asked = requiring(
+            byzantine(methods[algorithm], attacks),
+            learning_rate=0.1,
+            batch_size=16,
+            num_steps=20,
+            num_unseen=4,
+            tuning_steps=2,
+        )
+        return Setup(task, asked, appealing(full_participation(8), cohort_size=3, from_round=3))
+
+    expected = Grid(
+        build,
+        {"algorithm": list(methods)},
+        num_rounds=6,
+        num_seeds=2,
+        record_every=3,
+        shared={"data": cho_clients()},
+    )
+    assert lowered(read(FULL).grid()) == lowered(expected)
+
+
+def test_a_file_with_everything_runs():
+    experiment = read(FULL)
+    algorithms = {"MaxFL": experiment.algorithms["MaxFL"]}
+    result = run(experiment.model_copy(update={"algorithms": algorithms}))
+    for name in ("accuracy", "appeal", "preferred_accuracy", "train_loss", "train_appeal"):
+        for prefix in ("", "unseen_"):
+            assert np.isfinite(result[prefix + name]).all()
+    trained = result.client_updates.squeeze()
+    assert np.all(trained.isel(round=1) <= 9)
+    assert np.all(trained.isel(round=1) >= 6)  # nobody stays away from rounds 1 and 2
+    assert result.attrs["manifest"]["config"]["requiring"]["num_unseen"] == 4
+
+
+def test_flips_and_tests_of_their_own_reach_the_data():
+    task = read(FULL).task
+    data, expected = task.data(), cho_clients()
+    for x, y in zip(jax.tree.leaves(data), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert data.name == "digits, labels of 4 of 12 clients flipped"
+    module = task.build(data).module
+    assert (module.dropout_rate, task.build(data).rngs) == (0.5, ("dropout",))
+    plain = task.model_copy(update={"dropout_rate": 0.0})
+    assert plain.build(data).rngs == ()
+    others = [
+        task.model_copy(update=change).data()
+        for change in ({"data_seed": 8}, {"flipped": 0.5}, {"flipped": 0.0})
+    ]
+    labels = {np.asarray(each.train.examples[1]).tobytes() for each in (data, *others)}
+    assert len(labels) == 4
+    pooled = task.model_copy(update={"flipped": 0.0, "test_fraction": None}).data()
+    assert pooled.test.num_clients == 1
+
+
+def test_assignments_of_one_and_of_all():
+    text = f"{QUADRATIC}{A}local_steps = 1\n"
+    text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
+    programs = read(text).grid().programs
+    updates = [program.updates_per_round for program in programs]
+    assert updates == [4, 6]
+    # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
+    swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Sweep)
+    assert [p.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
+    assert swept.points == {"assignment.cohort_size": [2, 5]}
+
+
+def test_the_assignment_is_for_clients_that_are_seen():
+    text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
+    assignment = read(text).grid().programs[0].setup({}, {"data": None}).assignment
+    assert assignment.num_clients == 4
+    assert roll_out(assignment, jax.random.key(0), 20).max() == 3
+
+
+# Errors
+
+DIGITS = {"name": "digits", "num_clients": 10}
+OWN = DIGITS | {"test_fraction": 0.4}
+MAXFL = {"name": "maxfl"}
+QFFL = {"name": "qffl", "q": 0.5}
+AFL = {"name": "afl", "mixture_rate": 0.1, "local_steps": ...}
+STAYING = {"name": "mfa_rand", "appealing": {"cohort_size": 2}}
+ASKED = {"requiring": {}}
+
+
+def settings(task=None, top=None, **algorithm):
+    """An experiment as plain values; what is ... is left out."""
+    values = {"task": task or {"num_clients": 8}, "num_models": 1, "num_rounds": 2}
+    values |= {"assignment": {"name": "mfa_rand"}} | (top or {})
+    method = {"learning_rate": 0.1, "local_steps": 3} | algorithm
+    values["algorithms"] = {"A": {key: x for key, x in method.items() if x is not ...}}
+    return {key: value for key, value in values.items() if value is not ...}
+
+
+@pytest.mark.parametrize(
+    ("values", "fragments"),
+    [
+        (
+            settings(top={"assignment": ...}),
+            ["algorithms.A.assignment: missing", "a table assignment for all"],
+        ),
+        (settings(top={"assignment": {"name": "mfa"}}), ["assignment.name = 'mfa'", "'mfa_rr'"]),
+        (
+            settings(top={"assignment": {"name": "mfa_rr", "redrw": "round"}}),
+            ["assignment.redrw = 'round'", "did you mean 'redraw'"],
+        ),
+        (settings(**MAXFL), ["algorithms.A: maxfl asks", "add a table requiring"]),
+        (settings(name="mwfed"), ["algorithms.A: mwfed asks", "add a table requiring"]),
+        (
+            settings(top={"assignment": STAYING}),
+            ["algorithms.A: assignment.appealing asks", "add a table requiring"],
+        ),
+        (
+            settings(assignment=STAYING),
+            ["algorithms.A: assignment.appealing asks", "add a table requiring"],
+        ),
+        (
+            settings(top=ASKED | {"assignment": {"name": "mfa_rand", "appealing": {}}}),
+            ["assignment.appealing.cohort_size: missing"],
+        ),
+        (
+            settings(top=ASKED | {"assignment": {**STAYING, "appealing": {"cohort_size": 9}}}),
+            ["algorithms.A: cohort_size is 9", "between 1 and num_clients = 8"],
+        ),
+        (
+            settings(top={"requiring": {"num_unseen": 8}}),
+            ["requiring.num_unseen is 8", "8 clients", "at most 7"],
+        ),
+        (
+            settings(top={"requiring": {"num_unseen": -1}}),
+            ["requiring.num_unseen = -1", "greater than or equal to 0"],
+        ),
+        (
+            settings(
+                top={
+                    "requiring": {"num_unseen": 3},
+                    "assignment": {"name": "mfa_rand", "cohort_size": 6},
+                }
+            ),
+            ["algorithms.A: cohort_size is 6", "num_clients = 5", "requiring.num_unseen = 3"],
+        ),
+        (
+            settings(top={"requiring": {"batch_size": 3}}),
+            ["requiring.batch_size is 3", "no examples", "leave it out"],
+        ),
+        (settings(DIGITS, ASKED), ["requiring", "one pool", "give task.test_fraction"]),
+        (settings(batch_size=3), ["algorithms.A: the quadratic has no examples", "local_steps"]),
+        (
+            settings(name="fedprox", mu=1.0, batch_size=3),
+            ["algorithms.A: the quadratic has no examples", "leave batch_size out"],
+        ),
+        (settings(batch_size=3, **AFL), ["algorithms.A: the quadratic", "leave batch_size out"]),
+        (settings(**QFFL), ["algorithms.A: q is 0.5", "may be negative", "whole number"]),
+        (
+            settings(**AFL | {"local_steps": 3}),
+            ["algorithms.A.local_steps = 3", "known keys of afl are", "mixture_rate"],
+        ),
+        (
+            settings(OWN, epochs=1, **MAXFL),
+            ["algorithms.A.epochs = 1", "known keys of maxfl are", "local_steps"],
+        ),
+        (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
+        (settings(OWN, name="fedprox", mu=-1), ["algorithms.A.mu = -1", "or equal to 0"]),
+        (settings(OWN, name="mwfed", growth=1), ["algorithms.A.growth = 1", "greater than 1"]),
+        (settings(OWN, name="maxflow"), ["algorithms.A.name = 'maxflow'", "'maxfl'", "'fedavg'"]),
+        (settings(top={"byzantine": {}}), ["byzantine.fraction: missing"]),
+        (settings(top={"byzantine": {"fraction": 2}}), ["byzantine.fraction = 2", "equal to 1"]),
+        (
+            settings(top={"byzantine": {"fraction": 0.1, "loss_facto": 3}}),
+            ["byzantine.loss_facto = 3", "unknown key, did you mean 'loss_factor'"],
+        ),
+        (
+            settings(DIGITS | {"flipped": 0.3}),
+            ["task = ", "flipped is 0.3", "one pool", "give a test_fraction"],
+        ),
+        (
+            settings(DIGITS | {"dropout_rate": 0.5}),
+            ["task = ", "dropout_rate is 0.5", "'logistic'", "only 'mlp'"],
+        ),
+        (settings(DIGITS | {"dropout_rate": 1}), ["task.dropout_rate = 1", "less than 1"]),
+        (settings(DIGITS | {"test_fraction": 0}), ["task.test_fraction = 0", "greater than 0"]),
+        (settings(OWN | {"flipped": 1.5}), ["task.flipped = 1.5", "less than or equal to 1"]),
+        (
+            settings(top={"assignment": {"name": "full_participation"}, "num_models": 2}),
+            ["num_models is 2", "full_participation trains 1 model", "mfa_rand"],
+        ),
+    ],
+)
+def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        validate(Experiment, values)
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("axes", "fragments"),
+    [
+        ({"q": [0.0, 1.0]}, ["at q = 0.0: algorithms.A.q = 0.0: unknown key", "of fedavg are"]),
+        ({"algorithms.Q.q": [1, 0.5]}, ["at algorithms.Q.q = 0.5", "algorithms.Q: q is 0.5"]),
+        ({"requiring.num_unseen": [0, 8]}, ["at requiring.num_unseen = 8", "at most 7"]),
+        (
+            {"learning_rate": [0.1], "requiring.learning_rate": [0.1]},
+            ["two axes are called 'learning_rate'"],
+        ),
+        ({"byzantine.fraction": [0.1, 2]}, ["at byzantine.fraction = 2", "equal to 1"]),
+    ],
+)
+def test_a_wrong_axis_is_named(axes, fragments):
+    values = settings()
+    values["algorithms"]["Q"] = {"learning_rate": 0.1, "local_steps": 3, "name": "qffl", "q": 0}
+    with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
+        validate(Sweep, values | {"axes": axes})
+    for fragment in fragments:
+        assert fragment in str(error.value)
+
+
+@pytest.mark.parametrize("axis", ["task.dropout_rate", "task.flipped", "task.test_fraction"])
+def test_what_changes_the_data_or_the_module_is_no_axis(axis):
+    values = settings(OWN | {"model": "mlp"})
+    with pytest.raises(ValueError, match="run one for each"):
+        validate(Sweep, values | {"axes": {axis: [0.1, 0.2]}})
+
+
+# Axes of numbers
+
+AXES = {
+    "fedprox": ("mu = 0.5", ["mu"]),
+    "scaffold": ("", ["server_rate"]),
+    "perfedavg": ('variant = "HF"', ["alpha", "delta"]),
+    "qffl": ("q = 1", ["q"]),
+    "afl": ("mixture_rate = 1", ["mixture_rate"]),
+    "mwfed": ("", ["growth"]),
+    "ditto": ("lam = 1", ["lam"]),
+    "maxfl": ("", ["eps", "server_rate", "slope"]),
+}
+
+
+def on_axes(name):
+    """A sweep with a value on every axis of numbers that a method has, and what others follow."""
+    more, keys = AXES[name]
+    steps = "" if name == "afl" else "local_steps = 2"
+    text = f'{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}name = "{name}"\n{more}\n{steps}\n'
+    keys = [*keys, "byzantine.noise", "requiring.learning_rate"]
+    points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
+    axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
+    return text, read(f"{text}[axes]\n{axes}", Sweep), points
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
+    _, base, points = on_axes(name)
+    (program,) = base.grid().programs
+    assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
+    assert "train_loss" in program.record.metrics  # traced, with every number an argument
+    for key, values in points.items():
+        more = validate(Sweep, base.model_dump() | {"axes": base.axes | {key: values}})
+        assert len(more.grid().programs) == 1
+        assert len(more.grid().programs[0]) == 2
+
+
+def test_a_point_of_all_axes_is_that_experiment():
+    text, base, points = on_axes("maxfl")
+    settings = [
+        f"{key if '.' in key else f'algorithms.A.{key}'}={values[0]}"
+        for key, values in points.items()
+    ]
+    single = run(validate(Experiment, tomllib.loads(text), settings))
+    swept = run(base).squeeze([key.rpartition(".")[2] for key in points])
+    for metric in ("loss", "train_loss"):
+        np.testing.assert_allclose(swept[metric].values, single[metric].values, rtol=2e-5)
+
+
+def test_points_of_an_axis_differ():
+    text = f'{QUADRATIC}byzantine = {{ fraction = 0 }}\n{A}name = "qffl"\nq = 1\nlocal_steps = 2\n'
+    axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequiring.learning_rate = [0.01, 0.2]"
+    grid = read(f"{text}[axes]\n{axes}", Sweep)
+    result = run(grid)
+    assert len(grid.grid().programs) == 1
+    last = result.isel(round=-1, seed=0, model=0, algorithm=0)
+    assert len(np.unique(last.loss.isel(learning_rate=0))) == 6
+    assert np.all(last.loss.isel(learning_rate=0) == last.loss.isel(learning_rate=1))
