@@ -319,12 +319,13 @@ def test_qffl_of_vanishing_losses_stays_a_number():
 
 
 def test_qffl_of_a_loss_of_zero_stays_a_number():
-    """Of which a negative power is taken where q < 1."""
-    task = Measured(jnp.array([0.0, 0.0]))
-    start = {"w": jnp.zeros(3)}
+    """Of which a negative power is taken where q < 1; it hardly counts beside 3/2."""
+    task, start = Measured(jnp.array([0.0, 1.0])), {"w": jnp.zeros(3)}
     algorithm = qffl(0.1, q=0.5, local_steps=2)
-    state, _ = simulate(jax.random.key(0), task, algorithm, full_participation(2), 2, params=start)
-    np.testing.assert_array_equal(state.models.params["w"], 0)
+    state, _ = simulate(jax.random.key(0), task, algorithm, full_participation(2), 1, params=start)
+    loss, dw = 1.5, (1 - 0.9**2) / 0.1
+    h = 0.5 * loss**-0.5 * 3 * dw**2 + (loss**0.5 + 1e-5) / 0.1
+    np.testing.assert_allclose(state.models.params["w"][0], loss**0.5 * dw / h, rtol=1e-6)
 
 
 def test_maxfl_ignores_the_hopeless():

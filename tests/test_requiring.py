@@ -524,7 +524,9 @@ def test_losses_and_thresholds_of_all_clients():
     losses = client_losses(task, params)
     expected = [float(task.client_loss(params, jnp.int32(k))) for k in range(N)]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    gradient = jax.grad(lambda params: client_losses(task, params).sum())(params)
+    gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))(
+        params, task
+    )
     assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient))
     with pytest.raises(ValueError, match="have no thresholds"):
         thresholds(task)
