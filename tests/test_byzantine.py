@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import (
+    afl,
     appealing,
     byzantine,
     fedavg,
@@ -21,19 +22,21 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.contribution import dense_update
+from fedjax_mm.simulate import init
 from tests import reference_maxfl as oracle
 from tests.helpers import roll_out
 from tests.method_problems import BATCH, PROBLEMS, SEED, N
 
 TASK = quadratic(12, 80, mu=0.1)
 ATTACKS = jnp.arange(12) < 3
+PARAMS = jax.random.normal(jax.random.key(8), (TASK.dim,), jnp.float32)
 
 
 def contribution(algorithm, client, seed=0, thresholds=None):
     """What one client sends in round 1, its parts dense."""
     if thresholds is not None:
         algorithm = requiring(algorithm, thresholds=thresholds)
-    params = jax.random.normal(jax.random.key(8), (TASK.dim,), jnp.float32)
+    params = PARAMS
     server, state = algorithm.init(TASK, params)
     if thresholds is not None:
         state = state._replace(threshold=jnp.asarray(thresholds, float)[client])
@@ -71,7 +74,9 @@ def test_parts_get_independent_noise():
         contribution(each, 1).update for each in (algorithm, byzantine(algorithm, ATTACKS))
     )
     first, second = (np.asarray(sent[name] - plain[name]) for name in ("params", "c"))
-    assert abs(np.corrcoef(first, second)[0, 1]) < 4 / np.sqrt(len(first))
+    step = jax.random.normal(jax.random.fold_in(jax.random.key(0), 0), first.shape, jnp.float32)
+    for one, other in ((first, second), (first, step), (second, step)):  # the key of local step 0
+        assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(first))
 
 
 @pytest.mark.parametrize("client", [3, 11])
@@ -85,8 +90,7 @@ def test_the_honest_are_untouched(client):
 
 def test_maxfl_hardly_weighs_attackers():
     """q of F_k is near 1/4 at the threshold; q of 10 F_k is sigma'(9 rho_k)."""
-    params = jax.random.normal(jax.random.key(8), (TASK.dim,), jnp.float32)
-    losses = jax.vmap(lambda k: TASK.client_loss(params, k))(jnp.arange(12))
+    losses = jax.vmap(lambda k: TASK.client_loss(PARAMS, k))(jnp.arange(12))
     plain = contribution(maxfl(0.1, local_steps=1), 1, thresholds=losses)
     sent = contribution(byzantine(maxfl(0.1, local_steps=1), ATTACKS), 1, thresholds=losses)
     assert plain.weight == pytest.approx(0.25)
@@ -151,6 +155,40 @@ def test_thresholds_of_attackers_are_those_of_their_own_models():
         for each in algorithms
     )
     np.testing.assert_array_equal(plain, attacked)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [afl(0.1, mixture_rate=0.1), mwfed(0.1, local_steps=2), scaffold(0.1, local_steps=2)],
+    ids=["afl", "mwfed", "scaffold"],
+)
+def test_without_attackers_nothing_changes(algorithm):
+    """States, steps and outputs included."""
+    results = []
+    for each in (algorithm, byzantine(algorithm, jnp.zeros(12, bool))):
+        wrapped = requiring(each, thresholds=jnp.linspace(-0.1, 0.1, 12))
+        state, trace = simulate(jax.random.key(0), TASK, wrapped, mfa_rand(12, 2), 4)
+        results.append((state.models, trace))
+    for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_attackers_start_with_inflated_losses():
+    """Where an algorithm's states depend on them."""
+
+    def start(rng_key, task, client, params, state):
+        return task.client_loss(params, client)
+
+    def losses(wrap):
+        algorithm = fedavg(0.1, local_steps=1)._replace(
+            init=lambda task, params: ((), jnp.zeros(())), start=start
+        )
+        state = init(jax.random.key(0), TASK, wrap(algorithm), full_participation(12), PARAMS)
+        return np.asarray(state.models.clients[0])
+
+    factors = np.where(ATTACKS, 3.0, 1.0)
+    inflated = losses(lambda algorithm: byzantine(algorithm, ATTACKS, loss_factor=3.0))
+    np.testing.assert_allclose(inflated, factors * losses(lambda algorithm: algorithm), rtol=1e-6)
 
 
 def test_who_attacks_may_be_traced():

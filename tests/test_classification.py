@@ -1,6 +1,7 @@
 """Evaluation and losses of classification, against plain loops."""
 
 import dataclasses
+from functools import partial
 
 import flax.linen as nn
 import jax
@@ -87,6 +88,73 @@ def test_selected_data_are_evaluated_alone(block_size):
             expected = want.evaluate(params, want.train, per_client=per)
             for name, value in expected.items():
                 np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
+
+
+@every_size
+@pytest.mark.parametrize("num_clients", [1, 4, 7])
+def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
+    """Of one store, and of each of a stack."""
+    draws = [labelled_data(seed=seed) for seed in range(3)]
+    both, (params, _) = stack_data(draws), some_params()
+
+    @jax.jit
+    def first(i):
+        task = classification(both.select(i), LogisticRegression(3), block_size=block_size)
+        evaluate = partial(task.evaluate, params, num_clients=num_clients)
+        return [
+            (evaluate(data, per_client=True), evaluate(data)) for data in (task.train, task.test)
+        ]
+
+    stacked = jax.vmap(first)(jnp.arange(3))
+    for i, one in enumerate(draws):
+        task = classification(one, LogisticRegression(3))
+        for got in (first(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
+            for (apart, pooled), data in zip(got, (task.train, task.test), strict=True):
+                for name, each in task.evaluate(params, data, per_client=True).items():
+                    np.testing.assert_allclose(apart[name], each[:num_clients], rtol=1e-5)
+                    mean = np.average(each[:num_clients], weights=data.counts[:num_clients])
+                    assert pooled[name] == pytest.approx(mean, rel=1e-5)
+
+
+def test_the_first_clients_are_evaluated_one_by_one():
+    """By a module that takes weights."""
+    rng = np.random.default_rng(0)
+    images = jnp.asarray(rng.normal(size=(len(DATA.train.examples[1]), 8, 8, 3)), jnp.float32)
+    store = dataclasses.replace(DATA.train, examples=(images, DATA.train.examples[1] % 2))
+    task = classification(dataclasses.replace(DATA, train=store, test=store), CelebACNN())
+    params = task.init(jax.random.key(0))
+    everybody = task.evaluate(params, store, per_client=True)
+    first = task.evaluate(params, store, per_client=True, num_clients=3)
+    for name, values in everybody.items():
+        np.testing.assert_allclose(first[name], values[:3], rtol=1e-6)
+
+
+@every_size
+def test_losses_of_all_clients_have_gradients(block_size):
+    """In reverse, of one store and of each of a stack."""
+    draws = [labelled_data(seed=seed) for seed in range(2)]
+    both, (params, _) = stack_data(draws), some_params()
+    factors = jnp.arange(1.0, 8)
+
+    def gradient(i):
+        task = classification(both.select(i), LogisticRegression(3), block_size=block_size)
+
+        def total(params):
+            return factors @ task.evaluate(params, task.train, per_client=True)["loss"]
+
+        return jax.grad(total)(params)
+
+    stacked = jax.jit(jax.vmap(gradient))(jnp.arange(2))
+    for i, one in enumerate(draws):
+        task = classification(one, LogisticRegression(3))
+
+        def total(params, task=task):
+            return factors @ jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
+
+        expected = jax.grad(total)(params)
+        for got in (gradient(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
+            for one_leaf, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
+                np.testing.assert_allclose(one_leaf, other, rtol=1e-4, atol=1e-5)
 
 
 def test_ties_count_as_argmax_has_them():

@@ -18,10 +18,12 @@ from fedjax_mm import (
     full_participation,
     local_minimum,
     log_objective,
+    maxfl,
     maxfl_objective,
     mean_estimation,
     simulate,
 )
+from fedjax_mm.algorithms.views import client_losses, thresholds
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiment import validate
@@ -128,6 +130,25 @@ def test_federated_averaging_finds_the_mean():
     _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(3), 40)
     assert trace.metrics["distance"].ravel()[-1] < 1e-10
     assert trace.metrics["appeal"].ravel()[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("weight", "end", "satisfied"),
+    [("derivative", 0.05, [True, True, False]), ("sigmoid", 2.19, [False, False, False])],
+)
+@pytest.mark.parametrize("local_steps", [1, 5])
+def test_maxfl_trains_what_its_objective_has_for_a_minimum(weight, end, satisfied, local_steps):
+    """From the mean; clients report F_k >= rho_k, and are satisfied by their true losses."""
+    task = mean_estimation(THETA, THETA_HAT)
+    algorithm = maxfl(0.05, local_steps=local_steps, weight=weight)
+    state, trace = simulate(
+        jax.random.key(0), task, algorithm, full_participation(3), 400, params=task.minimizer
+    )
+    w = state.models.params[0]
+    assert float(w) == pytest.approx(end, abs=5e-3)
+    assert task.satisfied(w).tolist() == satisfied
+    assert trace.metrics["appeal"][-1, 0] == pytest.approx(np.mean(satisfied))
+    assert (client_losses(task, w) >= thresholds(task)).all()
 
 
 def test_the_start_is_the_middle_with_a_small_jitter():

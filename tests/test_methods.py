@@ -26,8 +26,9 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
+from fedjax_mm.algorithms.views import client_losses
 from tests import reference_maxfl as oracle
-from tests.helpers import roll_out
+from tests.helpers import Measured, roll_out
 from tests.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -181,6 +182,26 @@ def test_equal_gaps_make_maxfl_unweighted_fedavg():
     assert error(both[0], both[1]) < 1e-12
 
 
+def test_equal_gaps_of_different_clients_make_maxfl_unweighted_fedavg():
+    """In one round, whatever their losses and n_k are, if thresholds are as far below."""
+    compared = PROBLEMS["least squares"]()
+    start = compared.start(np.random.default_rng(2).normal(size=(1, compared.size)))
+    losses = client_losses(compared.task, jnp.asarray(start[0]))
+    options = {"local_steps": E, "batch_size": BATCH}
+    assignment, ends = mfa_rand(N, 1, cohort_size=5), {}
+    for name, algorithm in {
+        "maxfl": requiring(maxfl(0.1, **options, eps=0.0), thresholds=losses - 0.3),
+        "unweighted": fedavg(0.1, **options, weighted=False),
+        "weighted": fedavg(0.1, **options),
+    }.items():
+        state, _ = simulate(
+            jax.random.key(1), compared.task, algorithm, assignment, 1, params=start
+        )
+        ends[name] = state.models.params
+    assert error(ends["maxfl"], ends["unweighted"]) < 1e-12
+    assert error(ends["maxfl"], ends["weighted"]) > 1e-3
+
+
 @pytest.mark.parametrize(
     ("algorithm", "weighted"),
     [
@@ -272,13 +293,16 @@ def test_scaffold_options_agree_on_one_full_gradient_step():
 
 
 def test_mwfed_outlives_long_contentment():
-    """After hundreds of rounds the content weigh nothing in 32 bits, but the model is a number."""
+    """After hundreds of rounds the content weigh nothing in 32 bits, but the model is a number.
+
+    The other one takes 4 tau steps, not N tau.
+    """
     with jax.enable_x64(False):
-        task = quadratic(4, 1, mu=0.5)
-        rho = np.array([-1e3, 1e3, 1e3, 1e3], np.float32)
+        task = quadratic(8, 1, mu=0.5)
+        rho = np.array([-1e3] + 7 * [1e3], np.float32)
         algorithm = requiring(mwfed(0.1, local_steps=2), thresholds=rho)
         state, trace = simulate(
-            jax.random.key(0), task, algorithm, mfa_rand(4, 1, cohort_size=1), 300
+            jax.random.key(0), task, algorithm, mfa_rand(8, 1, cohort_size=1), 300
         )
         assert np.isfinite(state.models.params).all()
         assert np.exp(state.models.server.log_weights[0, 0]) == pytest.approx(1.0)
@@ -286,15 +310,22 @@ def test_mwfed_outlives_long_contentment():
 
 
 def test_qffl_of_vanishing_losses_stays_a_number():
-    """F^q underflows in 32 bits: nothing is added."""
+    """F^q underflows in 32 bits, F being 0.015 and 0.06: nothing is added."""
     with jax.enable_x64(False):
-        compared = PROBLEMS["softmax"]()
-        start = compared.start(np.zeros((M, compared.size)))
-        params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start)
-        algorithm = qffl(0.1, q=500.0, local_steps=1)
-        task = compared.task
-        state, _ = simulate(jax.random.key(0), task, algorithm, ASSIGNMENT, 2, params=params)
-        assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.models.params))
+        task, start = Measured(jnp.array([0.1, 0.2])), {"w": jnp.zeros(3)}
+        algorithm, everybody = qffl(0.1, q=500.0, local_steps=1), full_participation(2)
+        state, _ = simulate(jax.random.key(0), task, algorithm, everybody, 2, params=start)
+        np.testing.assert_array_equal(state.models.params["w"], 0)
+
+
+def test_qffl_of_a_loss_of_zero_stays_a_number():
+    """Of which a negative power is taken where q < 1; it hardly counts beside 3/2."""
+    task, start = Measured(jnp.array([0.0, 1.0])), {"w": jnp.zeros(3)}
+    algorithm = qffl(0.1, q=0.5, local_steps=2)
+    state, _ = simulate(jax.random.key(0), task, algorithm, full_participation(2), 1, params=start)
+    loss, dw = 1.5, (1 - 0.9**2) / 0.1
+    h = 0.5 * loss**-0.5 * 3 * dw**2 + (loss**0.5 + 1e-5) / 0.1
+    np.testing.assert_allclose(state.models.params["w"][0], loss**0.5 * dw / h, rtol=1e-6)
 
 
 def test_maxfl_ignores_the_hopeless():

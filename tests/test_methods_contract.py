@@ -1,12 +1,13 @@
 """Every method x every assignment x every client map x one or three models."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_mm import (
-    Assignment,
     LogisticRegression,
     afl,
     appealing,
@@ -27,7 +28,7 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
-from tests.helpers import Measured, labelled_data
+from tests.helpers import Measured, labelled_data, replay, roll_out
 
 N, ROUNDS = 6, 4
 STEPS = {"local_steps": 2, "batch_size": 2}
@@ -60,29 +61,23 @@ ASSIGNMENTS = {
 every_method = pytest.mark.parametrize("method", METHODS)
 
 
-def one_of(assignments, index):
-    """The assignment of that number, which may be traced: one program serves all."""
+@functools.cache
+def groups_of(num_models, index, seed):
+    """Who may train what, ``[T, M, N]``: drawn beforehand, by programs that all methods share."""
+    groups = roll_out(ASSIGNMENTS[num_models][index], jax.random.key(seed), ROUNDS)
+    return np.pad(groups, ((0, 0), (0, 0), (0, N - groups.shape[2])), constant_values=-1)
 
-    def padded(groups):
-        return jnp.pad(groups, ((0, 0), (0, N - groups.shape[1])), constant_values=-1)
 
-    def init(rng_key):
-        return [each.init(rng_key) for each in assignments]
-
-    def assign(rng_key, t, states):
-        pairs = zip(assignments, states, strict=True)
-        results = [each.assign(rng_key, t, state) for each, state in pairs]
-        groups = jnp.stack([padded(groups) for groups, _ in results])
-        return groups[index], [state for _, state in results]
+def one_of(num_models, index, groups):
+    """The assignment of that number, which may be traced, with these groups."""
 
     def select(rng_key, t, groups, appeal):
-        selected = [
-            groups if each.select is None else each.select(rng_key, t, groups, appeal)
-            for each in assignments
-        ]
-        return jnp.stack([padded(each) for each in selected])[index]
+        selected = ASSIGNMENTS[num_models][-1].select(rng_key, t, groups, appeal)
+        padding = ((0, 0), (0, N - selected.shape[1]))
+        stays = index == len(ASSIGNMENTS[num_models]) - 1
+        return jnp.where(stays, jnp.pad(selected, padding, constant_values=-1), groups)
 
-    return Assignment(N, assignments[0].num_models, init, assign, select)
+    return replay(groups, N)._replace(select=select)
 
 
 def tasks(num_models):
@@ -111,14 +106,17 @@ def assert_close(actual, expected):
 def test_client_maps_agree_and_nothing_recompiles(method, num_models):
     data, rho = tasks(num_models), jnp.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
     key = jax.random.key(1)
-    calls = [(key, 0.1, index) for index in range(len(ASSIGNMENTS[num_models]))]
-    calls.append((jax.random.key(2), 0.05, 0))
+    calls = [
+        (key, 0.1, index, groups_of(num_models, index, 1))
+        for index in range(len(ASSIGNMENTS[num_models]))
+    ]
+    calls.append((jax.random.key(2), 0.05, 0, groups_of(num_models, 0, 2)))
     results = []
     for client_map in ("vmap", 3, "scan"):
 
-        def run(rng_key, rate, index, tasks, rho, client_map=client_map):
+        def run(rng_key, rate, index, groups, tasks, rho, client_map=client_map):
             algorithm = requiring(METHODS[method](rate), thresholds=rho)
-            assignment = one_of(ASSIGNMENTS[num_models], index)
+            assignment = one_of(num_models, index, groups)
             state, trace = simulate(
                 rng_key, tasks, algorithm, assignment, ROUNDS, client_map=client_map
             )

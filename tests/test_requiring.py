@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+from functools import partial
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,11 +14,16 @@ import pytest
 from fedjax_mm import (
     LogisticRegression,
     appealing,
+    byzantine,
     classification,
+    client_data,
     fedavg,
     full_participation,
     maxfl,
     mfa_rand,
+    mfa_rr,
+    mwfed,
+    qffl,
     quadratic,
     requiring,
     simulate,
@@ -24,10 +31,21 @@ from fedjax_mm import (
 from fedjax_mm.algorithms.local import train_locally
 from fedjax_mm.algorithms.views import client_losses, thresholds
 from fedjax_mm.base import Batching
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.simulate import init
+from fedjax_mm.tasks.classification import Classification
 from tests.helpers import Measured, Towards, counting, labelled_data
 
 N, SEEN = 7, 5
 RATE, STEPS = 0.3, 6
+
+
+class Linear(nn.Module):
+    """Two classes that are equally likely, to begin with."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2, kernel_init=nn.initializers.zeros)(x)
 
 
 def learners():
@@ -180,6 +198,66 @@ def test_tuning_takes_local_steps_before_measuring():
     assert (losses < rho).any()
 
 
+def test_tuning_draws_batches_with_keys_of_its_own():
+    """By (seed, round, model, client)."""
+    task, rng_key = learners(), jax.random.key(4)
+    algorithm = requiring(
+        fedavg(0.1, local_steps=1),
+        learning_rate=RATE,
+        batch_size=2,
+        num_steps=1,
+        tuning_steps=STEPS,
+    )
+    state, trace = simulate(rng_key, task, algorithm, full_participation(N), 2, record_every=2)
+    params, losses = jax.tree.map(lambda x: x[0], state.models.params), []
+    for k in range(N):
+        key = rng_key
+        for number in (2, 3, 1, k):
+            key = jax.random.fold_in(key, number)
+        tuned = train_locally(key, task, jnp.int32(k), params, optax.sgd(RATE), STEPS, Batching(2))
+        losses.append(float(task.client_loss(tuned, jnp.int32(k))))
+    assert trace.metrics["train_loss"][-1, 0] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_states_of_the_wrapped_algorithm_start_with_keys_and_thresholds():
+    """The keys are not those of the warm-up, and differ from client to client."""
+
+    def start(rng_key, task, client, params, state):
+        return jax.random.key_data(rng_key), task.threshold(client)
+
+    nothing = jnp.zeros(2, jnp.uint32), jnp.zeros(())
+    algorithm = counting()._replace(init=lambda task, params: ((), nothing), start=start)
+    wrapped = requiring(algorithm, learning_rate=RATE, num_steps=1)
+    task = Measured(jnp.arange(1.0, 5.0))
+    models = init(jax.random.key(0), task, wrapped, full_participation(4)).models
+    keys, rho = models.clients.state
+    np.testing.assert_array_equal(rho, models.clients.threshold)
+    for k in range(4):
+        key = jax.random.key(0)
+        for number in (0, 1, 1, k, 1):
+            key = jax.random.fold_in(key, number)
+        np.testing.assert_array_equal(keys[0, k], jax.random.key_data(key))
+
+
+def test_a_loss_equal_to_the_threshold_does_not_appeal():
+    """Neither on training nor on test examples; MW-Fed's weights grow."""
+    rng = np.random.default_rng(0)
+    clients = client_data([(rng.normal(size=(2, 3)), np.arange(2)) for _ in range(4)])
+    task = classification(FederatedData("four", "synthetic", 2, clients, clients), Linear())
+
+    @jax.jit
+    def run(thresholds):
+        algorithm = requiring(mwfed(1e-30, local_steps=1), thresholds=thresholds)
+        return simulate(jax.random.key(0), task, algorithm, full_participation(4), 1)
+
+    loss = run(jnp.zeros(4))[1].metrics["loss"][0, 0]
+    for factor, appeal in ((1.0, 0.0), (1.001, 1.0)):
+        state, trace = run(jnp.full(4, factor * loss))
+        for name in ("appeal", "train_appeal"):
+            np.testing.assert_array_equal(trace.metrics[name], appeal)
+        np.testing.assert_array_equal(state.models.server.is_satisfied, bool(appeal))
+
+
 def test_the_wrapped_algorithm_trains_as_it_would_alone():
     task, strategy = learners(), mfa_rand(N, 2, cohort_size=5)
     base = fedavg(0.1, epochs=2, batch_size=2)
@@ -252,10 +330,11 @@ def test_only_clients_to_whom_the_model_appeals_train():
     np.testing.assert_array_equal(state.models.clients.state.count[0], [0, 1, 0, 1, 1, 0])
 
 
-def test_the_pool_follows_the_model():
+@pytest.mark.parametrize("method", [fedavg, mwfed])
+def test_the_pool_follows_the_model(method):
     """One client's target draws the model near enough for the other."""
     task = Measured(jnp.array([2.0, 4.0]))
-    algorithm = requiring(fedavg(0.9, local_steps=1), thresholds=jnp.array([1e3, 10.0]))
+    algorithm = requiring(method(0.9, local_steps=1), thresholds=jnp.array([1e3, 10.0]))
     strategy = appealing(full_participation(2), cohort_size=2, from_round=1)
     _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 3, params={"w": jnp.zeros(3)})
     # F_2(0) = 24; after one step to 1.8 F_2 = 7.26.
@@ -269,7 +348,103 @@ def test_an_empty_pool_keeps_the_model():
     after, trace = simulate(jax.random.key(0), task, algorithm, strategy, 6)
     before, _ = simulate(jax.random.key(0), task, algorithm, strategy, 2)
     assert trace.client_updates[1:, 0].tolist() == [3, 3, 0, 0, 0, 0]
+    assert trace.idle_rounds[:, 0].tolist() == [0, 0, 0, 1, 1, 1, 1]
     np.testing.assert_array_equal(after.models.params["w"], before.models.params["w"])
+
+
+@pytest.mark.parametrize("record_every", [1, 2, 4])
+def test_idle_rounds_are_counted(record_every):
+    """Two clients visit two models in turn; only one wants to train, and only from the third."""
+    task, rho = Measured(jnp.array([2.0, 4.0])), jnp.array([-1.0, 1e3])
+    algorithm = requiring(counting(), thresholds=rho)
+    strategy = appealing(mfa_rr(2, 2), cohort_size=1, from_round=3)
+    _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 8, record_every=record_every)
+    done = np.asarray(trace.round)
+    np.testing.assert_array_equal(trace.idle_rounds[0], 0)
+    idle = np.cumsum(trace.idle_rounds, axis=0)
+    np.testing.assert_array_equal(idle.sum(1), np.maximum(done - 2, 0))
+    ends = done % 2 == 0  # of frames
+    np.testing.assert_array_equal(idle[ends, 0], idle[ends, 1])
+    trained = np.cumsum(trace.client_updates, axis=0)
+    np.testing.assert_array_equal(trained, done[:, None] - idle)
+
+
+def test_one_model_may_idle_beside_another():
+    """Of another kind: each has its own thresholds, and so its own algorithm."""
+    task = Measured(jnp.arange(1.0, 7.0))
+    algorithms = [requiring(counting(), thresholds=jnp.full(6, rho)) for rho in (-1.0, 1e9, -1.0)]
+    strategy = appealing(mfa_rr(6, 3), cohort_size=2, from_round=5)
+    _, trace = simulate(jax.random.key(0), task, algorithms, strategy, 9, record_every=3)
+    assert trace.idle_rounds.tolist() == [[0, 0, 0], [0, 0, 0], [2, 0, 2], [3, 0, 3]]
+
+
+looks = 0
+
+
+def look(how_many, _):
+    global looks
+    looks += how_many
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched(Classification):
+    """A task that counts the clients whose training examples are all looked at."""
+
+    def client_loss(self, params, client):
+        jax.debug.callback(partial(look, 1), client)
+        return super().client_loss(params, client)
+
+    def evaluate(self, params, data, *, per_client=False, num_clients=None):
+        if data is self.train:
+            jax.debug.callback(partial(look, num_clients or self.num_clients), data.counts[0])
+        return super().evaluate(params, data, per_client=per_client, num_clients=num_clients)
+
+
+def looks_per_round(algorithm, strategy):
+    """Clients whose losses are computed in each of three rounds, beside those of two records."""
+    global looks
+    task = learners()
+    fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+
+    def run(rng_key, task):
+        return simulate(rng_key, task, algorithm, strategy, 3, record_every=3)
+
+    program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    looks = 0
+    jax.block_until_ready(program(jax.random.key(0), Watched(**fields)))
+    jax.effects_barrier()
+    return (looks - 2 * N) / 3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "look_alone", "look_appealing"),
+    [
+        (fedavg(0.1, local_steps=1), 0, N),
+        (mwfed(0.1, local_steps=1), N, N),
+        (maxfl(0.1, local_steps=1), N, N + 2),
+        (qffl(0.1, q=1.0, local_steps=1), N, N + 2),
+        (byzantine(mwfed(0.1, local_steps=1), jnp.arange(N) < 1), N, N),
+        (byzantine(maxfl(0.1, local_steps=1), jnp.arange(N) < 1), N, N + 2),
+    ],
+    ids=["fedavg", "mwfed", "maxfl", "qffl", "byzantine mwfed", "byzantine maxfl"],
+)
+def test_a_round_looks_at_all_losses_at_most_once(algorithm, look_alone, look_appealing):
+    """And at those of the participants, if they report them."""
+    algorithm = requiring(algorithm, thresholds=jnp.full(N, 1e3))
+    everybody = full_participation(N)
+    assert looks_per_round(algorithm, everybody) == look_alone
+    strategy = appealing(everybody, cohort_size=2, from_round=1)
+    assert looks_per_round(algorithm, strategy) == look_appealing
+
+
+@pytest.mark.parametrize("method", [fedavg, mwfed])
+def test_nobody_looks_at_losses_of_the_unseen(method):
+    algorithm = requiring(
+        method(0.1, local_steps=1), thresholds=jnp.full(N, 1e3), num_unseen=N - SEEN
+    )
+    strategy = appealing(full_participation(SEEN), cohort_size=2, from_round=1)
+    assert looks_per_round(algorithm, strategy) == SEEN
 
 
 def test_fewer_than_asked_all_come():
@@ -385,5 +560,9 @@ def test_losses_and_thresholds_of_all_clients():
     losses = client_losses(task, params)
     expected = [float(task.client_loss(params, jnp.int32(k))) for k in range(N)]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))(
+        params, task
+    )
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient))
     with pytest.raises(ValueError, match="have no thresholds"):
         thresholds(task)

@@ -49,18 +49,25 @@ def files(directory):
 
 
 @pytest.mark.parametrize(
-    ("assignment", "num_rounds", "record_every", "updates"),
+    ("assignment", "num_rounds", "record_every", "updates", "idle"),
     [
         # Four of six clients a round, two for each model.
-        (mfa_rand(6, 2, cohort_size=4), 6, 2, [[0, 0], [4, 4], [8, 8], [12, 12]]),
-        (mfa_rand(6, 1, cohort_size=4), 3, 1, [[0], [4], [8], [12]]),
+        (mfa_rand(6, 2, cohort_size=4), 6, 2, [[0, 0], [4, 4], [8, 8], [12, 12]], [[0, 0]] * 4),
+        (mfa_rand(6, 1, cohort_size=4), 3, 1, [[0], [4], [8], [12]], [[0]] * 4),
         # Six clients train the first model for three rounds, then the second.
-        (sequential(6, 2, rounds_per_model=3), 6, 2, [[0, 0], [12, 0], [18, 6], [18, 18]]),
+        (
+            sequential(6, 2, rounds_per_model=3),
+            6,
+            2,
+            [[0, 0], [12, 0], [18, 6], [18, 18]],
+            [[0, 0], [0, 2], [1, 3], [3, 3]],
+        ),
     ],
 )
-def test_counts_are_exact_and_cumulative(assignment, num_rounds, record_every, updates):
+def test_counts_are_exact_and_cumulative(assignment, num_rounds, record_every, updates, idle):
     dataset = to_dataset(simulated(assignment, num_rounds, record_every))
     expected = dict(zip(COUNTS, (np.array(updates) * n for n in (1, 3, DIM, DIM)), strict=True))
+    expected["idle_rounds"] = np.array(idle)
     for name, values in expected.items():
         assert dataset[name].dtype == np.int64
         np.testing.assert_array_equal(dataset[name], values)
@@ -112,7 +119,7 @@ def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
 def test_dimensions_and_coordinates_are_named():
     updates = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
     dataset = to_dataset(trace(updates), ("rate", "seed"))
-    assert set(dataset.data_vars) == {"loss", "accuracy", *COUNTS}
+    assert set(dataset.data_vars) == {"loss", "accuracy", "idle_rounds", *COUNTS}
     for variable in dataset.data_vars.values():
         assert variable.dims == ("rate", "seed", "round", "model")
         assert variable.attrs["long_name"]

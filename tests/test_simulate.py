@@ -418,7 +418,10 @@ def test_protocols_are_checked_at_run_time():
         ({"client_map": 0}, "client_map is 0"),
         ({"client_map": True}, "client_map is True"),
         ({"client_map": "pmap"}, "client_map is 'pmap'"),
-        ({"assignment": mfa_rand(5, 2)}, r"the tasks have \[4\] clients but the assignment .* 5"),
+        (
+            {"assignment": mfa_rand(5, 2)},
+            r"the tasks have \[4\] clients to train but the assignment .* 5",
+        ),
         ({"tasks": [quadratic(4, 2, mu=1.0)]}, "there are 1 tasks but the assignment has 2 models"),
         (
             {"tasks": [quadratic(4, 2, mu=1.0), quadratic(4, 3, mu=1.0)], "params": jnp.zeros(9)},

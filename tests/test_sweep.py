@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,16 @@ from fedjax_mm import (
     Assignment,
     DivergenceError,
     Setup,
+    appealing,
     fedavg,
     inverse_time,
     mfa_rand,
     mfa_rr,
     per_frame,
     quadratic,
+    requiring,
     run,
+    sequential,
     simulate,
     sweep,
     to_dataset,
@@ -217,6 +221,35 @@ def test_records_are_thinned_out(part):
     check_close(result, part.sel(round=result["round"]))
 
 
+def sequentially():
+    """Two models, one after the other."""
+    return build(0.1, partial(sequential, rounds_per_model=4), 2)
+
+
+def rotating():
+    """Of the three clients that visit three models in turn, the first never trains."""
+    algorithm = requiring(fedavg(0.1, local_steps=2), thresholds=jnp.array([-1e3, 1e3, 1e3]))
+    assignment = appealing(mfa_rr(3, 3), cohort_size=1, from_round=4)
+    return Setup(quadratic(3, 2, mu=0.05), algorithm, assignment)
+
+
+@pytest.mark.parametrize(
+    ("build", "idle"),
+    [
+        (sequentially, [[0, 0], [0, 3], [2, 4], [4, 5], [4, 8]]),
+        # Frames are rounds 1 to 3, 4 to 6 and so on; from the second each model idles once.
+        (rotating, [[0] * 3, [0] * 3, [1] * 3, [2] * 3, [3] * 3]),
+    ],
+)
+def test_idle_rounds_are_those_of_single_runs(monkeypatch, build, idle):
+    """Summed up between records, in segments of any length."""
+    monkeypatch.setattr(Program, "records_kept", 2)
+    result = sweep(build, {}, **SIZES, record_every=3)
+    check_close(result, single_runs(build()).sel(round=result["round"]))
+    for seed in range(SEEDS):
+        np.testing.assert_array_equal(result.idle_rounds.sel(seed=seed), idle)
+
+
 # Labels
 
 
@@ -244,7 +277,7 @@ def test_models_that_are_not_there_are_nan_without_counts(whole):
     for name in ("loss", "excess_loss", "distance"):
         assert absent[name].isnull().all()
         assert whole[0][name].notnull().sum() == whole[0][name].size * 5 / 6
-    for name in ("client_updates", "gradients", "parameters_up", "parameters_down"):
+    for name in ("client_updates", "gradients", "idle_rounds", "parameters_up", "parameters_down"):
         assert np.all(absent[name] == 0)
     assert np.all(whole[0].diverged == -1)
 

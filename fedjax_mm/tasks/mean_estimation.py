@@ -101,6 +101,14 @@ class MeanEstimation:
         """F_k(w) of the client whose number is the batch."""
         return self.losses(params)[batch]
 
+    def client_loss(self, params: Float[Array, ""], client: Int[Array, ""]) -> Float[Array, ""]:
+        """F_k(w)."""
+        return self.losses(params)[client]
+
+    def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
+        """rho_k, which no F_k(w) is below: clients are satisfied by their true losses."""
+        return self.requirements[client]
+
     def local_sgd(
         self,
         params: Float[Array, ""],
