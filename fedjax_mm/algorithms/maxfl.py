@@ -101,7 +101,7 @@ def maxfl(
         del round
         weight = total.weight + eps
         # Where all weights underflow and eps is 0, nothing is added.
-        rate = server_rate / jnp.where(weight > 0, weight, 1)
+        rate = server_rate / jnp.where(weight == 0, 1, weight)
         change = jax.tree.map(lambda update: rate * update, total.update)
         return optax.apply_updates(params, change), server_state
 

@@ -86,7 +86,7 @@ def qffl(
         round: Round, params: Params, server_state: ServerState, total: Contribution
     ) -> tuple[Params, ServerState]:
         del round
-        h = jnp.where(total.weight > 0, total.weight, 1)  # 0 where small losses underflow
+        h = jnp.where(total.weight == 0, 1, total.weight)  # 0 where small losses underflow
         change = jax.tree.map(lambda x: x / h, total.update)
         return optax.apply_updates(params, change), server_state
 
