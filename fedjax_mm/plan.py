@@ -27,7 +27,17 @@ from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.kinds import is_lockstep, kinds_of, split, vmap_unless_one
-from fedjax_mm.simulate import ClientMap, Counts, State, Trace, advance, are_finite, init, measure
+from fedjax_mm.simulate import (
+    ClientMap,
+    Counts,
+    State,
+    Trace,
+    advance,
+    are_finite,
+    chunk_size_of,
+    init,
+    measure,
+)
 
 _RESERVED = (
     *("seed", "round", "model", "diverged"),
@@ -278,7 +288,11 @@ class Program:
             kinds = kinds_of(tasks, algorithm, assignment)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in kinds)
             models = split(replica.state.models, kinds)
-            facts["is_lockstep"] = all(map(is_lockstep, kinds, models))
+            facts["vectorizes"] = all(
+                is_lockstep(kind, each)
+                and chunk_size_of("auto", kind, each.params, facts["updates"]) is None
+                for kind, each in zip(kinds, models, strict=True)
+            )
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size
             return replica, self.measure(rng_key, numbers, replica, round, shared)
@@ -314,9 +328,13 @@ class Program:
         return self._traced.has_closed_form
 
     @property
-    def is_lockstep(self) -> bool:
-        """Whether all local trainings take the same number of steps."""
-        return self._traced.is_lockstep
+    def vectorizes(self) -> bool:
+        """Whether replicas gain from being computed side by side on a CPU device.
+
+        Where local trainings differ in length they would wait for the longest; where clients are
+        computed in chunks already they would share the cache, and slices of data become gathers.
+        """
+        return self._traced.vectorizes
 
     @property
     def num_models(self) -> int:
@@ -406,7 +424,7 @@ class _Traced(NamedTuple):
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
     updates: int
     has_closed_form: bool
-    is_lockstep: bool
+    vectorizes: bool
 
 
 class Compiled(NamedTuple):
@@ -574,8 +592,7 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     state, record = num_bytes(program.replica), num_bytes(program.record)
     most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
     if where.is_cpu:
-        # Where local trainings differ in length, replicas side by side would wait for the longest.
-        per_device = _CACHE_BYTES // max(1, state) if program.is_lockstep else 1
+        per_device = _CACHE_BYTES // max(1, state) if program.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
