@@ -72,6 +72,45 @@ def test_list_shows_every_id():
 # reproduce
 
 
+def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch):
+    """Figures of the same settings take one run; with other settings there is another."""
+    runs = []
+
+    def run(config, execution):
+        runs.append(config)
+        return REPRODUCTIONS["mfa-fig3"].run(config, execution)
+
+    first = REPRODUCTIONS["mfa-fig3"]._replace(id="one", run=run)
+    items = {item.id: item for item in (first, first._replace(id="two"))}
+    monkeypatch.setattr(cli, "REPRODUCTIONS", items)
+    command = ("reproduce", "one", "two", "--rounds", 4, "--seeds", 2, "--out", tmp_path)
+    assert call(*command).code in (0, 3)
+    assert len(runs) == 1
+    for name in ("one", "two"):
+        assert files(tmp_path / name) == ["figure.png", "result.nc", "summary.json"]
+        assert read_json(tmp_path / name / "summary.json")["id"] == name
+    other = items["two"].config.model_copy(update={"num_seeds": 3})
+    items["two"] = items["two"]._replace(config=other)
+    assert call(*command[:3], "--rounds", 4, "--out", tmp_path).code in (0, 3)
+    assert len(runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mfa-fig3", "--dataset", "mnist"), "mfa-fig3: it has one data set; leave out --dataset"),
+        (("maxfl-table1", "--dataset", "cifar"), "dataset = 'cifar'"),
+        (("maxfl-table1", "--set", "cohort_size=11"), "cohort_size is 11"),
+        (("maxfl-table1", "--set", "methods.qFFL.q=-1.0"), "q"),
+    ],
+)
+def test_wrong_data_sets_and_methods_are_refused(tmp_path, arguments, message):
+    code, _, err = call("reproduce", *arguments, "--out", tmp_path / "new")
+    assert code == cli.BAD_INPUT
+    assert message in err
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.fixture(scope="module")
 def two_figures(tmp_path_factory):
     """Figures 3 and 1 in one command, small."""

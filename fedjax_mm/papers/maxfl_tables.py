@@ -480,7 +480,7 @@ _TUNED = _FEDAVG | _FEDPROX | _SCAFFOLD | _PERFEDAVG | _MWFED | _MAXFL
 REPRODUCTIONS = (
     _item(
         "maxfl-table1",
-        "MaxFL and six baselines where clients may leave: accuracy and appeal",
+        "MaxFL and six baselines where clients may leave",
         Item(_BOTH, _TABLE_1, partial(exceeds, _BOTH)),
         "Table 1: test accuracy and GM-Appeal of seen and unseen clients",
         partition="dirichlet",
@@ -499,7 +499,7 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-fig3",
-        "Appeal and preferred-model accuracy over the rounds, seen clients",
+        "Appeal and preferred-model accuracy over the rounds",
         Item(
             ("appeal", "preferred_accuracy"),
             {},
@@ -554,7 +554,7 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table5",
-        "Preferred-model accuracy after five local steps of tuning",
+        "Preferred-model accuracy after local tuning",
         Item(
             ("preferred_accuracy", "unseen_preferred_accuracy"),
             _TABLE_5,
@@ -581,7 +581,7 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-fig7",
-        "Mean test and training loss of the global model over the rounds",
+        "Mean test and training losses over the rounds",
         Item(("accuracy",), {}, nearly_identical),
         "Figure 7: curves without numbers; the rate, the steps and the batches are not given",
         figure=partial(
