@@ -289,19 +289,26 @@ NEEDS_THRESHOLDS = ("maxfl", "mwfed")
 
 
 class Byzantine(Config):
-    """Some of the clients that train attack; see `byzantine`."""
+    """A fraction of the clients that train, rounded up, attacks; see `byzantine`."""
 
     fraction: Share
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
+    stays: Flag = True
     seed: Seed = 0
     """Of the choice of attackers."""
 
     def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
         """The algorithm with attackers among the `num_clients` that train."""
         place = np.random.Generator(np.random.PCG64(self.seed)).permutation(num_clients)
-        attacks = place + 0.5 < self.fraction * num_clients
-        return byzantine(algorithm, attacks, loss_factor=self.loss_factor, noise=self.noise)
+        attacks = place < self.fraction * num_clients - 1e-3  # rounded up, but for round-off
+        return byzantine(
+            algorithm,
+            attacks,
+            loss_factor=self.loss_factor,
+            noise=self.noise,
+            stays=self.stays,
+        )
 
 
 class Requiring(Config):

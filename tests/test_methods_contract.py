@@ -15,6 +15,7 @@ from fedjax_mm import (
     classification,
     ditto,
     fedavg,
+    fedcluster,
     fedprox,
     full_participation,
     least_squares,
@@ -26,6 +27,7 @@ from fedjax_mm import (
     qffl,
     requiring,
     scaffold,
+    sequential,
     simulate,
 )
 from tests.helpers import Measured, labelled_data, replay, roll_out
@@ -49,12 +51,14 @@ ASSIGNMENTS = {
         mfa_rand(N, 1, cohort_size=4),
         mfa_rr(N, 1, cohort_size=3),
         full_participation(N),
+        fedcluster(N, 2),
         appealing(full_participation(N), cohort_size=2, from_round=2),
     ],
     3: [
         mfa_rand(N, 3),
         mfa_rr(N, 3),
         mfa_rand(N, 3, cohort_size=4),
+        sequential(N, 3, rounds_per_model=1),
         appealing(mfa_rr(N, 3), cohort_size=1, from_round=2),
     ],
 }

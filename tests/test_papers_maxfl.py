@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, init, mfa_rand, requiring
+from fedjax_mm import (
+    appealing,
+    fedavg,
+    full_participation,
+    init,
+    mfa_rand,
+    quadratic,
+    requiring,
+    simulate,
+)
+from fedjax_mm.algorithm_configs import Byzantine
+from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.maxfl_clients import POPULATIONS, classifier, draw_clients
@@ -25,6 +36,7 @@ from fedjax_mm.papers.maxfl_tables import (
     withstands,
 )
 from fedjax_mm.plots import save_figure
+from fedjax_mm.sweep import Execution
 
 SMALL = {
     "num_clients": 4,
@@ -139,6 +151,36 @@ def test_exceeding_takes_two_standard_errors(lead, noise, by, holds):
     assert all("SCAFFOLD" in claim.evidence for claim in claims)
 
 
+def test_of_one_seed_nothing_holds():
+    """Its spread is not known."""
+    config = config_of("maxfl-fig3", num_seeds=1)
+    best = best_points(grid(config, ours(0.3)), config)
+    for claim in exceeds(["appeal"], best, config) + not_below(["appeal"], best, config):
+        assert not claim.holds
+        assert "(one seed)" in claim.evidence
+
+
+def test_without_maxfl_or_without_others_nothing_is_claimed():
+    for methods in ({"FedAvg": {"name": "fedavg"}}, {"MaxFL": {"name": "maxfl"}}):
+        config = config_of("maxfl-table1", methods=methods)
+        judgement = REPRODUCTIONS["maxfl-table1"].judge(grid(config, ours(0.3)), config)
+        assert not any(claim.holds for claim in judgement.claims)
+
+
+@pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
+def test_attackers_are_rounded_up(clients, attackers):
+    """A share of few clients is one attacker, and what is whole stays as it is."""
+    for share, number in zip((0.0, 0.05, 0.1), attackers, strict=True):
+        for given in (share, np.float32(share)):
+            asked = Byzantine(fraction=share).model_copy(update={"fraction": given})
+            algorithm = asked.wrap(fedavg(0.1, local_steps=1), clients)
+            task, own = quadratic(clients, 1, mu=0.1), np.full(clients, 1e9)
+            algorithm = requiring(algorithm, thresholds=-own)
+            staying = appealing(full_participation(clients), cohort_size=clients, from_round=1)
+            _, trace = simulate(jax.random.key(0), task, algorithm, staying, 1)
+            assert trace.client_updates[1, 0] == number
+
+
 @pytest.mark.parametrize(
     ("lead", "noise", "holds"), [(0.0, 0.0, True), (-0.1, 0.0, False), (-0.1, 0.2, True)]
 )
@@ -218,6 +260,36 @@ def test_small_instances(item, tmp_path):
     }
     json.dumps(about)
     assert np.isfinite(result["unseen_preferred_accuracy"]).all()
+
+
+def test_a_grid_that_was_stopped_continues_bit_by_bit(tmp_path):
+    """Own models are trained again, and are the same; what was saved is not computed again."""
+    config = config_of(
+        "maxfl-table1",
+        **SMALL | {"methods": {"FedAvg": {"name": "fedavg"}, "MaxFL": {"name": "maxfl"}}},
+    )
+    seen = []
+
+    class StoppedError(Exception):
+        pass
+
+    def stop_halfway(what, done, total):
+        if what.startswith("variant"):
+            seen.append(done)
+            if 2 * done > total:
+                raise StoppedError
+
+    with Checkpoints(tmp_path, resume=False).open() as checkpoints, pytest.raises(StoppedError):
+        run_comparison(config, Execution(stop_halfway, checkpoints, save_every=0.0))
+    first, seen[:] = max(seen), []
+    with Checkpoints(tmp_path, resume=True).open() as checkpoints:
+        result = run_comparison(
+            config,
+            Execution(lambda what, done, total: seen.append((what, done)), checkpoints),
+        )
+    assert min(done for what, done in seen if what.startswith("variant")) > 0
+    assert first > 0
+    xr.testing.assert_identical(result.drop_attrs(), run_comparison(config).drop_attrs())
 
 
 def test_own_models_are_where_the_grid_looks_for_them():
@@ -314,6 +386,8 @@ def test_the_models_are_those_of_appendix_d():
         ({"byzantine": (2.0,)}, "byzantine"),
         ({"learning_rates": ()}, "learning_rates"),
         ({"num_seeds": 0}, "num_seeds = 0"),
+        ({"byzantine": (0.1,)}, "begin with 0.0"),
+        ({"methods": {"FedProx": {"name": "fedprox", "mu": []}}}, "mu has no values"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_computed(changes, message):

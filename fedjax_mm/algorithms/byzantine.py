@@ -30,19 +30,22 @@ def byzantine(
     *,
     loss_factor: Scalar = 10.0,
     noise: Scalar = 1.0,
+    stays: bool = True,
 ) -> Algorithm:
     """The algorithm with attackers: they report a loss ``10 F_k`` and send noise with the update.
 
     Every number of an attacker's update gets an independent N(0, s^2) with s the `noise` times the
-    root of the mean square of the whole update. Attackers take part whenever they are asked: with
-    `appealing`, every model appeals to them. Attack first, then ask for thresholds, which attackers
-    have as the others do, and measure: ``requiring(byzantine(maxfl(...), ...), ...)``.
+    root of the mean square of the whole update, of all that they send. Attackers take part whenever
+    they are asked: with `appealing`, every model appeals to them. Attack first, then ask for
+    thresholds, which attackers have as the others do, and measure:
+    ``requiring(byzantine(maxfl(...), ...), ...)``.
 
     Args:
       algorithm: any that is not wrapped by `requiring`.
       clients: ``bool[clients]``, which of those that train attack; it may be traced.
       loss_factor: what their losses are multiplied by, wherever the algorithm looks at losses.
       noise: s over the root mean square of the update; 0 sends the update as it is.
+      stays: False lets them stay away, with `appealing`, where others would.
 
     Raises:
       ValueError: if a number is negative, `loss_factor` is 0, `clients` are not ``bool[clients]``,
@@ -105,7 +108,9 @@ def byzantine(
     def appeal(
         task: Task, params: Params, server_state: ServerState, client_states: ClientState
     ) -> Bool[Array, " clients"]:
-        if algorithm.appeal is not None:
+        if not stays:
+            return appeals(task, params)
+        if algorithm.appeal is not None:  # the others' losses are what they are
             return algorithm.appeal(task, params, server_state, client_states) | attacks
         return appeals(task, params) | attacks
 

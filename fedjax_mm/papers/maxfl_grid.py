@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -32,8 +33,8 @@ from fedjax_mm.papers.maxfl_clients import (
 )
 from fedjax_mm.plan import Setup
 from fedjax_mm.simulate import init
-from fedjax_mm.sweep import Execution, sweep
-from fedjax_mm.task_configs import Config, Count, Positive, Seed, Share
+from fedjax_mm.sweep import Execution, RefusedError, sweep
+from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.tasks.classification import Classification
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
@@ -61,6 +62,10 @@ class Comparison(Config):
     appealing_from: Count | None = None
     """The first round in which clients stay away to whom the model does not appeal; None: none."""
     byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
+    loss_factor: Positive = 10.0
+    noise: NonNegative = 1.0
+    attackers_stay: Flag = True
+    """What attackers do; see `byzantine`."""
     warm_up_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
     tuning_steps: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
@@ -91,6 +96,20 @@ class Comparison(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _claims_can_be_judged(self) -> Self:
+        if any(self.byzantine) and self.byzantine[0] != 0:
+            raise ValueError(
+                f"byzantine is {list(self.byzantine)}; begin with 0.0, from which losses count"
+            )
+        if self.partition == "clusters" and self.dataset == "emnist" and self.directory:
+            raise ValueError("EMNIST's 62 labels do not make 5 equal clusters; choose dirichlet")
+        for name, settings in self.methods.items():
+            for key, value in settings.items():
+                if isinstance(value, list | tuple) and not value:
+                    raise ValueError(f"methods.{name}.{key} has no values; give at least one")
+        return self
+
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Every method at every value of its own parameters: its name and its settings."""
@@ -99,7 +118,7 @@ class Comparison(Config):
             own = {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
             for values in itertools.product(*own.values()):
                 point = dict(zip(own, values, strict=True))
-                text = ", ".join(f"{key} = {value:g}" for key, value in point.items())
+                text = ", ".join(f"{key} = {_text(value)}" for key, value in point.items())
                 label = f"{name} ({text})" if text else name
                 found[label] = name, {**settings, **point}
         return found
@@ -143,14 +162,20 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     """
     population = config.population
     words = np.random.SeedSequence(config.seed).generate_state(config.num_seeds)
-    data = draw_clients(
-        config.dataset,
-        config.directory,
-        population,
-        partition=config.partition,
-        flipped=config.flipped,
-        seeds=[int(word) for word in words],
-    )
+    try:
+        data = draw_clients(
+            config.dataset,
+            config.directory,
+            population,
+            partition=config.partition,
+            flipped=config.flipped,
+            seeds=[int(word) for word in words],
+        )
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    clock = time.perf_counter()
+    own = warm_up(config, data, execution)
+    warm_up_seconds = time.perf_counter() - clock
     num_clients, cohort_size = population.num_clients, population.cohort_size
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
@@ -177,7 +202,13 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         method = method.model_copy(update={"learning_rate": learning_rate})
         algorithm = method.build(1)
         if any(config.byzantine):
-            attack = Byzantine(fraction=0.0).model_copy(update={"fraction": byzantine})
+            attack = Byzantine(
+                fraction=0.0,
+                loss_factor=config.loss_factor,
+                noise=config.noise,
+                stays=config.attackers_stay,
+            )
+            attack = attack.model_copy(update={"fraction": byzantine})
             algorithm = attack.wrap(algorithm, num_clients)
         place = (
             config.warm_up_steps.index(warm_up_steps),
@@ -207,7 +238,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         num_rounds=config.num_rounds,
         num_seeds=config.num_seeds,
         seed=config.seed,
-        shared={"data": data, "own": warm_up(config, data, execution)},
+        shared={"data": data, "own": own},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.resolution,
         data=data.kind,
@@ -216,6 +247,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     result = result.isel(model=0, drop=True)
     names = [config.variants[label][0] for label in result["variant"].values]
     result = result.assign_coords(algorithm=("variant", names))
+    result.attrs["manifest"]["wall_seconds"]["warm_up"] = warm_up_seconds
     result.attrs["manifest"] |= {
         "config": config.model_dump(mode="json"),
         "datasets": [data.name],
@@ -282,6 +314,10 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
             for each in zip(*found, strict=True)
         )
     )
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _key(config: Comparison, draw: Any) -> Any:
