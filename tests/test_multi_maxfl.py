@@ -1,0 +1,120 @@
+"""Several models that want to appeal: the reproduction in small, and put together by hand."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from fedjax_mm import appealing, classification, maxfl, mfa_rr, requiring, simulate
+from fedjax_mm.experiment import validate
+from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers.maxfl_clients import POPULATIONS, draw_clients
+from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
+from fedjax_mm.plots import save_figure
+from fedjax_mm.tasks.networks import MLP
+
+ITEM = REPRODUCTIONS["multi-maxfl"]
+SMALL = validate(
+    type(ITEM.config),
+    ITEM.config.model_dump()
+    | {
+        "num_clients": 6,
+        "num_unseen": 3,
+        "local_steps": 3,
+        "batch_size": 8,
+        "warm_up_steps": 2,
+        "appealing_from": 2,
+        "num_rounds": 4,
+        "num_seeds": 2,
+        "record_every": 2,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return ITEM.run(SMALL)
+
+
+def clients():
+    """Those of the seeds of the small instance."""
+    population = POPULATIONS["digits"]._replace(num_clients=6, num_unseen=3)
+    words = np.random.SeedSequence(SMALL.seed).generate_state(SMALL.num_seeds)
+    seeds = [int(word) for word in words]
+    return draw_clients(
+        "digits", None, population, partition="dirichlet", flipped=SMALL.flipped, seeds=seeds
+    )
+
+
+def test_three_questions_about_the_same_images():
+    data = clients()
+    asked = ask(data)
+    for part in ("train", "test"):
+        (x, y), (images, answers) = (getattr(each, part).examples for each in (data, asked))
+        assert images is x
+        assert answers.dtype == np.int32
+        labels = np.asarray(y)
+        np.testing.assert_array_equal(answers[:, 0], labels)
+        np.testing.assert_array_equal(answers[:, 1], labels % 5)
+        np.testing.assert_array_equal(answers[:, 2], labels >= 5)
+        np.testing.assert_array_equal(getattr(asked, part).counts, getattr(data, part).counts)
+
+
+def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
+    assert dict(result.sizes) == {
+        "assignment": 2,
+        "aggregation": 2,
+        "seed": 2,
+        "round": 3,
+        "model": 3,
+    }
+    assert result["question"].values.tolist() == list(QUESTIONS)
+    for name in ("appeal", "unseen_appeal", "accuracy", "unseen_accuracy"):
+        assert ((result[name] >= 0) & (result[name] <= 1)).all()
+    about = json.loads(json.dumps(result.attrs["manifest"]))
+    assert about["population"]["num_unseen"] == 3
+    assert about["config"]["num_rounds"] == 4
+    judgement = ITEM.judge(result, SMALL)
+    assert judgement.claims == ()
+    assert len(judgement.table) == 1 + 2 * 2 * len(QUESTIONS)
+    last = 100 * result["appeal"].isel(round=-1).sel(assignment="MFA-RR", aggregation="MaxFL")
+    row = judgement.table[-len(QUESTIONS)]
+    assert row[:2] == ("MFA-RR, MaxFL", "which digit")
+    mean = last.isel(model=0).mean("seed").item()
+    assert row[2].startswith(f"{mean:.1f} ± ")
+    figure = ITEM.plot(result, SMALL, judgement)
+    save_figure(figure, tmp_path / "figure.png")
+    assert "6 clients, 3 models at once" in figure.get_suptitle()
+    assert len(figure.axes) == 2 * len(QUESTIONS)
+
+
+def test_it_is_what_one_puts_together_by_hand(result):
+    """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
+    seed, module = 1, MLP(10, (64, 30), 0.5)
+    algorithm = requiring(
+        maxfl(SMALL.learning_rate, local_steps=3, batch_size=8),
+        learning_rate=SMALL.learning_rate,
+        batch_size=8,
+        num_steps=2,
+        num_unseen=3,
+    )
+    staying = appealing(mfa_rr(6, 3), cohort_size=6, from_round=2)
+
+    def run(key, data):
+        tasks = [
+            classification(data, module, rngs=("dropout",), scale=1 / 255, column=column)
+            for column in range(3)
+        ]
+        return simulate(key, tasks, algorithm, staying, 4, record_every=2)[1]
+
+    key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)
+    trace = jax.jit(run)(key, ask(clients()).select(seed))
+    expected = result.sel(assignment="MFA-RR", aggregation="MaxFL", seed=seed)
+    for name, values in trace.metrics.items():
+        actual = expected[name].transpose("round", "model")
+        np.testing.assert_allclose(actual, values, rtol=2e-5, atol=1e-6, err_msg=name)
+    updates = expected["client_updates"].transpose("round", "model")
+    np.testing.assert_array_equal(updates, np.cumsum(trace.client_updates, axis=0))
+    idle = expected["idle_rounds"].transpose("round", "model")
+    np.testing.assert_array_equal(idle, np.cumsum(trace.idle_rounds, axis=0))
