@@ -152,7 +152,9 @@ def test_what_requiring_is_not_told_is_that_of_the_algorithm(
     assert told == [defaults | expected]
 
 
-@pytest.mark.parametrize(("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 2), (1, 10)])
+@pytest.mark.parametrize(
+    ("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]
+)
 def test_so_many_clients_attack(monkeypatch, fraction, expected):
     seen = []
     monkeypatch.setattr(
@@ -162,7 +164,7 @@ def test_so_many_clients_attack(monkeypatch, fraction, expected):
         Byzantine(fraction=fraction, loss_factor=5.0, noise=0.5, seed=seed).wrap(None, 10)
     (attacks, more), (others, _) = seen
     assert (attacks.sum(), others.sum()) == (expected, expected)
-    assert more == {"loss_factor": 5.0, "noise": 0.5}
+    assert more == {"loss_factor": 5.0, "noise": 0.5, "stays": True}
     assert (attacks == others).all() == (expected in (0, 10))
     traced = Byzantine(fraction=0.0).model_copy(update={"fraction": jnp.float32(fraction)})
     traced.wrap(None, 10)
