@@ -10,7 +10,8 @@ from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.mfa_gain import _median, judge_gain, plot_gain
 from fedjax_mm.papers.mfa_tables import judge_together, plot_together
-from fedjax_mm.papers.trainings import rounds_to_targets
+from fedjax_mm.papers.reproduction import Claim, Judgement
+from fedjax_mm.papers.trainings import rounds_to_targets, verdict
 from fedjax_mm.plots import save_figure
 
 ROUNDS = 10
@@ -99,6 +100,16 @@ def test_a_claim_can_fail(change, fails):
     failed = [claim.claim for claim in judgement.claims if not claim.holds]
     assert any(fails in claim for claim in failed)
     assert not any("FedAvg" in claim.split(":")[0] for claim in failed)
+
+
+def test_the_verdict_names_what_fails_and_tells_of_others_only_if_there_are_any():
+    good, bad = Claim("one", True, ""), Claim("two", False, "")
+    texts = [verdict(Judgement({}, claims, ())) for claims in ((good,), (good, bad), (bad,))]
+    assert texts == [
+        "All claims hold.",
+        "DOES NOT HOLD: two. The other claims hold.",
+        "DOES NOT HOLD: two.",
+    ]
 
 
 def test_only_rr_reaching_its_targets_is_ahead():

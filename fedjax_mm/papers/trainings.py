@@ -86,4 +86,5 @@ def verdict(judgement: Judgement) -> str:
     failed = [claim.claim for claim in judgement.claims if not claim.holds]
     if not failed:
         return "All claims hold."
-    return f"DOES NOT HOLD: {'; '.join(failed)}. The other claims hold."
+    others = " The other claims hold." if len(failed) < len(judgement.claims) else ""
+    return f"DOES NOT HOLD: {'; '.join(failed)}.{others}"
