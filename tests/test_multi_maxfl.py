@@ -76,7 +76,12 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert about["population"]["num_unseen"] == 3
     assert about["config"]["num_rounds"] == 4
     judgement = ITEM.judge(result, SMALL)
-    assert judgement.claims == ()
+    appeal = 100 * result["appeal"].isel(round=-1).mean("model")
+    for claim, who in zip(judgement.claims, ("MFA-Rand", "MFA-RR"), strict=True):
+        here = appeal.sel(assignment=who)
+        lead = here.sel(aggregation="MaxFL") - here.sel(aggregation="FedAvg")
+        assert claim.claim.startswith(who)
+        assert f"{lead.mean().item():+.1f} ± " in claim.evidence
     assert len(judgement.table) == 1 + 2 * 2 * len(QUESTIONS)
     last = 100 * result["appeal"].isel(round=-1).sel(assignment="MFA-RR", aggregation="MaxFL")
     row = judgement.table[-len(QUESTIONS)]

@@ -167,6 +167,15 @@ def test_without_maxfl_or_without_others_nothing_is_claimed():
         assert not any(claim.holds for claim in judgement.claims)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"byzantine": (0.0,)}, {"methods": {"MW-Fed": {"name": "mwfed"}}}]
+)
+def test_without_attackers_nothing_is_withstood(changes):
+    config = config_of("maxfl-table2", **changes)
+    judgement = REPRODUCTIONS["maxfl-table2"].judge(grid(config, lambda name, **w: 0.5), config)
+    assert not any(claim.holds for claim in judgement.claims)
+
+
 @pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
 def test_attackers_are_rounded_up(clients, attackers):
     """A share of few clients is one attacker, and what is whole stays as it is."""

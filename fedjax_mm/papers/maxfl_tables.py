@@ -183,6 +183,9 @@ def withstands(best: xr.Dataset, config: Comparison) -> list[Claim]:
     """Attackers take at most 10 points of accuracy from MaxFL, and more from MW-Fed."""
     claims = []
     shares = [share for share in config.byzantine if share > 0]
+    if not shares or OURS not in best["algorithm"].values:
+        what = "there are no attackers, or MaxFL is not among the methods"
+        return [Claim("MaxFL withstands attackers", False, what)]
     for metric in ("accuracy", "unseen_accuracy"):
         values = at_the_end(best, metric).isel(warm_up_steps=0)
         lost = (values.sel(byzantine=0.0) - values.sel(byzantine=shares)).transpose(
@@ -314,7 +317,8 @@ def plot_rounds(
                         number,
                     )
                 )
-        rows.append([plots.Panel(title, "round", title, tuple(lines))])
+        ylabel = "percent" if scale == 100 else "loss"
+        rows.append([plots.Panel(title, "round", ylabel, tuple(lines))])
     return plots.line_panels(
         rows, title=_title(config), caption=_caption(config) + verdict(judgement)
     )
@@ -337,11 +341,13 @@ def _caption(config: Comparison) -> str:
         if config.appealing_from
         else "all clients may be drawn in every round"
     )
+    chosen = "All methods at one point of the grid"
+    if config.num_points > 1:
+        chosen = f"Each method at the best of {config.num_points} points of the grid, by accuracy"
     tuned = f" {config.tuning_steps} local steps of tuning." if config.tuning_steps else ""
     return (
         f"Means over {config.num_seeds} seeds with clients of their own, with standard errors; "
-        f"{_PARTITIONS[config.partition]}; {stay}. Each method at the best of "
-        f"{config.num_points} points of the grid, by test accuracy.{tuned} "
+        f"{_PARTITIONS[config.partition]}; {stay}. {chosen}.{tuned} "
     )
 
 
@@ -530,8 +536,8 @@ REPRODUCTIONS = (
         figure=partial(
             plot_rounds,
             panels={
-                "GM-Appeal in percent": ("appeal",),
-                "preferred-model accuracy in percent": ("preferred_accuracy",),
+                "GM-Appeal": ("appeal",),
+                "preferred-model accuracy": ("preferred_accuracy",),
             },
         ),
         methods=_CLUSTERED,

@@ -21,7 +21,8 @@ from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.metrics import standard_error
 from fedjax_mm.papers.maxfl_clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.reproduction import Judgement, Reproduction
+from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
+from fedjax_mm.papers.trainings import verdict
 from fedjax_mm.plan import Setup
 from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Positive, Seed, Share
@@ -120,7 +121,7 @@ def run_multi(config: MultiAppeal, execution: Execution | None = None) -> xr.Dat
 
 
 def judge_multi(dataset: xr.Dataset, config: MultiAppeal) -> Judgement:
-    """Appeal and accuracy of every model at the end; there is no paper to claim anything."""
+    """Appeal and accuracy of every model at the end, and whether MaxFL's appeal is ahead."""
     del config
     last = 100 * dataset.isel(round=-1)[["appeal", "unseen_appeal", "accuracy"]]
     skipped = dataset["idle_rounds"].isel(round=-1).mean("seed")
@@ -135,7 +136,19 @@ def judge_multi(dataset: xr.Dataset, config: MultiAppeal) -> Judgement:
                 cells = [_cell(here[name].values) for name in here.data_vars]
                 table.append((f"{who}, {how}", question, *cells, f"{idle:.0f}"))
     measured = {str(name): last[name].mean("seed").values for name in last.data_vars}
-    return Judgement(measured, (), tuple(table))
+    claims = []
+    for who in dataset["assignment"].values:
+        appeal = last["appeal"].sel(assignment=who).mean("model")
+        ahead = (appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")).values
+        error = standard_error(ahead)  # NaN for one seed, of which nothing holds
+        claims.append(
+            Claim(
+                f"{who}: MaxFL's mean appeal exceeds FedAvg's by more than 2 standard errors",
+                bool(ahead.mean() - 2 * error > 0),
+                f"MaxFL minus FedAvg {ahead.mean():+.1f} ± {error:.1f} points",
+            )
+        )
+    return Judgement(measured, tuple(claims), tuple(table))
 
 
 def _cell(values: np.ndarray) -> str:
@@ -145,7 +158,6 @@ def _cell(values: np.ndarray) -> str:
 
 def plot_multi(dataset: xr.Dataset, config: MultiAppeal, judgement: Judgement) -> Figure:
     """Appeal over the rounds: a panel for each assignment and model."""
-    del judgement
     rows = []
     for who in dataset["assignment"].values:
         row = []
@@ -173,7 +185,8 @@ def plot_multi(dataset: xr.Dataset, config: MultiAppeal, judgement: Judgement) -
         f"{len(QUESTIONS)} models at once",
         caption=f"Means over {config.num_seeds} seeds with clients of their own, with standard "
         f"errors; {config.flipped:.0%} of the clients have flipped labels. From round "
-        f"{config.appealing_from} on only clients train a model to whom it appeals.",
+        f"{config.appealing_from} on only clients train a model to whom it appeals. "
+        + verdict(judgement),
     )
 
 
