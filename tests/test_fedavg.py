@@ -1,6 +1,8 @@
 """FedAvg's options and its checks."""
 
 import dataclasses
+import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,8 @@ import optax
 import pytest
 
 from fedjax_mm import Quadratic, fedavg, full_participation, mfa_rand, quadratic, simulate
+from fedjax_mm.algorithms.local import train_locally
+from fedjax_mm.base import Batching
 from tests.helpers import Towards, replay
 
 
@@ -113,3 +117,45 @@ def test_traced_learning_rates_are_accepted():
         return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
 
     assert jax.vmap(end)(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """The second of three is of a MiB; step t's batch is ``examples[t]``."""
+
+    examples: Any
+
+    def batch(self, rng_key, client, step, how):
+        return self.examples[step % len(self.examples)]
+
+    def loss(self, params, batch):
+        hidden = jnp.tanh(jnp.tanh(batch @ params["first"]) @ params["second"])
+        return jnp.mean((hidden @ params["third"] - params["scalar"]) ** 2)
+
+
+def test_large_models():
+    """Their gradients wait for each other: the same numbers, and parameters are not copied."""
+    keys = jax.random.split(jax.random.key(3), 4)
+    params = {
+        "first": jax.random.normal(keys[0], (4, 512)),
+        "second": 0.05 * jax.random.normal(keys[1], (512, 512)),
+        "third": 0.05 * jax.random.normal(keys[2], (512, 1)),
+        "scalar": jnp.float32(1),
+        "nothing": jnp.zeros((0, 3)),
+    }
+    task = Layers(jax.random.normal(keys[3], (3, 20, 4)))
+
+    def run(params):
+        sgd, how = optax.sgd(0.01), Batching(20)
+        return train_locally(jax.random.key(0), task, jnp.int32(0), params, sgd, 3, how)
+
+    expected = params
+    for examples in task.examples:
+        gradients = jax.grad(task.loss)(expected, examples)
+        expected = jax.tree.map(lambda x, dx: x - 0.01 * dx, expected, gradients)
+    program = jax.jit(run).lower(params).compile()
+    for name, got in program(params).items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
+        assert got.size == 0 or np.abs(got - params[name]).max() > 1e-4
+    # Once, before the first step: the argument is not the program's to overwrite.
+    assert len(re.findall(r"f32\[512,512\]\S* copy\(", program.as_text())) == 1

@@ -67,16 +67,27 @@ def train_locally(
         step: Int[Array, ""], carry: tuple[Params, optax.OptState, list[Batch]]
     ) -> tuple[Params, optax.OptState, list[Batch]]:
         params, state, batches = carry
-        updates, state = optimizer.update(gradient(params, *batches), state, params)
+        gradients = gradient(params, *batches)
+        gradients = _all_at_once(gradients) if is_large else gradients
+        updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, batches_of(step + 1)
 
-    start = params, optimizer.init(params), batches_of(0)
-    # XLA copies the parameters in every step, unless two steps write to each other's buffers; the
-    # program gets longer, which only large models are worth.
     is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params)) >= _LARGE_BYTES
-    unroll = 2 if is_large and isinstance(num_steps, int) else None
-    params, _, _ = lax.fori_loop(0, num_steps, step, start, unroll=unroll)
+    start = params, optimizer.init(params), batches_of(0)
+    params, _, _ = lax.fori_loop(0, num_steps, step, start)
     return params
+
+
+def _all_at_once(gradients: Params) -> Params:
+    """The same numbers, none of which is there before all gradients are computed.
+
+    Else XLA copies the parameters in every step: it does not see that those of one layer may be
+    overwritten while a gradient of another one is still to come. (It removes optimization barriers
+    too early; that nothing is above infinity it does not know.)
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
+    zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
 
 
 class LocalSGD(NamedTuple):

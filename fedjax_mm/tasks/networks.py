@@ -14,7 +14,7 @@ from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_mm.tasks.convolution import conv_same, max_pool
+from fedjax_mm.tasks.layers import conv_same, matmul, max_pool
 
 GLOROT_CLASSES_FIRST = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
 
@@ -117,7 +117,7 @@ class McMahanCNN(nn.Module):
             # Maxima commute with the bias and with ReLU, and leave a quarter of the numbers.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
-        x = nn.relu(_dense(512, "dense")(_flat(x)))
+        x = nn.relu(_LargeDense(512, name="dense")(_flat(x)))
         return _dense(self.num_classes, "classes")(x)
 
 
@@ -181,6 +181,18 @@ class _Dense(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.width,))
         products = lax.dot_general(kernel, x, (((1,), (1,)), ((), ())))
         return (products + bias[:, None]).T
+
+
+class _LargeDense(nn.Module):
+    """A dense layer by `matmul`."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch width"]:
+        shape = (x.shape[1], self.width)
+        products = matmul(x, self.param("kernel", nn.initializers.glorot_uniform(), shape))
+        return products + self.param("bias", nn.initializers.zeros, (self.width,))
 
 
 class _Bias(nn.Module):

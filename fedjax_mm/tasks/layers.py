@@ -1,14 +1,17 @@
-"""Convolution and pooling whose gradients are fast on CPUs, also in a loop over clients.
+"""Layers whose gradients are fast on CPUs, also in a loop over clients.
 
 XLA's CPU compiler hands a convolution to its matrix kernels only if the channels are the innermost
 dimension. The gradients that JAX derives are not of that form, and inside a loop they are not
 brought into it; under `jax.vmap` over clients, who have a kernel each, all three convolutions
 become grouped ones, which are slower still. Here the two gradients are written as channel-last
-convolutions, and a batch of kernels is computed one after the other. Other platforms get plain
-`lax.conv_general_dilated`.
+convolutions, and a batch of kernels is computed one after the other. The gradients of maxima and of
+products with large matrices are written so that they go through memory less often.
+
+Other platforms get the plain operations. On a CPU these functions have reverse-mode derivatives
+only, and the convolution those of first order only.
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +21,8 @@ from jaxtyping import Array, Float
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
+_MOST_OUTER_PRODUCTS = 16  # above it a product is faster
+
 
 def conv_same(
     x: Float[Array, "batch height width channels"],
@@ -25,8 +30,7 @@ def conv_same(
 ) -> Float[Array, "batch height width features"]:
     """The convolution of images with a kernel, stride 1, zeros around the image.
 
-    Exactly ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
-    has reverse-mode derivatives of first order only.
+    Exactly ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last.
 
     Args:
       x: images.
@@ -65,11 +69,22 @@ def max_pool(
       >>> max_pool(jnp.arange(9.0).reshape(1, 3, 3, 1))[0, :, :, 0].tolist()
       [[4.0, 5.0], [7.0, 8.0]]
     """
-    batch, height, width, channels = x.shape
-    odd = ((0, 0), (0, height % 2), (0, width % 2), (0, 0))
+    odd = ((0, 0), (0, x.shape[1] % 2), (0, x.shape[2] % 2), (0, 0))
     x = jnp.pad(x, odd, constant_values=-jnp.inf)
-    windows = x.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, channels)
-    return windows.max((2, 4))
+    return lax.platform_dependent(x, cpu=_pool_cpu, default=_pool)
+
+
+def matmul(
+    x: Float[Array, "batch inputs"], kernel: Float[Array, "inputs outputs"]
+) -> Float[Array, "batch outputs"]:
+    """``x @ kernel``; a CPU computes the gradient of a kernel while it updates the kernel.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> matmul(jnp.ones((1, 2)), jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist()
+      [[5.0, 7.0, 9.0]]
+    """
+    return lax.platform_dependent(x, kernel, cpu=_matmul_cpu, default=jnp.matmul)
 
 
 def _conv(x: Array, kernel: Array) -> Array:
@@ -119,3 +134,59 @@ def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Arra
 
 
 _conv_cpu.defvjp(_save, _pull_back)
+
+
+def _windows(x: Array) -> Float[Array, "batch half_height 2 half_width 2 channels"]:
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels)
+
+
+def _pool(x: Array) -> Array:
+    return _windows(x).max((2, 4))
+
+
+@jax.custom_vjp
+def _pool_cpu(x: Array) -> Array:
+    return _pool(x)
+
+
+def _save_maxima(x: Array) -> tuple[Array, tuple[Array, Array]]:
+    maxima = _pool(x)
+    return maxima, (x, maxima)
+
+
+def _share_out(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
+    # Without an array, of the size of x, that says where the maxima are.
+    x, maxima = saved
+    windows = _windows(x)
+    corners = [windows[:, :, row, :, column] for row in range(2) for column in range(2)]
+    count = sum(((corner == maxima).astype(x.dtype) for corner in corners), jnp.zeros_like(maxima))
+    is_maximum = windows == maxima[:, :, None, :, None]
+    shares = jnp.where(is_maximum, (gradient / count)[:, :, None, :, None], 0)
+    return (shares.reshape(x.shape),)
+
+
+_pool_cpu.defvjp(_save_maxima, _share_out)
+
+
+@jax.custom_vjp
+def _matmul_cpu(x: Array, kernel: Array) -> Array:
+    return x @ kernel
+
+
+def _save_factors(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x @ kernel, (x, kernel)
+
+
+def _sum_outer_products(
+    saved: tuple[Array, Array], gradient: Array
+) -> tuple[Array, Float[Array, "inputs outputs"]]:
+    x, kernel = saved
+    if len(x) > _MOST_OUTER_PRODUCTS:
+        return gradient @ kernel.T, x.T @ gradient
+    # Unlike a product, XLA computes these entries where they are used.
+    outer = [left[:, None] * right for left, right in zip(x, gradient, strict=True)]
+    return gradient @ kernel.T, reduce(jnp.add, outer)
+
+
+_matmul_cpu.defvjp(_save_factors, _sum_outer_products)

@@ -1,4 +1,4 @@
-"""Convolution and pooling against those of JAX and flax: values, gradients, batching, lowering."""
+"""Layers against those of JAX and flax: values, gradients, batching, lowering."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from flax import linen as nn
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
-from fedjax_mm.tasks.convolution import conv_same, max_pool
+from fedjax_mm.tasks.layers import conv_same, matmul, max_pool
 
 SHAPES = {  # batch, height, width, channels; rows, columns, features
     "first layer": ((2, 8, 8, 1), (5, 5, 3)),
@@ -146,6 +146,36 @@ def test_pool(images):
 def test_equal_maxima_share_the_gradient():
     gradient = jax.grad(lambda x: max_pool(x).sum())(jnp.zeros((1, 2, 3, 1)))
     assert gradient[0, :, :, 0].tolist() == [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16, 17])
+def test_matmul(batch, x64):
+    x, kernel = (jnp.asarray(np.asarray(a), float) for a in drawn((2, batch, 4), (2, 4, 5)))
+    assert matmul(x[0], kernel[0]).dtype == float
+    for over in (jax.vmap, scanned):
+        got, want = (
+            jax.jit(over(lambda *a, f=f: value_and_gradients(f, *a)))(x, kernel)
+            for f in (matmul, jnp.matmul)
+        )
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"), [(matmul, ((3, 4), (4, 5))), (max_pool, ((2, 4, 4, 3),))]
+)
+def test_second_derivatives_and_plain_operations_elsewhere(layer, shapes):
+    arguments = drawn(*shapes)
+    plain = nn_pool if layer is max_pool else jnp.matmul
+    of_squared_gradient = (
+        jax.grad(lambda *a, f=f: (jax.grad(lambda *b: (f(*b) ** 3).sum())(*a) ** 2).sum())
+        for f in (layer, plain)
+    )
+    got, want = (function(*arguments) for function in of_squared_gradient)
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+    program = jax.jit(jax.grad(lambda *a: layer(*a).sum())).trace(*arguments)
+    cpu, gpu = (program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))
+    assert cpu != gpu
 
 
 def test_wrong_shapes():
