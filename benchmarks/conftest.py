@@ -7,10 +7,27 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.learning import WORKLOADS
 from fedjax_mm.bench import gemm_peak
 from fedjax_mm.devices import use_cpu_devices
 
 use_cpu_devices()
+
+
+def pytest_collection_modifyitems(items):
+    """Rows that are compared are timed one after another: machines change their pace by the minute.
+
+    What is not timed comes first.
+    """
+    names = list(WORKLOADS)
+
+    def place(item):
+        if "benchmark" not in item.fixturenames:
+            return -1
+        name = item.callspec.params.get("name")
+        return names.index(name) if name in names else len(names)
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(trylast=True)

@@ -257,8 +257,8 @@ WORKLOADS: dict[str, AnyWorkload] = {
         Workload("W1c", 1_000_000, 10, 20, 1),
         SweepWorkload("S1", 24, (2, 12), 16, 1000, 64, 10),
         # A run takes about a second.
-        LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=500),
-        LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=50),
+        LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=2000),
+        LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=200),
         LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),
         LearningWorkload("W3b", PERCEPTRON, 100, 300, 100, 30, 32, num_rounds=10),
         LearningWorkload("W4", MCMAHAN_CNN, 10, 600, 10, 60, 10, num_rounds=1),
