@@ -7,8 +7,7 @@ become grouped ones, which are slower still. Here the two gradients are written 
 convolutions, and a batch of kernels is computed one after the other. The gradients of maxima and of
 products with large matrices are written so that they go through memory less often.
 
-Other platforms get the plain operations. On a CPU these functions have reverse-mode derivatives
-only, and the convolution those of first order only.
+Other platforms get the plain operations.
 """
 
 from functools import partial, reduce
@@ -21,7 +20,7 @@ from jaxtyping import Array, Float
 
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
-_MOST_OUTER_PRODUCTS = 16  # above it a product is faster
+_MOST_OUTER_PRODUCTS = 16  # they cost in proportion to their number; ten beat a product
 
 
 def conv_same(
@@ -30,7 +29,8 @@ def conv_same(
 ) -> Float[Array, "batch height width features"]:
     """The convolution of images with a kernel, stride 1, zeros around the image.
 
-    Exactly ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last.
+    Exactly ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
+    has reverse-mode derivatives of first order only.
 
     Args:
       x: images.
@@ -62,7 +62,7 @@ def max_pool(
     """The maxima of 2 x 2 windows with stride 2; a last odd row or column is a window of its own.
 
     Equal maxima of a window share its gradient equally. (That of a reduce-window goes to the first,
-    by a select-and-scatter, which is slow on CPUs.)
+    by a select-and-scatter, which is slow on CPUs.) On a CPU it has reverse-mode derivatives only.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,6 +78,8 @@ def matmul(
     x: Float[Array, "batch inputs"], kernel: Float[Array, "inputs outputs"]
 ) -> Float[Array, "batch outputs"]:
     """``x @ kernel``; a CPU computes the gradient of a kernel while it updates the kernel.
+
+    On a CPU it has reverse-mode derivatives only.
 
     Example:
       >>> import jax.numpy as jnp
