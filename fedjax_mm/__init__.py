@@ -1,15 +1,14 @@
 """A vectorized simulator of multi-model federated learning in JAX."""
 
 from fedjax_mm.algorithms.afl import afl
-from fedjax_mm.algorithms.byzantine import byzantine
 from fedjax_mm.algorithms.ditto import ditto
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.fedprox import fedprox
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.algorithms.mwfed import mwfed
+from fedjax_mm.algorithms.noisy import noisy
 from fedjax_mm.algorithms.perfedavg import perfedavg
 from fedjax_mm.algorithms.qffl import qffl
-from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.algorithms.scaffold import scaffold
 from fedjax_mm.assignment import (
     appealing,
@@ -25,8 +24,12 @@ from fedjax_mm.base import (
     Assignment,
     Batching,
     Contribution,
+    DemandingTask,
     EpochTask,
-    SparseUpdate,
+    Groups,
+    LocalProblem,
+    Look,
+    MeasuredTask,
     Task,
 )
 from fedjax_mm.checkpoint import Checkpoints
@@ -42,14 +45,18 @@ from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import join_processes, layout, use_cpu_devices
 from fedjax_mm.experiment import Experiment, Sweep
+from fedjax_mm.local import averaging
 from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from fedjax_mm.minimize import Minimum, local_minimum
 from fedjax_mm.plan import Setup
+from fedjax_mm.record import Trace
 from fedjax_mm.results import save_dataset, to_dataset
 from fedjax_mm.runs import run
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
-from fedjax_mm.simulate import State, Trace, advance, init, simulate
+from fedjax_mm.simulate import State, advance, init, simulate
+from fedjax_mm.sums import SparseUpdate
 from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, sweep
+from fedjax_mm.tasks.attackers import attacked
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.tasks.mean_estimation import (
@@ -63,6 +70,7 @@ from fedjax_mm.tasks.mean_estimation import (
 )
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from fedjax_mm.tasks.quadratic import Quadratic, quadratic
+from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 __all__ = [
     "MLP",
@@ -75,17 +83,23 @@ __all__ = [
     "Classification",
     "ClientData",
     "Contribution",
+    "DemandingTask",
     "DivergenceError",
     "EpochTask",
     "Execution",
     "Experiment",
     "FederatedData",
+    "Groups",
     "InterruptedRunError",
     "LeastSquares",
+    "LocalProblem",
     "LogisticRegression",
+    "Look",
     "McMahanCNN",
     "MeanEstimation",
+    "MeasuredTask",
     "Minimum",
+    "OwnModels",
     "Pool",
     "Quadratic",
     "Setup",
@@ -94,10 +108,12 @@ __all__ = [
     "Sweep",
     "Task",
     "Trace",
+    "Tuning",
     "advance",
     "afl",
     "appealing",
-    "byzantine",
+    "attacked",
+    "averaging",
     "classification",
     "client_data",
     "digits",
@@ -132,6 +148,8 @@ __all__ = [
     "mfa_rand",
     "mfa_rr",
     "mwfed",
+    "noisy",
+    "own_models",
     "per_frame",
     "perfedavg",
     "qffl",

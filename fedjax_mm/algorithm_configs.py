@@ -1,26 +1,32 @@
 """The algorithms of an experiment file: who trains what, how, and what clients ask for."""
 
+from operator import itemgetter
 from typing import Annotated, Any, Literal, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm import assignment as assignments
+from fedjax_mm import keys
 from fedjax_mm.algorithms.afl import afl
-from fedjax_mm.algorithms.byzantine import byzantine
 from fedjax_mm.algorithms.ditto import ditto
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.fedprox import fedprox
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.algorithms.mwfed import mwfed
+from fedjax_mm.algorithms.noisy import noisy
 from fedjax_mm.algorithms.perfedavg import perfedavg
 from fedjax_mm.algorithms.qffl import qffl
-from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.algorithms.scaffold import scaffold
-from fedjax_mm.base import Algorithm, Assignment, Schedule
-from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.base import Algorithm, Assignment, Task
+from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed
 from fedjax_mm.task_configs import Share as Share
+from fedjax_mm.tasks.attackers import attacked
+from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 _Steps = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
@@ -289,7 +295,7 @@ NEEDS_THRESHOLDS = ("maxfl", "mwfed")
 
 
 class Byzantine(Config):
-    """A fraction of the clients that train, rounded up, attacks; see `byzantine`."""
+    """A fraction of the clients that train, rounded up, attacks; see `attacked` and `noisy`."""
 
     fraction: Share
     loss_factor: Positive = 10.0
@@ -298,17 +304,19 @@ class Byzantine(Config):
     seed: Seed = 0
     """Of the choice of attackers."""
 
+    def attackers(self, num_clients: int) -> Any:
+        """Which of the `num_clients` that train attack."""
+        place = np.random.Generator(np.random.PCG64(self.seed)).permutation(num_clients)
+        return place < self.fraction * num_clients - 1e-3  # rounded up, but for round-off
+
+    def wrap_task(self, task: Task) -> Task:
+        """The task with attackers."""
+        attackers = self.attackers(task.num_clients)
+        return attacked(task, attackers, loss_factor=self.loss_factor, stays=self.stays)
+
     def wrap(self, algorithm: Algorithm, num_clients: int) -> Algorithm:
         """The algorithm with attackers among the `num_clients` that train."""
-        place = np.random.Generator(np.random.PCG64(self.seed)).permutation(num_clients)
-        attacks = place < self.fraction * num_clients - 1e-3  # rounded up, but for round-off
-        return byzantine(
-            algorithm,
-            attacks,
-            loss_factor=self.loss_factor,
-            noise=self.noise,
-            stays=self.stays,
-        )
+        return noisy(algorithm, self.attackers(num_clients), noise=self.noise)
 
 
 class Requiring(Config):
@@ -323,8 +331,39 @@ class Requiring(Config):
     num_unseen: _Steps = 0
     tuning_steps: _Steps = 0
 
-    def wrap(self, algorithm: Algorithm, method: Method) -> Algorithm:
-        """The algorithm, asked for more."""
+    def prepare(
+        self, rng_key: Any, task: Task, num_models: int, method: Method, params: Any
+    ) -> OwnModels:
+        """The clients' own models for each of the M models, ``[models, clients]``.
+
+        They start where the models do: at `params`, or at what the task draws.
+        """
+        rate, batch_size = self._rate_and_batch(method)
+
+        def of_model(model: Any) -> OwnModels:
+            start = task.init(keys.start_keys(rng_key, model[None])[0])
+            if params is not None:
+                start = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), params, start)
+            return own_models(
+                keys.preparation_key(rng_key, model),
+                task,
+                start,
+                learning_rate=rate,
+                num_steps=self.num_steps,
+                batch_size=batch_size,
+            )
+
+        return lax.map(of_model, jnp.arange(num_models))
+
+    def wrap(self, task: Task, own: OwnModels, method: Method) -> list[Task]:
+        """The task of each model, whose clients require something."""
+        rate, batch_size = self._rate_and_batch(method)
+        tuning = Tuning(rate, self.tuning_steps, batch_size) if self.tuning_steps else None
+        each = [jax.tree.map(itemgetter(model), own) for model in range(len(own.threshold))]
+        return [requiring(task, own, num_unseen=self.num_unseen, tuning=tuning) for own in each]
+
+    def _rate_and_batch(self, method: Method) -> tuple[Any, int | None]:
+        """Those of the warm-up and of tuning: the algorithm's, if none are given."""
         rate: Any = self.learning_rate
         if rate is None:
             rate = method.schedule(1)
@@ -332,11 +371,4 @@ class Requiring(Config):
         batch_size = self.batch_size
         if batch_size is None:
             batch_size = getattr(method, "batch_size", None)
-        return requiring(
-            algorithm,
-            learning_rate=rate,
-            batch_size=batch_size,
-            num_steps=self.num_steps,
-            num_unseen=self.num_unseen,
-            tuning_steps=self.tuning_steps,
-        )
+        return rate, batch_size

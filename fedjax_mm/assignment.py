@@ -4,16 +4,16 @@ Groups are near-equal (sizes differ by at most 1) and padded to a common width w
 get the larger groups is drawn anew with every partition, so that no client or model is favoured.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import Assignment, AssignmentState, Round
-from fedjax_mm.draws import permutation
+from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.shuffles import permutation
 
 
 def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = None) -> Assignment:
@@ -32,8 +32,8 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     Example:
       >>> import jax
       >>> strategy = mfa_rand(6, 3)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 1, strategy.init(jax.random.key(0)))
-      >>> groups.shape, sorted(groups.ravel().tolist())
+      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), None)
+      >>> groups.clients.shape, sorted(groups.clients.ravel().tolist())
       ((3, 2), [0, 1, 2, 3, 4, 5])
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
@@ -41,15 +41,13 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     """
     cohort_size = _check_sizes(num_clients, num_models, cohort_size)
 
-    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+    def init(rng_key: PRNGKeyArray) -> Any:
         del rng_key
         return ()
 
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
-    ) -> tuple[Int[Array, "models group"], AssignmentState]:
-        del round
-        return draw_groups(rng_key, num_clients, num_models, cohort_size), state
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del round, look
+        return Groups(draw_groups(rng_key, num_clients, num_models, cohort_size)), state
 
     return Assignment(num_clients, num_models, init, assign)
 
@@ -81,9 +79,9 @@ def mfa_rr(
       >>> import jax
       >>> strategy = mfa_rr(4, 2)
       >>> key, state = jax.random.key(0), strategy.init(jax.random.key(0))
-      >>> first, state = strategy.assign(key, 1, state)
-      >>> second, state = strategy.assign(key, 2, state)
-      >>> bool((first[0] == second[1]).all() and (first[1] == second[0]).all())
+      >>> first, state = strategy.assign(key, 1, state, None)
+      >>> second, state = strategy.assign(key, 2, state, None)
+      >>> bool((first.clients == second.clients[::-1]).all())
       True
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
@@ -94,20 +92,19 @@ def mfa_rr(
         raise ValueError(f"redraw is {redraw!r}; it must be 'frame' or 'round'")
     rounds_held = num_models if redraw == "frame" else 1
 
-    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+    def init(rng_key: PRNGKeyArray) -> Any:
         del rng_key
         return jnp.full((num_models, -(-cohort_size // num_models)), -1, jnp.int32)
 
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
-    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del look
         turn = jnp.asarray(round, jnp.int32) - 1
         groups = lax.cond(
             turn % rounds_held == 0,
             lambda: draw_groups(rng_key, num_clients, num_models, cohort_size),
             lambda: state,
         )
-        return jnp.roll(groups, turn % num_models, axis=0), groups
+        return Groups(jnp.roll(groups, turn % num_models, axis=0)), groups
 
     return Assignment(num_clients, num_models, init, assign)
 
@@ -127,24 +124,25 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
     Example:
       >>> import jax
       >>> strategy = fedcluster(6, 3)
-      >>> strategy.assign(jax.random.key(1), 1, strategy.init(jax.random.key(0)))[0].shape
+      >>> groups, _ = strategy.assign(
+      ...     jax.random.key(1), 1, strategy.init(jax.random.key(0)), None)
+      >>> groups.clients.shape
       (1, 2)
 
     Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
     """
     _check_sizes(num_clients, num_clusters, None, parts="clusters")
 
-    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+    def init(rng_key: PRNGKeyArray) -> Any:
         clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients)
         return clusters, jnp.arange(num_clusters, dtype=jnp.int32)
 
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
-    ) -> tuple[Int[Array, "models group"], AssignmentState]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del look
         clusters, order = state
         visit = (jnp.asarray(round, jnp.int32) - 1) % num_clusters
         order = lax.cond(visit == 0, lambda: permutation(rng_key, num_clusters), lambda: order)
-        return clusters[order[visit]][None, :], (clusters, order)
+        return Groups(clusters[order[visit]][None, :]), (clusters, order)
 
     return Assignment(num_clients, 1, init, assign)
 
@@ -156,7 +154,7 @@ def full_participation(num_clients: int) -> Assignment:
 
     Example:
       >>> import jax
-      >>> full_participation(3).assign(jax.random.key(0), 1, ())[0].tolist()
+      >>> full_participation(3).assign(jax.random.key(0), 1, (), None)[0].clients.tolist()
       [[0, 1, 2]]
 
     Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks ..." (2017).
@@ -180,7 +178,7 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
     Example:
       >>> import jax
       >>> strategy = sequential(2, 2, rounds_per_model=10)
-      >>> strategy.assign(jax.random.key(0), 11, ())[0].tolist()
+      >>> strategy.assign(jax.random.key(0), 11, (), None)[0].clients.tolist()
       [[-1, -1], [0, 1]]
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
@@ -191,18 +189,16 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
     if rounds_per_model < 1:
         raise ValueError(f"rounds_per_model is {rounds_per_model}; it must be at least 1")
 
-    def init(rng_key: PRNGKeyArray) -> AssignmentState:
+    def init(rng_key: PRNGKeyArray) -> Any:
         del rng_key
         return ()
 
-    def assign(
-        rng_key: PRNGKeyArray, round: Round, state: AssignmentState
-    ) -> tuple[Int[Array, "models group"], AssignmentState]:
-        del rng_key
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del rng_key, look
         turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
         its_turn = jnp.arange(num_models) == turn
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
-        return jnp.where(its_turn[:, None], everybody, -1), state
+        return Groups(jnp.where(its_turn[:, None], everybody, -1)), state
 
     return Assignment(num_clients, num_models, init, assign)
 
@@ -226,9 +222,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
       >>> import jax
       >>> import jax.numpy as jnp
       >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 1, ())
-      >>> appeal = jnp.array([[False, True, False, False, False, False]])
-      >>> strategy.select(jax.random.key(1), 1, groups, appeal).tolist()
+      >>> appeals = jnp.array([[False, True, False, False, False, False]])
+      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
+      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
+      >>> groups.clients.tolist()
       [[1, -1]]
 
     Reference: Cho et al., section 4, Tables 1 and 2.
@@ -241,20 +238,19 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     if from_round < 1:
         raise ValueError(f"from_round is {from_round}; it must be at least 1")
 
-    def select(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        groups: Int[Array, "models group"],
-        appeal: Bool[Array, "models clients"],
-    ) -> Int[Array, "models cohort"]:
-        wanted = jnp.take_along_axis(appeal, jnp.maximum(groups, 0), axis=1)
-        stays = (groups >= 0) & (wanted | (jnp.asarray(round) < from_round))
-        lots = jax.random.bits(rng_key, groups.shape, jnp.uint32)
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        draw_key, lots_key = jax.random.split(rng_key)
+        groups, state = assignment.assign(draw_key, round, state, look)
+        is_there = groups.clients >= 0
+        wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
+        stays = is_there & (wants | (jnp.asarray(round) < from_round))
+        lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        chosen = jnp.take_along_axis(groups, order, axis=1)
-        return jnp.where(jnp.take_along_axis(stays, order, axis=1), chosen, -1)
+        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
+        stays = jnp.take_along_axis(stays, order, axis=1)
+        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
 
-    return assignment._replace(select=select)
+    return assignment._replace(assign=assign)
 
 
 def draw_groups(

@@ -15,18 +15,16 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checka
 
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from fedjax_mm.checks import needs
+
 Params: TypeAlias = Any  # a pytree of arrays
-ServerState: TypeAlias = Any
-ClientState: TypeAlias = Any
-AssignmentState: TypeAlias = Any
-Batch: TypeAlias = Any
+ServerState: TypeAlias = Any  # pytrees of an algorithm's own: of one model,
+ClientState: TypeAlias = Any  # and of one pair of a model and a client
+Scalar: TypeAlias = float | Float[Array, ""]
+Client: TypeAlias = Int[Array, ""]  # a client's number, 0 to N - 1
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
-
-Scalar: TypeAlias = float | Float[Array, ""]
-Schedule: TypeAlias = Callable[[Any], Any]
-"""An optax schedule, always evaluated at the round t (or the frame l): constant inside a round."""
 
 
 class Batching(NamedTuple):
@@ -56,82 +54,54 @@ class Task(Protocol):
 
     @property
     def num_clients(self) -> int:
-        """N, the size of the client population."""
+        """N, the clients that may train."""
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Initial parameters of one model."""
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
+    def weight(self, client: Client) -> Float[Array, ""]:
         """The client's weight in weighted averages: n_k, its number of examples."""
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Batch:
+        self, rng_key: PRNGKeyArray, client: Client, step: Int[Array, ""], how: Batching
+    ) -> Any:
         """The examples of local step `step` (from 0).
 
         `rng_key` is the same for all steps of one client and round.
         """
 
-    def loss(self, params: Params, batch: Batch) -> Float[Array, ""]:
+    def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """The loss that a client's local step descends."""
 
-    def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
-        """What is recorded of one global model."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+        """What is recorded of one global model; `rng_key` is for metrics that draw."""
 
 
 @runtime_checkable
 class EpochTask(Task, Protocol):
-    """A task whose clients' examples make epochs."""
+    """A task with num_batches(client, size), as many batches as make an epoch."""
 
-    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
+    def num_batches(self, client: Client, size: int | None) -> int | Int[Array, ""]:
         """Steps of one epoch, ``ceil(n_k / B)``; a plain int where all clients take as many."""
 
 
 @runtime_checkable
 class MeasuredTask(Task, Protocol):
-    """A task that tells what its clients lose, as algorithms that look at losses ask."""
+    """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
-    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
+    def client_loss(self, params: Params, client: Client) -> Float[Array, ""]:
         """F_k(w): the mean loss of the client's training examples, as evaluated: no dropout."""
 
 
 @runtime_checkable
-class TestedTask(MeasuredTask, Protocol):
-    """A measured task whose clients have examples for testing, and what is right and wrong."""
-
-    @property
-    def train(self) -> Any:
-        """Every client's training examples."""
-
-    @property
-    def test(self) -> Any:
-        """The same for testing."""
-
-    def client_metrics(
-        self, params: Params, client: Int[Array, ""], data: Any
-    ) -> dict[str, Float[Array, ""]]:
-        """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
-
-    def evaluate(
-        self,
-        params: Params,
-        data: Any,
-        *,
-        per_client: bool = False,
-        num_clients: int | None = None,
-    ) -> dict[str, Float[Array, "*clients"]]:
-        """The same of all clients' examples, or of each client's, in one pass over the data.
-
-        With `num_clients`, of the first so many clients.
-        """
-
-
-@runtime_checkable
 class DemandingTask(MeasuredTask, Protocol):
-    """A task whose clients ask for a loss below a threshold of their own."""
+    """A task whose clients have thresholds; wrap a task with `requiring` to make one."""
 
-    def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
+    def threshold(self, client: Client) -> Float[Array, ""]:
         """rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
+
+    def appeals(self, params: Params) -> Bool[Array, " clients"]:
+        """Whether each client would take part, given the choice: the model appeals to it."""
 
 
 @runtime_checkable
@@ -139,85 +109,156 @@ class AnalyticTask(Task, Protocol):
     """A task that brings its own closed form of full-gradient local SGD."""
 
     def local_sgd(
-        self,
-        params: Params,
-        client: Int[Array, ""],
-        learning_rate: Scalar,
-        num_steps: int,
-    ) -> "Params | SparseUpdate":
-        """The update (local minus global parameters) of `num_steps` full-gradient steps."""
+        self, params: Params, client: Client, learning_rate: Scalar, num_steps: int
+    ) -> Any:
+        """The update of `num_steps` full-gradient steps, dense or a `SparseUpdate`."""
 
 
-class SparseUpdate(NamedTuple):
-    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
+class LocalProblem(NamedTuple):
+    """Client k in round t: all that its local training may look at.
 
-    It may stand where an array of `params` would stand in `Contribution.update`. A client that
-    touches few coordinates of a large model then costs what it touches, not what the model holds.
+    Attributes:
+      rng_key: of this client, model and round.
+      round: t.
+      task: what is learned.
+      client: k.
+      params: w, the global parameters.
+      scale: what the assignment multiplies the client's weight by: 1, unless it says otherwise.
     """
 
-    scale: Float[Array, ""]
-    indices: Int[Array, " block"]
-    values: Float[Array, " block"]
+    rng_key: PRNGKeyArray
+    round: Round
+    task: Task
+    client: Client
+    params: Params
+    scale: Scalar = 1.0
+
+    def weight(self) -> Float[Array, ""]:
+        """n_k times the scale."""
+        return self.task.weight(self.client) * self.scale
+
+    def loss(self) -> Float[Array, ""]:
+        """F_k(w); `ValueError` if the task does not give it."""
+        return needs(self.task, MeasuredTask).client_loss(self.params, self.client)
+
+    def threshold(self) -> Float[Array, ""]:
+        """rho_k; `ValueError` if clients require nothing."""
+        return needs(self.task, DemandingTask).threshold(self.client)
 
 
 class Contribution(NamedTuple):
-    """What one client sends. The server sees only the sum over the participants, field by field."""
+    """What one client sends. The server sees only the sum over the participants, field by field.
 
-    update: Any  # pytree of arrays or `SparseUpdate`s, as the algorithm likes; counted as uploaded
+    Attributes:
+      update: a pytree of arrays or `SparseUpdate`s, as the algorithm likes; counted as uploaded.
+      weight: a number.
+      num_gradients: the gradients that the client computed.
+      report: a small pytree that is not summed, but handed to the assignment's `observe`, such as
+        the mean loss while training. Models that are trained together report alike.
+    """
+
+    update: Any
     weight: Float[Array, ""]
-    num_gradients: Int[Array, ""]  # gradients that the client computed
+    num_gradients: Int[Array, ""]
+    report: Any = ()
+
+
+class InitFn(Protocol):
+    """The states before round 1."""
+
+    def __call__(self, task: Task, params: Params) -> tuple[ServerState, ClientState]:
+        """The server's state, and that of one client, of which each gets its own copy."""
+
+
+class ClientFn(Protocol):
+    """Local training."""
+
+    def __call__(
+        self, local: LocalProblem, server_state: ServerState, client_state: ClientState
+    ) -> tuple[Contribution, ClientState]:
+        """What one client sends, and its new state."""
+
+
+class ServerFn(Protocol):
+    """Aggregation of the round's contributions; a model that nobody trained stays as it is."""
+
+    def __call__(
+        self,
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: ServerState,
+        client_states: ClientState,
+        total: Contribution,
+    ) -> tuple[Params, ServerState]:
+        """The new parameters and state.
+
+        Args:
+          round: t.
+          task: what the model learns.
+          params: w.
+          server_state: as the round before left it.
+          client_states: of all N clients, after those that trained came home.
+          total: the sum of the participants' contributions, updates dense, without reports.
+        """
 
 
 class Algorithm(NamedTuple):
     """How clients train and how the server aggregates.
 
     Attributes:
-      init: ``(task, params) -> (server_state, client_state)``; the client state is that of one
-        client, and each (model, client) pair gets its own copy. Use ``()`` where there is none.
-      client: ``(rng_key, round, task, client, params, server_state, client_state) -> (Contribution,
-        client_state)``; `client` is the client's number.
-      server: ``(round, params, server_state, total) -> (params, server_state)``; `total` is the sum
-        of the participants' contributions with dense updates. A model that nobody trained
-        stays as it is.
-      num_steps: ``(task, client, server_state) -> steps``, where clients take different numbers of
-        local steps: those that take about as many are then computed together. A plain int, or
-        None, where all take as many.
-      start: ``(rng_key, task, client, params, client_state) -> client_state``, where the states of
-        clients differ from the first round on.
-      begin: ``(round, task, params, server_state, client_states) -> server_state``, the first thing
-        in a round; `client_states` are those of all clients.
-      output: ``(params, server_state) -> params``, where another model is recorded than the one
-        that clients get.
-      appeal: ``(task, params, server_state, client_states) -> bool[clients]``, to which clients the
-        model appeals.
-      metrics: ``(rng_key, task, params, client_states) -> metrics``, instead of the task's own;
-        `params` are the output.
-      num_unseen: so many of the task's clients, the last ones, never train; the assignment does
-        not know of them.
+      init: the states before round 1; use ``()`` where there is none.
+      client: what one client contributes.
+      server: what the server does with the sum of the contributions.
+      num_steps: the local steps that a client is going to take, where they differ: those that take
+        about as many are then computed together. A plain int where all take as many.
     """
 
-    init: Callable[[Task, Params], tuple[ServerState, ClientState]]
-    client: Callable[
-        [PRNGKeyArray, Round, Task, Int[Array, ""], Params, ServerState, ClientState],
-        tuple[Contribution, ClientState],
-    ]
-    server: Callable[
-        [Round, Params, ServerState, Contribution],
-        tuple[Params, ServerState],
-    ]
-    num_steps: Callable[[Task, Int[Array, ""], ServerState], int | Int[Array, ""]] | None = None
-    start: (
-        Callable[[PRNGKeyArray, Task, Int[Array, ""], Params, ClientState], ClientState] | None
-    ) = None
-    begin: Callable[[Round, Task, Params, ServerState, ClientState], ServerState] | None = None
-    output: Callable[[Params, ServerState], Params] | None = None
-    appeal: Callable[[Task, Params, ServerState, ClientState], Bool[Array, " clients"]] | None = (
-        None
-    )
-    metrics: (
-        Callable[[PRNGKeyArray, Task, Params, ClientState], dict[str, Float[Array, ""]]] | None
-    ) = None
-    num_unseen: int = 0
+    init: InitFn
+    client: ClientFn
+    server: ServerFn
+    num_steps: Callable[[Task, Client, ServerState], int | Int[Array, ""]] | None = None
+
+
+class Groups(NamedTuple):
+    """Who trains which model in a round.
+
+    Attributes:
+      clients: client numbers; -1 is padding, at any place of a row, and contributes nothing. A
+        client may be in several rows, but only once in a row.
+      scale: what their weights are multiplied by, such as 1/p of unbiased sampling; None is 1.
+    """
+
+    clients: Int[Array, "models group"]
+    scale: Float[Array, "models group"] | None = None
+
+
+class Look(NamedTuple):
+    """What an assignment may look at: functions, so that only what is called is computed.
+
+    Attributes:
+      losses: F_k of every model, ``float[models, clients]``.
+      appeals: to whom every model appeals, ``bool[models, clients]``; see `requiring`.
+    """
+
+    losses: Callable[[], Float[Array, "models clients"]]
+    appeals: Callable[[], Bool[Array, "models clients"]]
+
+
+class AssignFn(Protocol):
+    """The choice of who trains what."""
+
+    def __call__(
+        self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
+    ) -> tuple[Groups, Any]:
+        """The groups of round t, of the same shape in all rounds, and the new state."""
+
+
+class ObserveFn(Protocol):
+    """The lesson of a round."""
+
+    def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
+        """The state with what came back: reports ``[models, group, ...]``, 0 for padding."""
 
 
 class Assignment(NamedTuple):
@@ -226,24 +267,13 @@ class Assignment(NamedTuple):
     Attributes:
       num_clients: N, the clients to draw from.
       num_models: M.
-      init: ``(rng_key) -> state``.
-      assign: ``(rng_key, round, state) -> (groups, state)``; `groups` is ``int32[models, group]``
-        with client numbers, and -1 for padding, which contributes nothing.
-      select: ``(rng_key, round, groups, appeal) -> groups``, where clients may stay away; `appeal`
-        is ``bool[models, clients]``, from the algorithm. Rows may become shorter.
+      init: from a key to the state before round 1.
+      assign: who trains what in a round.
+      observe: what the assignment learns from those that trained, if it does.
     """
 
     num_clients: int
     num_models: int
-    init: Callable[[PRNGKeyArray], AssignmentState]
-    assign: Callable[
-        [PRNGKeyArray, Round, AssignmentState],
-        tuple[Int[Array, "models group"], AssignmentState],
-    ]
-    select: (
-        Callable[
-            [PRNGKeyArray, Round, Int[Array, "models group"], Bool[Array, "models clients"]],
-            Int[Array, "models cohort"],
-        ]
-        | None
-    ) = None
+    init: Callable[[PRNGKeyArray], Any]
+    assign: AssignFn
+    observe: ObserveFn | None = None

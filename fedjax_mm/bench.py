@@ -17,16 +17,18 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Algorithm, Assignment, Batching, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, Assignment, Params, ServerState, Task
+from fedjax_mm.chunks import ClientMap, chunk_size_of, chunks_of, is_lockstep
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import Layout, layout
-from fedjax_mm.kinds import is_lockstep, kinds_of, split
 from fedjax_mm.plan import Grid, Setup, make_plan, seed_keys
-from fedjax_mm.simulate import ClientMap, chunk_size_of, chunks_of, init, simulate
+from fedjax_mm.simulate import init, simulate
+from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweep import Execution, carry_out
 from fedjax_mm.tasks.quadratic import quadratic
+from fedjax_mm.tasks.view import View
 
 ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
@@ -332,7 +334,8 @@ def build_learning(
     """
     from fedjax_mm.tasks.classification import classification
 
-    task: Task = _Unmeasured(classification(workload.data(), workload.model.module()))
+    task: Task = classification(workload.data(), workload.model.module())
+    task = _Unmeasured(task, task.num_clients)
     algorithm = workload.algorithm()
     assignment = mfa_rand(workload.num_clients, 1, cohort_size=workload.cohort_size)
     where = layout(1, devices)
@@ -397,13 +400,13 @@ def count_steps(
       >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=5)
       (125, 120)
     """
-    (kind, *_) = kinds_of(task, algorithm, assignment)
-    models = split(init(jax.random.key(0), task, algorithm, assignment).models, [kind])[0]
+    (stack, *_) = stacks_of(task, algorithm, assignment)
+    models = init(jax.random.key(0), task, algorithm, assignment).models
     server = jax.tree.map(itemgetter(0), models.server)
-    chunk_size = chunk_size_of(client_map, kind, models.params, len(group))
+    chunk_size = chunk_size_of(client_map, task, models.params, len(group))
     count_of = partial(_num_steps, algorithm, task, server)
     steps = np.asarray(jax.vmap(count_of)(jnp.asarray(group)))
-    growing = not is_lockstep(kind, models)
+    growing = not is_lockstep(stack, models)
     shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
     computed = first = 0
     for size, count in chunks_of(len(shares), chunk_size or len(shares), growing=growing):
@@ -421,32 +424,11 @@ def _num_steps(
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Unmeasured:
+class _Unmeasured(View):
     """A task of which nothing is recorded."""
 
-    task: Any
-
-    @property
-    def num_clients(self) -> int:
-        return self.task.num_clients
-
-    def init(self, rng_key: PRNGKeyArray) -> Params:
-        return self.task.init(rng_key)
-
-    def weight(self, client: Any) -> Any:
-        return self.task.weight(client)
-
-    def num_batches(self, client: Any, size: int | None) -> Any:
-        return self.task.num_batches(client, size)
-
-    def batch(self, rng_key: PRNGKeyArray, client: Any, step: Any, how: Batching) -> Any:
-        return self.task.batch(rng_key, client, step, how)
-
-    def loss(self, params: Params, batch: Any) -> Any:
-        return self.task.loss(params, batch)
-
-    def metrics(self, params: Params) -> dict[str, Any]:
-        del params
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Any]:
+        del rng_key, params
         return {}
 
 

@@ -1,9 +1,15 @@
 """Checks of arguments, before anything is compiled."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
+import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool
+
+T = TypeVar("T")
 
 
 def check_not_negative(name: str, value: Any) -> None:
@@ -34,3 +40,90 @@ def check_count(name: str, value: Any) -> None:
     """Raises `ValueError` unless `value` is a positive whole number; None passes."""
     if value is not None and not (isinstance(value, int | np.integer) and value > 0):
         raise ValueError(f"{name} is {value}; it must be a positive whole number")
+
+
+def needs(task: Any, capability: type[T]) -> T:
+    """The task, if it has what a protocol asks for beyond `Task`; or else `ValueError`."""
+    if not isinstance(task, capability):
+        (wanted, *_) = (capability.__doc__ or "").splitlines()
+        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
+    return task
+
+
+def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
+    """The array of one bool for each client; or else `ValueError`. It may be traced."""
+    flags = jnp.asarray(flags)
+    if flags.ndim != 1 or flags.dtype != jnp.bool_:
+        raise ValueError(
+            f"{name} are {flags.dtype}{list(flags.shape)}; give one bool for each client that "
+            "trains"
+        )
+    if size is not None and len(flags) != size:
+        raise ValueError(
+            f"{name} has {len(flags)} entries; give one for each of the {size} clients that train"
+        )
+    return flags
+
+
+def check_rounds(num_rounds: int, record_every: int) -> None:
+    """Raises `ValueError` unless rounds can be recorded so often."""
+    if num_rounds < 1:
+        raise ValueError(f"num_rounds is {num_rounds}; it must be at least 1")
+    if record_every < 1 or num_rounds % record_every:
+        raise ValueError(
+            f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"
+        )
+
+
+def check_client_map(client_map: Any) -> None:
+    """Raises `ValueError` unless local trainings can be computed so."""
+    is_size = type(client_map) is int and client_map > 0
+    if not is_size and client_map not in ("auto", "vmap", "scan"):
+        raise ValueError(
+            f"client_map is {client_map!r}; it must be 'auto', 'vmap', 'scan' or a positive chunk "
+            "size"
+        )
+
+
+def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
+    """Given initial parameters of each stack of models; None where none are given."""
+    if params is None or len(stacks) == 1:
+        return [params] * len(stacks)
+    num_models = sum(len(stack.models) for stack in stacks)
+    if not isinstance(params, Sequence) or len(params) != num_models:
+        raise ValueError(
+            f"the models differ in structure; give a list of {num_models} initial parameters"
+        )
+    return [
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[m] for m in stack.models))
+        for stack in stacks
+    ]
+
+
+def fit_params(params: Any, like: Any) -> Any:
+    """Given initial parameters with a models axis: those of one model are shared by all.
+
+    Args:
+      params: of one model, or ``[models, ...]``.
+      like: shapes ``[models, ...]`` and types of those that the tasks draw.
+    """
+
+    def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
+        given = jnp.asarray(given, wanted.dtype)
+        if given.shape not in (wanted.shape, wanted.shape[1:]):
+            raise ValueError(
+                f"initial parameters have shape {given.shape}; give {wanted.shape[1:]} (one model, "
+                f"shared by all) or {wanted.shape} (one per model)"
+            )
+        return jnp.broadcast_to(given, wanted.shape)
+
+    check_alike("initial parameters do not have the structure of the task's", params, like)
+    return jax.tree.map(fit, params, like)
+
+
+def check_alike(problem: str, *trees: Any) -> None:
+    """Raises `ValueError` with the problem and where it is, unless pytrees have equal structure."""
+    try:
+        chex.assert_trees_all_equal_structs(*trees)
+    except AssertionError as error:
+        raise ValueError(f"{problem}: {error}") from error

@@ -20,10 +20,11 @@ from fedjax_mm.algorithm_configs import (
     MethodConfig,
     Requiring,
 )
-from fedjax_mm.base import Algorithm, Assignment
+from fedjax_mm.base import Assignment, Task
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.plan import Grid, Setup
 from fedjax_mm.task_configs import Config, Count, QuadraticConfig, Seed, TaskConfig
+from fedjax_mm.tasks.requirements import OwnModels
 
 Precision = Literal["float32", "float64"]
 
@@ -32,8 +33,8 @@ class Experiment(Config):
     """One task, some algorithms, some seeds.
 
     `assignment` is for the algorithms that have none of their own. `byzantine` makes attackers of
-    some clients, and `requiring` measures what clients ask of a model, with every algorithm alike:
-    ``requiring(byzantine(algorithm))``, the assignment being for the clients that are seen.
+    some clients, and `requiring` measures what clients ask of a model, with every algorithm alike;
+    the assignment is for the clients that are seen.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -141,12 +142,16 @@ class Experiment(Config):
             unseen = f"requiring.num_unseen = {num_clients - num_seen}"
             raise ValueError(f"{error}, without those of {unseen}") from error
 
-    def _asked(self, method: Method, num_clients: int) -> Algorithm:
-        """The algorithm with attackers and demands."""
-        algorithm = method.build(self.num_models)
+    def _setup(self, method: Method, task: Task, own: OwnModels | None) -> Setup:
+        """One run: who trains what and how, with attackers and demands."""
+        assignment = self._assigned(method, task.num_clients)
+        algorithm, tasks = method.build(self.num_models), [task] * self.num_models
+        if self.requiring is not None and own is not None:
+            tasks = self.requiring.wrap(task, own, method)
         if self.byzantine is not None:
-            algorithm = self.byzantine.wrap(algorithm, self._num_seen(num_clients))
-        return algorithm if self.requiring is None else self.requiring.wrap(algorithm, method)
+            tasks = [self.byzantine.wrap_task(each) for each in tasks]
+            algorithm = self.byzantine.wrap(algorithm, assignment.num_clients)
+        return Setup(tasks, algorithm, assignment, self.task.initial_params())
 
     @property
     def points(self) -> dict[str, list[Any]]:
@@ -170,17 +175,24 @@ class Experiment(Config):
         """All runs on some data, an argument of the compiled programs."""
         keys = {key.rpartition(".")[2]: key for key in self.points}
 
-        def build(algorithm: str, data: Any = None, **values: Any) -> Setup:
+        def at(algorithm: str, values: Mapping[str, Any]) -> "Experiment":
             here = self._first
             for name, value in values.items():
                 here = _replaced(here, _path_of(keys[name], here, algorithm), value)
-            method, task = here.algorithms[algorithm], here.task.build(data)
-            return Setup(
-                task,
-                here._asked(method, task.num_clients),
-                here._assigned(method, task.num_clients),
-                here.task.initial_params(),
-            )
+            return here
+
+        def prepare(rng_key: Any, algorithm: str, data: Any = None, **values: Any) -> OwnModels:
+            here = at(algorithm, values)
+            assert here.requiring is not None
+            task, method = here.task.build(data), here.algorithms[algorithm]
+            start = here.task.initial_params()
+            return here.requiring.prepare(rng_key, task, here.num_models, method, start)
+
+        def build(
+            algorithm: str, data: Any = None, prepared: OwnModels | None = None, **values: Any
+        ) -> Setup:
+            here = at(algorithm, values)
+            return here._setup(here.algorithms[algorithm], here.task.build(data), prepared)
 
         axes = {name: self.points[key] for name, key in keys.items()}
         return Grid(
@@ -192,6 +204,7 @@ class Experiment(Config):
             shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
+            prepare=None if self.requiring is None else prepare,
         )
 
 

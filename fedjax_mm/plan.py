@@ -25,22 +25,14 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
+from fedjax_mm.chunks import ClientMap, chunk_size_of, is_lockstep
 from fedjax_mm.devices import Layout, agree, layout
-from fedjax_mm.kinds import is_lockstep, kinds_of, split, vmap_unless_one
-from fedjax_mm.simulate import (
-    ClientMap,
-    Counts,
-    State,
-    Trace,
-    advance,
-    are_finite,
-    chunk_size_of,
-    init,
-    measure,
-)
+from fedjax_mm.record import Counts, Trace, measure
+from fedjax_mm.simulate import State, advance, init, look
+from fedjax_mm.stacks import split, stacks_of, vmap_unless_one
 
 _RESERVED = (
-    *("seed", "round", "model", "diverged"),
+    *("seed", "round", "model", "diverged", "prepared"),
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
 _ABSENT: Any = None  # in place of what a program is told anew: no leaf of a pytree
@@ -77,6 +69,7 @@ class Grid:
     per_seed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     record_every: int = 1
     client_map: ClientMap = "auto"
+    prepare: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         check_count("num_rounds", self.num_rounds)
@@ -150,10 +143,14 @@ class Grid:
 
 
 class Replica(NamedTuple):
-    """What the rounds change of a replica: its state without the key and the round, and counts."""
+    """What is carried of a replica: its state without the key and the round, and counts.
+
+    `prepared` is what the grid's `prepare` made of it before the first round.
+    """
 
     state: State
     since: Counts
+    prepared: Any
 
 
 class Record(NamedTuple):
@@ -208,9 +205,16 @@ class Program:
         algorithm = [str(values.pop("algorithm"))] if "algorithm" in values else []
         return ", ".join(algorithm + [f"{name}={value}" for name, value in values.items()]) or "run"
 
-    def setup(self, numbers: Mapping[str, Any], shared: Mapping[str, Any]) -> Setup:
+    def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
+        """What is computed once for a replica, before its first round."""
+        if self.grid.prepare is None:
+            return ()
+        return self.grid.prepare(rng_key, **self.fixed, **numbers, **shared)
+
+    def setup(self, numbers: Any, shared: Any, prepared: Any) -> Setup:
         """What one replica simulates."""
-        setup = self.grid.build(**self.fixed, **numbers, **shared)
+        more = {} if self.grid.prepare is None else {"prepared": prepared}
+        setup = self.grid.build(**self.fixed, **numbers, **shared, **more)
         if not isinstance(setup, Setup):
             raise ValueError(
                 f"build returned {type(setup).__name__}; return Setup(tasks, algorithm, assignment)"
@@ -219,11 +223,11 @@ class Program:
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Before round 1."""
-        state = init(rng_key, *self.setup(numbers, shared))
-        nothing = jnp.zeros(self.setup(numbers, shared).assignment.num_models, jnp.int32)
-        return Replica(
-            state._replace(rng_key=_ABSENT, round=_ABSENT), Counts(nothing, nothing, nothing)
-        )
+        prepared = self.prepare(rng_key, numbers, shared)
+        setup = self.setup(numbers, shared, prepared)
+        state = init(rng_key, *setup)._replace(rng_key=_ABSENT, round=_ABSENT)
+        nothing = jnp.zeros(setup.assignment.num_models, jnp.int32)
+        return Replica(state, Counts(nothing, nothing, nothing), prepared)
 
     @cached_property
     def advance(self) -> Callable[..., tuple[Replica, Trace]]:
@@ -242,7 +246,7 @@ class Program:
         round: Int[Array, ""],
         shared: Any,
     ) -> tuple[Replica, Trace]:
-        tasks, algorithm, assignment, _ = self.setup(numbers, shared)
+        tasks, algorithm, assignment, _ = self.setup(numbers, shared, replica.prepared)
         state, trace = advance(
             replica.state._replace(rng_key=rng_key, round=round),
             tasks,
@@ -255,7 +259,8 @@ class Program:
         trace = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
         counts = Counts(*(getattr(trace, name) for name in Counts._fields))
         since = jax.tree.map(_add_counts, replica.since, counts)
-        return Replica(state._replace(rng_key=_ABSENT, round=_ABSENT), since), trace
+        state = state._replace(rng_key=_ABSENT, round=_ABSENT)
+        return Replica(state, since, replica.prepared), trace
 
     def measure(
         self,
@@ -266,11 +271,10 @@ class Program:
         shared: Any,
     ) -> Record:
         """The record of one replica."""
-        setup = self.setup(numbers, shared)
-        state = replica.state._replace(rng_key=rng_key, round=round)
-        metrics = measure(state, *setup[:3], client_map=self.grid.client_map)
-        is_finite = are_finite(state, metrics, *setup[:3])
-        return Record(metrics, replica.since, is_finite)
+        tasks, algorithm, assignment, _ = self.setup(numbers, shared, replica.prepared)
+        stacks, models = stacks_of(tasks, algorithm, assignment), replica.state.models
+        measured = measure(stacks, rng_key, round, models, self.grid.client_map)
+        return Record(measured.metrics, replica.since, measured.is_finite)
 
     @cached_property
     def _traced(self) -> "_Traced":
@@ -278,20 +282,17 @@ class Program:
         facts: dict[str, Any] = {}
 
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
-            tasks, algorithm, assignment, _ = self.setup(numbers, shared)
             replica = self.start(rng_key, numbers, shared)
-            groups, _ = jax.eval_shape(assignment.assign, rng_key, round, replica.state.assignment)
-            if assignment.select is not None:
-                appeal = jax.ShapeDtypeStruct((groups.shape[0], assignment.num_clients), bool)
-                groups = jax.eval_shape(assignment.select, rng_key, round, groups, appeal)
-            facts["updates"] = min(groups.size, assignment.num_clients)
-            kinds = kinds_of(tasks, algorithm, assignment)
-            facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in kinds)
-            models = split(replica.state.models, kinds)
+            tasks, algorithm, assignment, _ = self.setup(numbers, shared, replica.prepared)
+            stacks, models = stacks_of(tasks, algorithm, assignment), replica.state.models
+            view = look(stacks, models)
+            groups, _ = assignment.assign(rng_key, round, replica.state.assignment, view)
+            facts["updates"] = min(groups.clients.size, assignment.num_clients)
+            facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
-                is_lockstep(kind, each)
-                and chunk_size_of("auto", kind, each.params, facts["updates"]) is None
-                for kind, each in zip(kinds, models, strict=True)
+                is_lockstep(stack, each)
+                and chunk_size_of("auto", stack.task, each.params, facts["updates"]) is None
+                for stack, each in split(stacks, models)
             )
             replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
             facts["sizes"] = trace.upload_size, trace.download_size

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.simulate import Counts, Trace
+from fedjax_mm.record import Counts, Trace
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",

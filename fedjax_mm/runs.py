@@ -7,7 +7,7 @@ import xarray as xr
 
 from fedjax_mm.experiment import Experiment
 from fedjax_mm.plan import Grid, Plan
-from fedjax_mm.sweep import Execution, RefusedError, carry_out, prepare
+from fedjax_mm.sweep import Execution, RefusedError, carry_out, plan_for
 
 
 def run(
@@ -42,7 +42,7 @@ def run(
     how, config = execution or Execution(), experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
         grid = _grid(experiment)
-        plan = prepare(grid, how, config)
+        plan = plan_for(grid, how, config)
         return carry_out(
             plan,
             how,
@@ -55,7 +55,7 @@ def run(
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
     """What `run` would do: the programs, compiled, their batches, memory and local trainings."""
     with jax.enable_x64(experiment.precision == "float64"):
-        return prepare(_grid(experiment), execution or Execution(), experiment.model_dump())
+        return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
 
 
 def _grid(experiment: Experiment) -> Grid:

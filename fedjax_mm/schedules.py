@@ -4,12 +4,15 @@ Any optax schedule may stand beside them: it is evaluated at the round, once, an
 use that rate.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from fedjax_mm.base import Schedule
 from fedjax_mm.checks import check_count
+
+Schedule: TypeAlias = Callable[[Any], Any]
+"""An optax schedule, always evaluated at the round t (or the frame l): constant inside a round."""
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:

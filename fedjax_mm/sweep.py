@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.chunks import ClientMap
 from fedjax_mm.devices import agree
 from fedjax_mm.plan import (
     Compiled,
@@ -31,8 +32,8 @@ from fedjax_mm.plan import (
     make_plan,
     without_keys,
 )
+from fedjax_mm.record import Counts, Trace
 from fedjax_mm.results import check_counts, manifest, to_dataset
-from fedjax_mm.simulate import ClientMap, Counts, Trace
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
@@ -93,6 +94,7 @@ def sweep(
     seed: int = 0,
     shared: Mapping[str, Any] | None = None,
     per_seed: Mapping[str, Any] | None = None,
+    prepare: Callable[..., Any] | None = None,
     record_every: int = 1,
     client_map: ClientMap = "auto",
     on_divergence: Literal["mark", "stop"] = "mark",
@@ -117,6 +119,10 @@ def sweep(
         data, which should be an argument of the compiled program and not a constant in it.
       per_seed: further arguments of `build`, by name: a number for each seed, for instance which of
         several draws of the data it has.
+      prepare: computes something once for every replica, before its first round, such as the
+        models that clients train of their own: called with the replica's key and all arguments that
+        `build` gets, it returns a pytree of arrays, which `build` then gets as `prepared`. The keys
+        to use are those of `keys.preparation_key`.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
@@ -160,24 +166,25 @@ def sweep(
         per_seed or {},
         record_every,
         client_map,
+        prepare,
     )
     how = execution or Execution()
-    return carry_out(prepare(grid, how), how, data=data, on_divergence=on_divergence)
+    return carry_out(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
 
 
-def prepare(grid: Grid, how: Execution, config: Any = None) -> Plan:
+def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     """The compiled plan; that of the unfinished run, if there is one to continue.
 
     Raises:
       RefusedError: in one line, what is wrong with the grid, the memory, or the unfinished run.
     """
     try:
-        return _prepare(grid, how, config)
+        return _plan_for(grid, how, config)
     except ValueError as error:
         raise RefusedError(str(error)) from error
 
 
-def _prepare(grid: Grid, how: Execution, config: Any) -> Plan:
+def _plan_for(grid: Grid, how: Execution, config: Any) -> Plan:
     def report(what: str) -> None:
         if how.progress:
             how.progress(what, 0, 1)

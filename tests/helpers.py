@@ -13,14 +13,20 @@ from fedjax_mm import (
     Assignment,
     ClientData,
     Contribution,
+    Groups,
+    Look,
     client_data,
     fedcluster,
     full_participation,
+    keys,
     mfa_rand,
     mfa_rr,
     sequential,
 )
 from fedjax_mm.data.federated import FederatedData
+
+NOTHING_TO_SEE = Look(losses=None, appeals=None)
+"""For assignments that do not look."""
 
 STRATEGIES = {
     "mfa_rand": lambda num_clients: mfa_rand(num_clients, 5),
@@ -41,11 +47,11 @@ def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarra
     """The groups ``[T, M, n]`` that `simulate` uses with this key."""
 
     def one_round(state: Any, t: Any) -> Any:
-        key = jax.random.fold_in(jax.random.fold_in(rng_key, t), 0)
-        groups, state = assignment.assign(key, t, state)
-        return state, groups
+        key = keys.assignment_key(keys.round_key(rng_key, t))
+        groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
+        return state, groups.clients
 
-    start = assignment.init(jax.random.fold_in(jax.random.fold_in(rng_key, 0), 0))
+    start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
     return np.asarray(lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1])
 
 
@@ -56,7 +62,7 @@ def replay(groups: Any, num_clients: int) -> Assignment:
         num_clients,
         groups.shape[1],
         lambda rng_key: (),
-        lambda rng_key, t, state: (groups[t - 1], state),
+        lambda rng_key, t, state, look: (Groups(groups[t - 1]), state),
     )
 
 
@@ -84,7 +90,7 @@ class Towards:
     def loss(self, params, batch):
         return jnp.sum((params["w"] - batch) ** 2) / 2
 
-    def metrics(self, params):
+    def metrics(self, rng_key, params):
         return {"norm": jnp.sqrt(jnp.sum(params["w"] ** 2))}
 
 
@@ -107,12 +113,12 @@ class Visits(NamedTuple):
 def counting() -> Algorithm:
     """Clients remember how often and when they trained; the model sums up their numbers."""
 
-    def client(rng_key, t, task, client, params, server_state, client_state):
-        state = Visits(client_state.count + 1, jnp.int32(t))
-        update = {"w": jnp.full_like(params["w"], client)}
+    def client(local, server_state, client_state):
+        state = Visits(client_state.count + 1, jnp.int32(local.round))
+        update = {"w": jnp.full_like(local.params["w"], local.client)}
         return Contribution(update, jnp.float32(1), jnp.int32(1)), state
 
-    def server(t, params, state, total):
+    def server(t, task, params, state, client_states, total):
         return jax.tree.map(jnp.add, params, total.update), state + 1
 
     return Algorithm(

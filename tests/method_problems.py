@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm import classification, client_data, least_squares
+from fedjax_mm import classification, client_data, keys, least_squares
 from fedjax_mm.base import Batching
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.networks import LogisticRegression
@@ -53,9 +53,8 @@ def all_rows() -> np.ndarray:
     clients = client_data([np.zeros(n) for n in counts])
 
     def rows(m: Any, t: Any, k: Any, i: Any) -> Any:
-        key = jax.random.key(SEED)
-        for number in (t, m + 1, k):
-            key = jax.random.fold_in(key, number)
+        (model_key,) = keys.model_keys(keys.round_key(jax.random.key(SEED), t), m[None])
+        key = keys.client_key(model_key, k)
         return clients.batch(key, k, i, Batching(BATCH))[0] - clients.offsets[k]
 
     for place in (3, 2, 1, 0):

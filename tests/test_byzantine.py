@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_mm.contribution import dense_update
 
 from fedjax_mm import (
     afl,
@@ -21,7 +22,6 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
-from fedjax_mm.contribution import dense_update
 from fedjax_mm.simulate import init
 from tests import reference_maxfl as oracle
 from tests.helpers import roll_out

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_mm.algorithms.local import train_locally
 
 from fedjax_mm import Quadratic, fedavg, full_participation, mfa_rand, quadratic, simulate
-from fedjax_mm.algorithms.local import train_locally
 from fedjax_mm.base import Batching
 from tests.helpers import Towards, replay
 

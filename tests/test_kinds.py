@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_mm.stacks import stacks_of
 
 from fedjax_mm import (
     Checkpoints,
@@ -26,7 +27,6 @@ from fedjax_mm import (
     sweep,
 )
 from fedjax_mm.data.federated import stack_data
-from fedjax_mm.kinds import kinds_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import Towards, labelled_data

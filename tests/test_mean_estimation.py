@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
+from fedjax_mm.algorithms.views import client_losses, thresholds
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedjax_mm import (
@@ -23,7 +24,6 @@ from fedjax_mm import (
     mean_estimation,
     simulate,
 )
-from fedjax_mm.algorithms.views import client_losses, thresholds
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiment import validate

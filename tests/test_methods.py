@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fedjax_mm.algorithms.views import client_losses
 
 from fedjax_mm import (
     afl,
@@ -26,7 +27,6 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
-from fedjax_mm.algorithms.views import client_losses
 from tests import reference_maxfl as oracle
 from tests.helpers import Measured, roll_out
 from tests.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N

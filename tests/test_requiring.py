@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from fedjax_mm.algorithms.local import train_locally
+from fedjax_mm.algorithms.views import client_losses, thresholds
 
 from fedjax_mm import (
     LogisticRegression,
@@ -28,8 +30,6 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.algorithms.local import train_locally
-from fedjax_mm.algorithms.views import client_losses, thresholds
 from fedjax_mm.base import Batching
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.simulate import init

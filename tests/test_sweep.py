@@ -36,7 +36,7 @@ from fedjax_mm.bench import WORKLOADS
 from fedjax_mm.devices import layout
 from fedjax_mm.experiment import Sweep, validate
 from fedjax_mm.plan import Grid, Program, make_plan, seed_keys
-from fedjax_mm.sweep import Execution, carry_out, prepare
+from fedjax_mm.sweep import Execution, carry_out, plan_for
 from tests.helpers import Towards, counting
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
@@ -120,7 +120,7 @@ def whole():
         one_batch_at_a_time(patch)
         with Work(patch) as planning:
             how = Execution()
-            plan = prepare(Grid(planning.build, AXES, ROUNDS, SEEDS, SEED), how)
+            plan = plan_for(Grid(planning.build, AXES, ROUNDS, SEEDS, SEED), how)
         with Work(patch) as running:
             result = carry_out(plan, how, data="synthetic", on_divergence="mark")
     return result, plan, planning, running

@@ -5,25 +5,25 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
-from fedjax_mm.algorithms.local import local_sgd
-from fedjax_mm.algorithms.views import measured
-from fedjax_mm.base import Algorithm, Contribution, Params, Round, Scalar, Schedule, Task
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
 from fedjax_mm.checks import check_positive
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.local import local_sgd
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
 
 
 class AFLState(NamedTuple):
-    """What the server of one model keeps between rounds."""
+    """The server's state of one model; its parameters are the running average of the iterates."""
 
+    iterate: Params  # w, from which clients start
     mixture: Float[Array, " clients"]  # lambda
-    average: Params  # of w after each of them
     num_rounds: Int[Array, ""]  # in which somebody trained
 
 
-class Report(NamedTuple):
-    """What one client lost when it trained last."""
+class LastLoss(NamedTuple):
+    """One client's loss in the round in which it trained last."""
 
     round: Int[Array, ""]
     loss: Float[Array, ""]
@@ -38,8 +38,8 @@ def afl(
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
     lambda is on the simplex of all N clients, from 1/N on; a participant adds the loss of all its
-    training examples at w, the others add nothing. What is recorded and put out is the running
-    average of w.
+    training examples at w, the others add nothing. What is recorded is the running average of w;
+    w itself is in the server's state.
 
     Args:
       learning_rate: eta_w, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -60,50 +60,38 @@ def afl(
 
     Reference: Mohri, Sivek, Suresh, "Agnostic Federated Learning" (2019), Stochastic-AFL.
     """
-    local = local_sgd(learning_rate, 1, batch_size)
+    sgd = local_sgd(learning_rate, 1, batch_size)
     check_positive("mixture_rate", mixture_rate)
 
-    def init(task: Task, params: Params) -> tuple[AFLState, Report]:
+    def init(task: Task, params: Params) -> tuple[AFLState, LastLoss]:
         uniform = jnp.full(task.num_clients, 1 / task.num_clients)
-        return AFLState(uniform, params, jnp.int32(0)), Report(jnp.int32(0), jnp.zeros(()))
-
-    def begin(
-        round: Round, task: Task, params: Params, server_state: AFLState, client_states: Report
-    ) -> AFLState:
-        # The end of the round before: the server sees sums, but here the states of all clients.
-        del params
-        losses, when = client_states.loss[: task.num_clients], client_states.round
-        is_new = when[: task.num_clients] == jnp.maximum(round - 1, 1)
-        mixture = server_state.mixture + mixture_rate * jnp.where(is_new, losses, 0)
-        mixture = optax.projections.projection_simplex(mixture)
-        return server_state._replace(mixture=mixture.astype(losses.dtype))
+        return AFLState(params, uniform, jnp.int32(0)), LastLoss(jnp.int32(0), jnp.zeros(()))
 
     def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: AFLState,
-        client_state: Report,
-    ) -> tuple[Contribution, Report]:
-        loss = measured(task).client_loss(params, client).astype(client_state.loss.dtype)
-        change = local.change(rng_key, round, task, client, params)
-        update = scale_update(change, server_state.mixture[client])
-        report = Report(jnp.asarray(round, jnp.int32), loss)
-        return Contribution(update, jnp.ones(()), jnp.int32(1)), report
+        local: LocalProblem, server_state: AFLState, client_state: LastLoss
+    ) -> tuple[Contribution, LastLoss]:
+        local = local._replace(params=server_state.iterate)
+        loss, change = local.loss().astype(client_state.loss.dtype), sgd.train(local)
+        update = scale_update(change.update, local.scale * server_state.mixture[local.client])
+        sent = Contribution(update, jnp.ones(()), jnp.int32(1), change.report)
+        return sent, LastLoss(jnp.asarray(local.round, jnp.int32), loss)
 
     def server(
-        round: Round, params: Params, server_state: AFLState, total: Contribution
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: AFLState,
+        client_states: LastLoss,
+        total: Contribution,
     ) -> tuple[Params, AFLState]:
-        del round
-        params, count = optax.apply_updates(params, total.update), server_state.num_rounds + 1
-        step = jax.tree.map(lambda new, old: (new - old) / count, params, server_state.average)
-        average = optax.apply_updates(server_state.average, step)
-        return params, server_state._replace(average=average, num_rounds=count)
+        del task
+        iterate, _, count = server_state
+        iterate, count = optax.apply_updates(iterate, total.update), count + 1
+        step = jax.tree.map(lambda new, old: (new - old) / count, iterate, params)
+        # The server sees sums, but losses count one by one: they are in the clients' states.
+        losses = jnp.where(client_states.round == round, client_states.loss, 0)
+        mixture = server_state.mixture + mixture_rate * losses
+        mixture = optax.projections.projection_simplex(mixture).astype(losses.dtype)
+        return optax.apply_updates(params, step), AFLState(iterate, mixture, count)
 
-    def output(params: Params, server_state: AFLState) -> Params:
-        del params
-        return server_state.average
-
-    return Algorithm(init, client, server, begin=begin, output=output)
+    return Algorithm(init, client, server)

@@ -2,21 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.algorithms.local import add_mean, local_sgd, proximal
-from fedjax_mm.base import (
-    Algorithm,
-    Contribution,
-    Params,
-    Round,
-    Scalar,
-    Schedule,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.local import add_mean, local_sgd, proximal
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
 
 
 def ditto(
@@ -53,7 +44,7 @@ def ditto(
     Reference: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
     Personalization" (2021), Algorithm 1.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("lam", lam)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
@@ -61,23 +52,13 @@ def ditto(
         return (), params
 
     def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: ServerState,
-        client_state: Params,
+        local: LocalProblem, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        direction = proximal(task, lam, params)
-        weight = task.weight(client)
-        change = local.change(rng_key, round, task, client, params)
-        step = local.change(
-            rng_key, round, task, client, params, direction=direction, start=client_state
-        )
-        personal = jax.tree.map(jnp.add, client_state, step)
-        update = scale_update(change, weight)
-        return Contribution(update, weight, jnp.int32(2 * local_steps)), personal
+        weight, change = local.weight(), sgd.train(local)
+        step = sgd.train(local, direction=proximal(local, lam), start=client_state)
+        personal = jax.tree.map(jnp.add, client_state, step.update)
+        update, num_gradients = scale_update(change.update, weight), jnp.int32(2 * local_steps)
+        return Contribution(update, weight, num_gradients, change.report), personal
 
     return Algorithm(init, client, add_mean)

@@ -5,29 +5,32 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
-from fedjax_mm.algorithms.local import LocalOptimizer, train_locally
 from fedjax_mm.base import (
     Algorithm,
     AnalyticTask,
     Batching,
+    Client,
     ClientState,
     Contribution,
     EpochTask,
+    LocalProblem,
+    MeasuredTask,
     Params,
     Round,
     Scalar,
-    Schedule,
     ServerState,
     Task,
 )
-from fedjax_mm.checks import check_count, check_positive
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.checks import check_count, check_positive, needs
+from fedjax_mm.local import Change, LocalOptimizer, one, train_locally
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
 
 
 class FedAvgState(NamedTuple):
-    """What the server of one model keeps between rounds."""
+    """The server's state of one model."""
 
     optimizer: optax.OptState
     population_weight: Float[Array, ""]  # sum of all N clients' weights
@@ -78,6 +81,76 @@ def fedavg(
 
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
+    _check_options(learning_rate, local_steps, epochs, batch_size, order, server_scale)
+    schedule = learning_rate if callable(learning_rate) else lambda t: learning_rate
+    is_plain = batch_size is None and local_optimizer is optax.sgd
+    order = order or ("iid" if epochs is None else "epochs")
+    server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    weight_of = LocalProblem.weight if weighted else one
+
+    def num_steps(task: Task, client: Client, server_state: ServerState) -> int | Int[Array, ""]:
+        del server_state
+        if local_steps is not None:
+            return local_steps
+        assert epochs is not None
+        assert not callable(batch_size)
+        return epochs * needs(task, EpochTask).num_batches(client, batch_size)
+
+    def init(task: Task, params: Params) -> tuple[FedAvgState, ClientState]:
+        weights = jax.vmap(task.weight)(jnp.arange(task.num_clients))
+        weights = weights if weighted else jnp.ones_like(weights)
+        return FedAvgState(server.init(params), weights.sum()), ()
+
+    def change(local: LocalProblem) -> Change:
+        rate, task = schedule(local.round), local.task
+        if is_plain and local_steps is not None and isinstance(task, AnalyticTask):
+            update = task.local_sgd(local.params, local.client, rate, local_steps)
+            loss = local.loss() if isinstance(task, MeasuredTask) else jnp.full((), jnp.nan)
+            return Change(update, {"loss": loss})
+        if callable(batch_size):
+            how = Batching(limit=batch_size(local.round))
+        else:
+            how = Batching(batch_size, order)
+        steps = num_steps(task, local.client, ())
+        trained = train_locally(local, local_optimizer(rate), steps, how)
+        return Change.between(local.params, *trained)
+
+    def client(
+        local: LocalProblem, server_state: FedAvgState, client_state: ClientState
+    ) -> tuple[Contribution, ClientState]:
+        del server_state
+        trained, weight = change(local), weight_of(local)
+        num_gradients = jnp.int32(num_steps(local.task, local.client, ()))
+        update = scale_update(trained.update, weight)
+        return Contribution(update, weight, num_gradients, trained.report), client_state
+
+    def server_step(
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: FedAvgState,
+        client_states: ClientState,
+        total: Contribution,
+    ) -> tuple[Params, FedAvgState]:
+        del round, task, client_states
+        optimizer, population_weight = server_state
+        weight = total.weight if server_scale == "mean" else population_weight
+        gradient = jax.tree.map(lambda update: -update / weight, total.update)
+        updates, optimizer = server.update(gradient, optimizer, params)
+        return optax.apply_updates(params, updates), FedAvgState(optimizer, population_weight)
+
+    return Algorithm(init, client, server_step, num_steps)
+
+
+def _check_options(
+    learning_rate: Any,
+    local_steps: int | None,
+    epochs: int | None,
+    batch_size: Any,
+    order: str | None,
+    server_scale: str,
+) -> None:
+    """Raises `ValueError` for options that are wrong or do not go together."""
     check_positive("learning_rate", learning_rate)
     check_count("local_steps", local_steps)
     check_count("epochs", epochs)
@@ -98,72 +171,3 @@ def fedavg(
         raise ValueError("epochs of iid draws would not see every example; give local_steps")
     if server_scale not in ("mean", "1/N"):
         raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
-    schedule = learning_rate if callable(learning_rate) else lambda t: learning_rate
-    server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-
-    def batching(round: Round) -> Batching:
-        if callable(batch_size):
-            return Batching(limit=batch_size(round))
-        return Batching(batch_size, order or ("iid" if epochs is None else "epochs"))
-
-    def num_steps(
-        task: Task, client: Int[Array, ""], server_state: ServerState = None
-    ) -> int | Int[Array, ""]:
-        del server_state
-        if local_steps is not None:
-            return local_steps
-        if epochs is None or not isinstance(task, EpochTask):
-            raise ValueError(f"{type(task).__name__} has no num_batches; give local_steps")
-        assert not callable(batch_size)
-        return epochs * task.num_batches(client, batch_size)
-
-    def weight_of(task: Task, client: Int[Array, ""]) -> Float[Array, ""]:
-        weight = task.weight(client)
-        return weight if weighted else jnp.ones_like(weight)
-
-    def init(task: Task, params: Params) -> tuple[FedAvgState, ClientState]:
-        weights = jax.vmap(weight_of, (None, 0))(task, jnp.arange(task.num_clients))
-        return FedAvgState(server.init(params), weights.sum()), ()
-
-    def client_update(
-        rng_key: PRNGKeyArray, round: Round, task: Task, client: Int[Array, ""], params: Params
-    ) -> Any:
-        rate, is_plain = schedule(round), batch_size is None and local_optimizer is optax.sgd
-        if local_steps is not None and is_plain and isinstance(task, AnalyticTask):
-            return task.local_sgd(params, client, rate, local_steps)
-        local = train_locally(
-            rng_key,
-            task,
-            client,
-            params,
-            local_optimizer(rate),
-            num_steps(task, client),
-            batching(round),
-        )
-        return jax.tree.map(jnp.subtract, local, params)
-
-    def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: FedAvgState,
-        client_state: ClientState,
-    ) -> tuple[Contribution, ClientState]:
-        del server_state
-        update = client_update(rng_key, round, task, client, params)
-        weight = weight_of(task, client)
-        gradients = jnp.int32(num_steps(task, client))
-        return Contribution(scale_update(update, weight), weight, gradients), client_state
-
-    def server_step(
-        round: Round, params: Params, state: FedAvgState, total: Contribution
-    ) -> tuple[Params, FedAvgState]:
-        del round
-        weight = total.weight if server_scale == "mean" else state.population_weight
-        gradient = jax.tree.map(lambda update: -update / weight, total.update)
-        updates, optimizer_state = server.update(gradient, state.optimizer, params)
-        return optax.apply_updates(params, updates), state._replace(optimizer=optimizer_state)
-
-    return Algorithm(init, client, server_step, num_steps)

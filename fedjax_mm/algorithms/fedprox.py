@@ -1,22 +1,9 @@
 """FedProx: local steps are pulled back to the global model."""
 
-import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
-
-from fedjax_mm.algorithms.local import add_mean, local_sgd, proximal
-from fedjax_mm.base import (
-    Algorithm,
-    ClientState,
-    Contribution,
-    Params,
-    Round,
-    Scalar,
-    Schedule,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Algorithm, LocalProblem, Scalar
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.local import Change, averaging, local_sgd, proximal
+from fedjax_mm.schedules import Schedule
 
 
 def fedprox(
@@ -48,27 +35,10 @@ def fedprox(
 
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020), Algorithm 2.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("mu", mu)
 
-    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        del task, params
-        return (), ()
+    def change(local: LocalProblem) -> Change:
+        return sgd.train(local, direction=proximal(local, mu))
 
-    def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: ServerState,
-        client_state: ClientState,
-    ) -> tuple[Contribution, ClientState]:
-        del server_state
-        direction = proximal(task, mu, params)
-        weight = task.weight(client)
-        change = local.change(rng_key, round, task, client, params, direction=direction)
-        contribution = Contribution(scale_update(change, weight), weight, jnp.int32(local_steps))
-        return contribution, client_state
-
-    return Algorithm(init, client, add_mean)
+    return averaging(change, num_gradients=local_steps)

@@ -5,23 +5,22 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from fedjax_mm.algorithms.local import local_sgd
-from fedjax_mm.algorithms.views import demanding
 from fedjax_mm.base import (
     Algorithm,
     ClientState,
     Contribution,
+    LocalProblem,
     Params,
     Round,
     Scalar,
-    Schedule,
     ServerState,
     Task,
 )
 from fedjax_mm.checks import check_not_negative, check_positive
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.local import averaging, local_sgd
+from fedjax_mm.schedules import Schedule
 
 
 def maxfl(
@@ -38,7 +37,7 @@ def maxfl(
 
     ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``: clients near their threshold
     count most, those to whom the model appeals anyway, or by no means, hardly. They need
-    thresholds: wrap it with `requiring`.
+    thresholds: wrap the task with `requiring`.
 
     Args:
       learning_rate: eta_l, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -56,53 +55,39 @@ def maxfl(
     Example:
       >>> import jax
       >>> from fedjax_mm import full_participation, maxfl, quadratic, requiring, simulate
-      >>> algorithm = requiring(maxfl(0.1, local_steps=5), learning_rate=0.1, num_steps=2)
+      >>> task = requiring(quadratic(24, 4, mu=2e-4), jax.numpy.full(24, -0.01))
       >>> _, trace = simulate(
-      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      ...     jax.random.key(0), task, maxfl(0.1, local_steps=5), full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
     Reference: Cho et al., "Maximizing Global Model Appeal in Federated Learning", Algorithm 1.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_positive("server_rate", server_rate)
     check_not_negative("eps", eps)
     check_positive("slope", slope)
     if weight not in ("derivative", "sigmoid"):
         raise ValueError(f"weight is {weight!r}; it must be 'derivative' or 'sigmoid'")
 
-    def weight_of(task: Task, client: Int[Array, ""], params: Params) -> Float[Array, ""]:
-        rho = demanding(task).threshold(client)
-        x = slope * (demanding(task).client_loss(params, client) - rho)
+    def q(local: LocalProblem) -> Float[Array, ""]:
+        x = slope * (local.loss() - local.threshold())
         s = jax.nn.sigmoid(x)
-        return s * jax.nn.sigmoid(-x) if weight == "derivative" else s
-
-    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        del task, params
-        return (), ()
-
-    def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: ServerState,
-        client_state: ClientState,
-    ) -> tuple[Contribution, ClientState]:
-        del server_state
-        q = weight_of(task, client, params)
-        change = local.change(rng_key, round, task, client, params)
-        return Contribution(scale_update(change, q), q, jnp.int32(local_steps)), client_state
+        return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
     def server(
-        round: Round, params: Params, server_state: ServerState, total: Contribution
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: ServerState,
+        client_states: ClientState,
+        total: Contribution,
     ) -> tuple[Params, ServerState]:
-        del round
-        weight = total.weight + eps
+        del round, task, client_states
+        divisor = total.weight + eps
         # Where all weights underflow and eps is 0, nothing is added.
-        rate = server_rate / jnp.where(weight == 0, 1, weight)
+        rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         change = jax.tree.map(lambda update: rate * update, total.update)
         return optax.apply_updates(params, change), server_state
 
-    return Algorithm(init, client, server)
+    return averaging(sgd.train, q, num_gradients=local_steps, server=server)

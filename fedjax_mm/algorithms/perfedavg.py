@@ -1,25 +1,14 @@
 """Per-FedAvg: a start from which one local step serves each client well."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from fedjax_mm.algorithms.local import add_mean, local_sgd
-from fedjax_mm.base import (
-    Algorithm,
-    Batch,
-    ClientState,
-    Contribution,
-    Params,
-    Round,
-    Scalar,
-    Schedule,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative, check_positive
+from fedjax_mm.local import Change, averaging, local_sgd, one
+from fedjax_mm.schedules import Schedule
 
 
 def perfedavg(
@@ -60,46 +49,32 @@ def perfedavg(
     Reference: Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical
     Guarantees" (2020), Algorithm 1 and section 5.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("alpha", alpha)
     check_positive("delta", delta)
     if variant not in ("FO", "HF"):
         raise ValueError(f"variant is {variant!r}; it must be 'FO' or 'HF'")
-    num_batches = 2 if variant == "FO" else 3
+    num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
-    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        del task, params
-        return (), ()
+    def change(local: LocalProblem) -> Change:
+        gradient = jax.grad(local.task.loss)
 
-    def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: ServerState,
-        client_state: ClientState,
-    ) -> tuple[Contribution, ClientState]:
-        del server_state
-        gradient = jax.grad(task.loss)
-
-        def direction(own: Params, inner: Batch, outer: Batch, *third: Batch) -> Params:
-            outer_gradient = gradient(_plus(own, -alpha, gradient(own, inner)), outer)
+        def direction(
+            own: Params, inner: Any, outer: Any, *third: Any
+        ) -> tuple[Float[Array, ""], Params]:
+            loss, inner_gradient = jax.value_and_grad(local.task.loss)(own, inner)
+            outer_gradient = gradient(_plus(own, -alpha, inner_gradient), outer)
             if variant == "FO":
-                return outer_gradient
+                return loss, outer_gradient
             ahead, behind = (
                 gradient(_plus(own, side * delta, outer_gradient), *third) for side in (1, -1)
             )
             bend = jax.tree.map(lambda x, y: (x - y) / (2 * delta), ahead, behind)
-            return _plus(outer_gradient, -alpha, bend)
+            return loss, _plus(outer_gradient, -alpha, bend)
 
-        change = local.change(
-            rng_key, round, task, client, params, direction=direction, num_batches=num_batches
-        )
-        num_gradients = jnp.int32(local_steps * (2 if variant == "FO" else 4))
-        return Contribution(change, jnp.ones(()), num_gradients), client_state
+        return sgd.train(local, direction=direction, num_batches=num_batches)
 
-    return Algorithm(init, client, add_mean)
+    return averaging(change, one, num_gradients=local_steps * gradients_per_step)
 
 
 def _plus(tree: Params, factor: Scalar, other: Params) -> Params:

@@ -3,23 +3,22 @@
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.algorithms.local import local_sgd
-from fedjax_mm.algorithms.views import measured
 from fedjax_mm.base import (
     Algorithm,
     ClientState,
     Contribution,
+    LocalProblem,
     Params,
     Round,
     Scalar,
-    Schedule,
     ServerState,
     Task,
 )
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.contribution import scale_update
+from fedjax_mm.local import local_sgd
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
 
 _LEAST_LOSS = 1e-10  # added to losses, of which negative powers are taken
 
@@ -57,7 +56,7 @@ def qffl(
     Reference: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning" (2020),
     Algorithm 2.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("q", q)
 
     def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
@@ -65,27 +64,26 @@ def qffl(
         return (), ()
 
     def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: ServerState,
-        client_state: ClientState,
+        local: LocalProblem, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         del server_state
-        loss = measured(task).client_loss(params, client) + _LEAST_LOSS
-        change = local.change(rng_key, round, task, client, params)
-        rate, power = local.rate(round), loss**q
-        step = jax.tree.map(lambda x: x / rate, change)  # -dw
+        loss = local.loss() + _LEAST_LOSS
+        change, rate, power = sgd.train(local), sgd.rate(local.round), loss**q
+        step = jax.tree.map(lambda x: x / rate, change.update)  # -dw
         squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(step))
-        h = q * loss ** (q - 1) * squares + power / rate
-        return Contribution(scale_update(step, power), h, jnp.int32(local_steps)), client_state
+        h = local.scale * (q * loss ** (q - 1) * squares + power / rate)
+        update = scale_update(step, power * local.scale)
+        return Contribution(update, h, jnp.int32(local_steps), change.report), client_state
 
     def server(
-        round: Round, params: Params, server_state: ServerState, total: Contribution
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: ServerState,
+        client_states: ClientState,
+        total: Contribution,
     ) -> tuple[Params, ServerState]:
-        del round
+        del round, task, client_states
         h = jnp.where(total.weight == 0, 1, total.weight)  # 0 where small losses underflow
         change = jax.tree.map(lambda x: x / h, total.update)
         return optax.apply_updates(params, change), server_state

@@ -1,25 +1,26 @@
 """SCAFFOLD: control variates against the drift of clients who take many local steps."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from fedjax_mm.algorithms.local import local_sgd
 from fedjax_mm.base import (
     Algorithm,
-    Batch,
     Batching,
     Contribution,
+    LocalProblem,
     Params,
     Round,
     Scalar,
-    Schedule,
     Task,
 )
 from fedjax_mm.checks import check_positive
+from fedjax_mm.local import local_sgd, one
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
 
 
 def scaffold(
@@ -59,7 +60,7 @@ def scaffold(
     Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated
     Learning" (2020), Algorithm 1.
     """
-    local = local_sgd(learning_rate, local_steps, batch_size)
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_positive("server_rate", server_rate)
     if option not in ("I", "II"):
         raise ValueError(f"option is {option!r}; it must be 'I' or 'II'")
@@ -70,35 +71,37 @@ def scaffold(
         return zeros, zeros  # c, c_k
 
     def client(
-        rng_key: PRNGKeyArray,
-        round: Round,
-        task: Task,
-        client: Int[Array, ""],
-        params: Params,
-        server_state: Params,
-        client_state: Params,
+        local: LocalProblem, server_state: Params, client_state: Params
     ) -> tuple[Contribution, Params]:
-        c, c_k = server_state, client_state
+        c, c_k, task = server_state, client_state, local.task
         drift = jax.tree.map(jnp.subtract, c_k, c)
-        gradient = jax.grad(task.loss)
 
-        def direction(own: Params, batch: Batch) -> Params:
-            return jax.tree.map(jnp.subtract, gradient(own, batch), drift)
+        def direction(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+            loss, gradient = jax.value_and_grad(task.loss)(own, batch)
+            return loss, jax.tree.map(jnp.subtract, gradient, drift)
 
-        change = local.change(rng_key, round, task, client, params, direction=direction)
+        change = sgd.train(local, direction=direction)
         if option == "I":
-            new = gradient(params, task.batch(rng_key, client, jnp.int32(0), Batching()))
+            everything = task.batch(local.rng_key, local.client, jnp.int32(0), Batching())
+            new = jax.grad(task.loss)(local.params, everything)
         else:
-            steps = local_steps * local.rate(round)
-            new = jax.tree.map(lambda d, x: d - (x / steps).astype(d.dtype), drift, change)
+            steps = local_steps * sgd.rate(local.round)
+            new = jax.tree.map(lambda d, x: d - (x / steps).astype(d.dtype), drift, change.update)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)
+        # c stays the mean of the c_k, whatever the assignment makes of a client's weight.
+        sent = {"params": scale_update(change.update, local.scale), "c": share}
         num_gradients = jnp.int32(local_steps + (option == "I"))
-        return Contribution({"params": change, "c": share}, jnp.ones(()), num_gradients), new
+        return Contribution(sent, one(local), num_gradients, change.report), new
 
     def server(
-        round: Round, params: Params, server_state: Params, total: Contribution
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: Params,
+        client_states: Params,
+        total: Contribution,
     ) -> tuple[Params, Params]:
-        del round
+        del round, task, client_states
         rate = server_rate / total.weight
         change = jax.tree.map(lambda x: rate * x, total.update["params"])
         c = jax.tree.map(jnp.add, server_state, total.update["c"])

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Batching
-from fedjax_mm.draws import drawn, fold_words, hash_words, shuffled
+from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 
 
 @jax.tree_util.register_dataclass

@@ -97,7 +97,8 @@ def _moments(
     sizes = jnp.arange(1, len(updates) + 1)[:, None]
 
     def excess(step: Array) -> Array:
-        return task.metrics(params - learning_rate * step)["excess_loss"]
+        nothing_drawn = jax.random.key(0)
+        return task.metrics(nothing_drawn, params - learning_rate * step)["excess_loss"]
 
     def of_draw(key: PRNGKeyArray) -> tuple[Array, Array]:
         order = jax.random.permutation(key, len(updates))

@@ -5,8 +5,9 @@ import math
 import time
 from collections.abc import Mapping
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,8 @@ import xarray as xr
 from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
+from fedjax_mm import keys
 from fedjax_mm.algorithm_configs import Byzantine, Method, MethodConfig
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.devices import layout
@@ -32,10 +32,10 @@ from fedjax_mm.papers.maxfl_clients import (
     source_of,
 )
 from fedjax_mm.plan import Setup
-from fedjax_mm.simulate import init
 from fedjax_mm.sweep import Execution, RefusedError, sweep
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which the best point of each method is looked for."""
@@ -197,10 +197,21 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         own: OwnModels,
         draw: Any,
     ) -> Setup:
-        task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        task: Any = classifier(data.select(draw), dropout_rate=config.dropout_rate)
         method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
         method = method.model_copy(update={"learning_rate": learning_rate})
         algorithm = method.build(1)
+        place = (
+            config.warm_up_steps.index(warm_up_steps),
+            config.batch_sizes.index(batch_size),
+            jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
+            draw,
+        )
+        start, tuning = _start(config, task, draw), None
+        if config.tuning_steps:
+            tuning = Tuning(learning_rate, config.tuning_steps, batch_size)
+        mine = jax.tree.map(itemgetter(place), own)
+        task = requiring(task, mine, num_unseen=population.num_unseen, tuning=tuning)
         if any(config.byzantine):
             attack = Byzantine(
                 fraction=0.0,
@@ -209,21 +220,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
                 stays=config.attackers_stay,
             )
             attack = attack.model_copy(update={"fraction": byzantine})
-            algorithm = attack.wrap(algorithm, num_clients)
-        place = (
-            config.warm_up_steps.index(warm_up_steps),
-            config.batch_sizes.index(batch_size),
-            jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
-            draw,
-        )
-        algorithm = requiring(
-            algorithm,
-            thresholds=own.threshold[place],
-            own_accuracies=own.accuracy[place],
-            num_unseen=population.num_unseen,
-            **_tuning(config, learning_rate, batch_size),
-        )
-        return Setup(task, algorithm, assignment, _start(config, task, draw))
+            task, algorithm = attack.wrap_task(task), attack.wrap(algorithm, num_clients)
+        return Setup(task, algorithm, assignment, start)
 
     result = sweep(
         build,
@@ -256,20 +254,10 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     return result
 
 
-class OwnModels(NamedTuple):
-    """What clients' own models are worth, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
-
-    Attributes:
-      threshold: rho_k, the loss on training examples.
-      accuracy: on test examples.
-    """
-
-    threshold: Any
-    accuracy: Any
-
-
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
-    """Every client's own model, from the start that all methods have, once for all of them.
+    """Every client's own model, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
+
+    They start where all methods do, and are trained once for all of them.
 
     A threshold depends on the rate, the batches and the start: methods and numbers of local steps
     share them, which would otherwise take most of the time where clients soon stay away.
@@ -279,7 +267,6 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     index = np.arange(where.padded(num_rates * num_draws)) % (num_rates * num_draws)
     rates = np.asarray(config.learning_rates, np.float32)[index // num_draws]
     pairs = where.put((rates, index % num_draws), 0)
-    everyone = mfa_rand(data.num_clients, 1)
     found = []
     kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
     for number, (num_steps, batch_size) in enumerate(kinds):
@@ -292,15 +279,14 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
         ) -> OwnModels:
             rate, draw = pair
             task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
-            alone = requiring(
-                fedavg(rate, local_steps=1),
+            return own_models(
+                keys.preparation_key(_key(config, draw), jnp.int32(0)),
+                task,
+                _start(config, task, draw),
                 learning_rate=rate,
-                batch_size=size,
                 num_steps=num_steps,
+                batch_size=size,
             )
-            key, start = _key(config, draw), _start(config, task, draw)
-            states = init(key, task, alone, everyone, start).models.clients
-            return OwnModels(states.threshold[0], states.own_accuracy[0])
 
         def of_device(pairs: Any, data: FederatedData, of_replica: Any = of_replica) -> Any:
             return lax.map(partial(of_replica, data=data), pairs)
@@ -308,12 +294,12 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
         made = jax.jit(where.over(of_device, (0, None)))(pairs, where.put(data, None))
         found.append(where.fetch(made))
     shape = (len(config.warm_up_steps), len(config.batch_sizes), num_rates, num_draws, -1)
-    return OwnModels(
-        *(
-            np.stack([x[: num_rates * num_draws] for x in each]).reshape(shape)
-            for each in zip(*found, strict=True)
-        )
-    )
+
+    def joined(*parts: Any) -> Any:
+        return np.stack([x[: num_rates * num_draws] for x in parts]).reshape(shape)
+
+    own: OwnModels = jax.tree.map(joined, *found)
+    return own
 
 
 def _text(value: Any) -> str:
@@ -327,16 +313,6 @@ def _key(config: Comparison, draw: Any) -> Any:
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:
     """The common initialisation of all methods and of the clients' own models."""
     return task.init(jax.random.fold_in(_key(config, draw), 1))
-
-
-def _tuning(config: Comparison, learning_rate: Any, batch_size: int) -> dict[str, Any]:
-    if config.tuning_steps == 0:
-        return {}
-    return {
-        "tuning_steps": config.tuning_steps,
-        "learning_rate": learning_rate,
-        "batch_size": batch_size,
-    }
 
 
 def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:

@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Assignment, Schedule
+from fedjax_mm.base import Assignment
 from fedjax_mm.experiment import Precision
 from fedjax_mm.metrics import standard_error
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.plan import Setup
-from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Positive, Seed
 from fedjax_mm.tasks.quadratic import Quadratic, largest_curvature, quadratic
@@ -148,11 +148,14 @@ class _Probed(Quadratic):
     proof's virtual sequence: no gradient between two recorded rounds' starts is larger.
     """
 
-    def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
+    def metrics(
+        self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]
+    ) -> dict[str, Float[Array, ""]]:
         """The quadratic's, and the largest gradient."""
         clients = jnp.arange(self.num_clients)
         gradients = jax.vmap(jax.grad(self.loss), (None, 0))(params, clients)
-        return super().metrics(params) | {"gradient": jnp.linalg.norm(gradients, axis=1).max()}
+        largest = jnp.linalg.norm(gradients, axis=1).max()
+        return super().metrics(rng_key, params) | {"gradient": largest}
 
 
 def _probed(num_clients: int, block_size: int, mu: Any) -> _Probed:

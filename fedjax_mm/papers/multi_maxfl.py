@@ -6,16 +6,19 @@ whom the model of its group does not appeal stays away in that round.
 
 import dataclasses
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jax import lax
 from matplotlib.figure import Figure
 
-from fedjax_mm import plots
+from fedjax_mm import keys, plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
-from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
@@ -26,6 +29,7 @@ from fedjax_mm.papers.trainings import verdict
 from fedjax_mm.plan import Setup
 from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Positive, Seed, Share
+from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
 """What the three models learn of the same images."""
@@ -80,19 +84,39 @@ def run_multi(config: MultiAppeal, execution: Execution | None = None) -> xr.Dat
         )
     )
 
-    def build(assignment: str, aggregation: str, data: FederatedData, draw: Any) -> Setup:
+    def prepare(rng_key: Any, data: FederatedData, draw: Any, **point: str) -> OwnModels:
+        """The clients' own models for every question."""
+        del point
         mine = data.select(draw)
-        tasks = [
+
+        def of_question(column: Any) -> OwnModels:
+            task = classifier(mine, dropout_rate=0.5, column=column)
+            return own_models(
+                keys.preparation_key(rng_key, column),
+                task,
+                task.init(keys.start_keys(rng_key, column[None])[0]),
+                learning_rate=config.learning_rate,
+                num_steps=config.warm_up_steps,
+                batch_size=config.batch_size,
+            )
+
+        return lax.map(of_question, jnp.arange(len(QUESTIONS)))
+
+    def build(
+        assignment: str, aggregation: str, data: FederatedData, draw: Any, prepared: OwnModels
+    ) -> Setup:
+        mine = data.select(draw)
+        tasks: list[Any] = [
             classifier(mine, dropout_rate=0.5, column=column) for column in range(len(QUESTIONS))
         ]
-        algorithm = requiring(
-            _AGGREGATIONS[aggregation](
-                config.learning_rate, local_steps=config.local_steps, batch_size=config.batch_size
-            ),
-            learning_rate=config.learning_rate,
-            batch_size=config.batch_size,
-            num_steps=config.warm_up_steps,
-            num_unseen=config.num_unseen,
+        tasks = [
+            requiring(
+                task, jax.tree.map(itemgetter(column), prepared), num_unseen=config.num_unseen
+            )
+            for column, task in enumerate(tasks)
+        ]
+        algorithm = _AGGREGATIONS[aggregation](
+            config.learning_rate, local_steps=config.local_steps, batch_size=config.batch_size
         )
         groups = _ASSIGNMENTS[assignment](config.num_clients, len(QUESTIONS))
         staying = appealing(
@@ -108,6 +132,7 @@ def run_multi(config: MultiAppeal, execution: Execution | None = None) -> xr.Dat
         seed=config.seed,
         shared={"data": data},
         per_seed={"draw": np.arange(config.num_seeds)},
+        prepare=prepare,
         record_every=config.record_every,
         data=data.kind,
         execution=execution,

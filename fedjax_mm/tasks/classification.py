@@ -102,8 +102,9 @@ class Classification:
             "accuracy": jnp.sum(weights * is_right) / total,
         }
 
-    def metrics(self, params: Params) -> dict[str, Float[Array, ""]]:
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
         """Mean cross-entropy and accuracy over all training and over all test examples."""
+        del rng_key
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)
         return {
             "loss": train["loss"],
@@ -237,7 +238,7 @@ def classification(
       >>> data = FederatedData("two", "synthetic", 2, clients, clients)
       >>> task = classification(data, LogisticRegression(2))
       >>> params = task.init(jax.random.key(0))
-      >>> sorted(task.metrics(params))
+      >>> sorted(task.metrics(jax.random.key(0), params))
       ['loss', 'test_accuracy', 'test_loss', 'train_accuracy']
     """
     if reduction not in ("mean", "sum"):

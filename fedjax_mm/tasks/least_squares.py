@@ -71,8 +71,11 @@ class LeastSquares:
         nothing = jax.random.key(0)  # all rows: nothing is drawn
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
-    def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
+    def metrics(
+        self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]
+    ) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|."""
+        del rng_key
         error = params - self.minimizer
         excess = error @ self.hessian @ error / 2
         return {

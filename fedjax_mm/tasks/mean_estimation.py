@@ -109,6 +109,10 @@ class MeanEstimation:
         """rho_k, which no F_k(w) is below: clients are satisfied by their true losses."""
         return self.requirements[client]
 
+    def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
+        """Whether ``f_k(w) < rho_k``, for all clients."""
+        return self.satisfied(params)
+
     def local_sgd(
         self,
         params: Float[Array, ""],
@@ -120,8 +124,11 @@ class MeanEstimation:
         decay = (1 - 2 * learning_rate) ** num_steps - 1
         return decay * (params - self.empirical_means[client])
 
-    def metrics(self, params: Float[Array, ""]) -> dict[str, Float[Array, ""]]:
+    def metrics(
+        self, rng_key: PRNGKeyArray, params: Float[Array, ""]
+    ) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|, and the GM-Appeal, the fraction of satisfied clients."""
+        del rng_key
         error = params - self.minimizer
         return {
             "loss": jnp.mean(self.losses(params)),

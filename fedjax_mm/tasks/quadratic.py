@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Scalar, SparseUpdate
+from fedjax_mm.base import Batching, Scalar
 from fedjax_mm.checks import check_count, check_positive
+from fedjax_mm.sums import SparseUpdate
 
 
 @jax.tree_util.register_dataclass
@@ -70,8 +71,11 @@ class Quadratic:
         """F_k(w)."""
         return self.loss(params, client)
 
-    def metrics(self, params: Float[Array, " dim"]) -> dict[str, Float[Array, ""]]:
+    def metrics(
+        self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]
+    ) -> dict[str, Float[Array, ""]]:
         """F(w), F(w) - F*, |w - w*|; the excess is a quadratic form, not a difference of losses."""
+        del rng_key
         error = params - self.minimizer
         squares = jnp.sum(error**2)
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)

@@ -1,0 +1,151 @@
+"""The models axis: models of equal structure are stacked, others are unrolled in the same round."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int
+
+from fedjax_mm.base import Algorithm, Assignment, ClientState, Params, ServerState, Task
+
+
+class Models(NamedTuple):
+    """What the rounds change of the M models; every leaf has a leading models axis.
+
+    Where models differ in structure, each field is a tuple with one entry for each stack of them.
+    """
+
+    params: Params
+    server: ServerState
+    clients: ClientState  # second axis: all clients
+
+
+class Stack(NamedTuple):
+    """Models of equal structure that train alike: computed together, whatever their data.
+
+    Attributes:
+      models: their numbers, from 0.
+      task: their tasks, stacked.
+      shared: for each leaf of the task whether all of them share it, without a models axis.
+      algorithm: how their clients train and the server aggregates.
+    """
+
+    models: tuple[int, ...]
+    task: Task
+    shared: Any
+    algorithm: Algorithm
+
+    @property
+    def task_axis(self) -> Any:
+        """Where the models axis of the task's leaves is, for `jax.vmap`."""
+        return jax.tree.map(lambda same: None if same else 0, self.shared)
+
+    def rows(self, tree: Any) -> Any:
+        """The rows of these models, of arrays that have one for every model."""
+        return jax.tree.map(itemgetter(np.array(self.models)), tree)
+
+
+def stacks_of(
+    tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], assignment: Assignment
+) -> list[Stack]:
+    """The models in stacks, in the order of their first ones.
+
+    Raises:
+      ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
+    """
+    num_models = assignment.num_models
+    each_task = _one_each("tasks", isinstance(tasks, Task), tasks, num_models)
+    is_one = isinstance(algorithm, Algorithm)
+    each_algorithm = _one_each("algorithms", is_one, algorithm, num_models)
+    sizes = {task.num_clients for task in each_task}
+    if sizes != {assignment.num_clients}:
+        raise ValueError(
+            f"the tasks have {sorted(sizes)} clients to train but the assignment draws from "
+            f"{assignment.num_clients}; make them equal"
+        )
+    alike: dict[Any, list[int]] = {}
+    for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
+        leaves, structure = jax.tree.flatten(task)
+        shapes = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        alike.setdefault((structure, shapes, how), []).append(model)
+    return [
+        Stack(tuple(which), *_stack([each_task[m] for m in which]), each_algorithm[which[0]])
+        for which in alike.values()
+    ]
+
+
+def _one_each(name: str, is_one: bool, items: Any, num_models: int) -> list[Any]:
+    items = [items] * num_models if is_one else list(items)
+    if len(items) != num_models:
+        raise ValueError(
+            f"there are {len(items)} {name} but the assignment has {num_models} models; give one "
+            "for all models or one per model"
+        )
+    return items
+
+
+def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
+    """Tasks of equal structure as one; arrays that are the same object in all stay single."""
+    shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
+    stacked = jax.tree.map(
+        lambda same, *leaves: leaves[0] if same else jnp.stack(leaves), shared, *tasks
+    )
+    return stacked, shared
+
+
+def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
+    """Each stack with its models."""
+    parts = [models] if len(stacks) == 1 else [Models(*part) for part in zip(*models, strict=True)]
+    return list(zip(stacks, parts, strict=True))
+
+
+def join(parts: Sequence[Models]) -> Models:
+    """All models, from those of each stack."""
+    return parts[0] if len(parts) == 1 else Models(*zip(*parts, strict=True))
+
+
+def in_order(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
+    """Arrays with one row for every model, from those of each stack."""
+    if len(stacks) == 1:
+        return trees[0]
+    place = np.argsort(np.concatenate([stack.models for stack in stacks]))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[place], *trees)
+
+
+def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = False) -> Any:
+    """``function(task, *args)`` of every model of a stack, all at once or one by one."""
+    if len(stack.models) == 1:
+        return vmap_unless_one(1, partial(function, stack.task), [0 for _ in args])(*args)
+    if not one_by_one:
+        return jax.vmap(function, (stack.task_axis, *(0 for _ in args)))(stack.task, *args)
+
+    def one(model: Int[Array, ""]) -> Any:
+        task = jax.tree.map(lambda x, same: x if same else x[model], stack.task, stack.shared)
+        return function(task, *jax.tree.map(itemgetter(model), args))
+
+    return lax.map(one, jnp.arange(len(stack.models)))
+
+
+def vmap_unless_one(
+    size: int, function: Callable[..., Any], in_axes: Sequence[int | None]
+) -> Callable[..., Any]:
+    """`jax.vmap` over a leading axis; of length 1 it is taken off, so that branches stay branches.
+
+    So do convolutions, which a batch of kernels, be it of one, would make loops of.
+    """
+    if size > 1:
+        return jax.vmap(function, in_axes)
+
+    def call(*args: Any) -> Any:
+        each = [
+            arg if axis is None else jax.tree.map(itemgetter(0), arg)
+            for arg, axis in zip(args, in_axes, strict=True)
+        ]
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*each))
+
+    return call

@@ -1,0 +1,236 @@
+"""Clients that require something of a model: thresholds, appeal, tuning, unseen clients."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fedjax_mm import keys
+from fedjax_mm.base import Batching, Client, LocalProblem, MeasuredTask, Params, Scalar, Task
+from fedjax_mm.checks import check_count, check_positive, needs
+from fedjax_mm.chunks import chunk_size_of
+from fedjax_mm.local import train_locally
+from fedjax_mm.tasks.view import TestedTask, View, client_losses
+
+_TUNED_AT_ONCE = 16  # clients
+
+
+class OwnModels(NamedTuple):
+    """The clients' own models, w_hat_k, by what they are worth.
+
+    Attributes:
+      threshold: rho_k = F_k(w_hat_k), on training examples.
+      accuracy: on test examples, if there are any.
+    """
+
+    threshold: Float[Array, "*clients"]
+    accuracy: Float[Array, "*clients"] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """Local SGD of each client by itself: of its own model, or of a given one for a few steps.
+
+    Attributes:
+      learning_rate: a number; it may be traced.
+      num_steps: of SGD.
+      batch_size: examples of a step, drawn independently; None takes all.
+    """
+
+    learning_rate: Scalar
+    num_steps: int = dataclasses.field(metadata={"static": True})
+    batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
+
+    def __post_init__(self) -> None:
+        """Raises `ValueError` if a number is not positive."""
+        if isinstance(self.learning_rate, int | float):  # JAX rebuilds it with other leaves
+            check_positive("learning_rate", self.learning_rate)
+        check_count("num_steps", self.num_steps)
+        check_count("batch_size", self.batch_size)
+
+    def of_client(
+        self, rng_key: PRNGKeyArray, task: Task, client: Client, params: Params
+    ) -> Params:
+        """The client's parameters after tuning; `rng_key` is that of all clients."""
+        local = LocalProblem(keys.client_key(rng_key, client), 0, task, client, params)
+        optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size)
+        return train_locally(local, optimizer, self.num_steps, how)[0]
+
+
+def own_models(
+    rng_key: PRNGKeyArray,
+    task: Task,
+    params: Params,
+    *,
+    learning_rate: Scalar,
+    num_steps: int = 100,
+    batch_size: int | None = None,
+) -> OwnModels:
+    """Every client's own model, trained by local SGD from a common start.
+
+    Args:
+      rng_key: of the draws; `keys.preparation_key` makes one of a seed and a model's number.
+      task: what is learned, by all clients that there are.
+      params: where all start, such as the global model does.
+      learning_rate: a number; it may be traced.
+      num_steps: of local SGD.
+      batch_size: examples of a step, drawn independently; None takes all.
+
+    Raises:
+      ValueError: if a number is not positive, or the task does not give its clients' losses.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import own_models, quadratic
+      >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
+      >>> own_models(key, task, task.init(key), learning_rate=0.1, num_steps=2).threshold.shape
+      (24,)
+
+    Reference: Cho et al., section 2.
+    """
+    tuning, measured = Tuning(learning_rate, num_steps, batch_size), needs(task, MeasuredTask)
+
+    def of_client(client: Client) -> OwnModels:
+        own = tuning.of_client(rng_key, task, client, params)
+        threshold = measured.client_loss(own, client)
+        return OwnModels(threshold, _on_test(task, own, client).get("accuracy"))
+
+    stacked, size = jax.tree.map(lambda x: x[None], params), task.num_clients
+    at_once = chunk_size_of("auto", task, stacked, size) or size
+    return lax.map(of_client, jnp.arange(size), batch_size=at_once)
+
+
+def _on_test(task: Task, params: Params, client: Client) -> dict[str, Float[Array, ""]]:
+    """The metrics of one client's test examples, if there are any."""
+    return task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
+
+
+def requiring(
+    task: Task,
+    own: OwnModels | Float[Array, " clients"],
+    *,
+    num_unseen: int = 0,
+    tuning: Tuning | None = None,
+) -> "Requiring":
+    """The task, for clients who want a model better than their own.
+
+    A model appeals to a client if ``F_k(w) < rho_k``. Metrics are means over clients, apart for
+    those that may train and those that are never seen (``unseen_...``):
+
+    - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on those for training;
+    - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
+      ``train_appeal``, on training examples;
+    - ``preferred_accuracy``, where a client to whom the model does not appeal uses its own.
+
+    Of a task without examples for testing they are ``train_loss``, ``train_appeal`` and the task's
+    own metrics.
+
+    Args:
+      task: any that gives its clients' losses.
+      own: what the own models of all clients are worth, the unseen ones' too, by `own_models`; or
+        the thresholds rho_k alone, and then no model is preferred.
+      num_unseen: the task's last clients never train; the assignment is for the others.
+      tuning: local steps that each client takes from the model before it is measured.
+
+    Raises:
+      ValueError: if sizes do not fit, or the task does not give its clients' losses.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, full_participation, own_models, quadratic, requiring
+      >>> from fedjax_mm import simulate
+      >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
+      >>> own = own_models(key, task, task.init(key), learning_rate=0.1, num_steps=2)
+      >>> algorithm, everybody = fedavg(0.1, local_steps=5), full_participation(24)
+      >>> _, trace = simulate(key, requiring(task, own), algorithm, everybody, 10)
+      >>> trace.metrics["train_appeal"].shape  # records, models
+      (11, 1)
+
+    Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
+    """
+    needs(task, MeasuredTask)
+    models = own if isinstance(own, OwnModels) else OwnModels(own)
+    models = jax.tree.map(lambda values: jnp.asarray(values, float), models)
+    for values in jax.tree.leaves(models):
+        if values.shape != (task.num_clients,):
+            raise ValueError(
+                f"what the clients require has shape {values.shape}; give one number for each of "
+                f"{task.num_clients} clients"
+            )
+    if isinstance(task, TestedTask) and task.test.num_clients != task.num_clients:
+        raise ValueError(
+            f"{task.test.num_clients} clients have test examples and {task.num_clients} for "
+            "training; give every client its own"
+        )
+    if not 0 <= num_unseen < task.num_clients:
+        raise ValueError(
+            f"num_unseen is {num_unseen}; it must lie between 0 and {task.num_clients - 1}, as "
+            f"there are {task.num_clients} clients"
+        )
+    return Requiring(task, task.num_clients - num_unseen, models, tuning)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Requiring(View):
+    """A task whose clients require something; build it with `requiring`.
+
+    Attributes:
+      own: of all clients, those that never train too.
+      tuning: of each client before it is measured.
+    """
+
+    own: OwnModels
+    tuning: Tuning | None
+
+    def threshold(self, client: Client) -> Float[Array, ""]:
+        """rho_k."""
+        return self.own.threshold[client]
+
+    def appeals(self, params: Params) -> Bool[Array, " clients"]:
+        """Whether ``F_k(w) < rho_k``, for the clients that may train."""
+        return client_losses(self, params) < self.own.threshold[: self.num_clients]
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+        """Means over the clients that may train, and over the others."""
+        train_loss, test = self._evaluated(rng_key, params)
+        threshold, own_accuracy = self.own
+        values = {"train_loss": train_loss, "train_appeal": train_loss < threshold}
+        if test:
+            is_preferred = test["loss"] < threshold
+            values |= test | {"appeal": is_preferred}
+        if test and own_accuracy is not None:
+            accuracy = jnp.where(is_preferred, test["accuracy"], own_accuracy)
+            values["preferred_accuracy"] = accuracy
+        means = {
+            prefix + name: jnp.mean(value[part], dtype=float)
+            for prefix, part in (
+                ("", slice(self.num_clients)),
+                ("unseen_", slice(self.num_clients, None)),
+            )
+            for name, value in values.items()
+            if len(value[part])
+        }
+        return means if test else self.task.metrics(rng_key, params) | means
+
+    def _evaluated(
+        self, rng_key: PRNGKeyArray, params: Params
+    ) -> tuple[Float[Array, " clients"], dict[str, Float[Array, " clients"]]]:
+        """Every client's loss on training examples, and what there is on test examples."""
+        task = self.task
+
+        def of_tuned(client: Client) -> tuple[Array, dict[str, Array]]:
+            assert self.tuning is not None
+            tuned = self.tuning.of_client(rng_key, task, client, params)
+            return task.client_loss(tuned, client), _on_test(task, tuned, client)
+
+        if self.tuning is not None:
+            return lax.map(of_tuned, jnp.arange(task.num_clients), batch_size=_TUNED_AT_ONCE)
+        is_tested = isinstance(task, TestedTask)
+        test = task.evaluate(params, task.test, per_client=True) if is_tested else {}
+        return client_losses(task, params), test
