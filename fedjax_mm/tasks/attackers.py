@@ -35,7 +35,8 @@ def attacked(
       >>> from fedjax_mm import attacked, quadratic
       >>> honest, attackers = quadratic(24, 4, mu=2e-4), jax.numpy.arange(24) < 2
       >>> task, params = attacked(honest, attackers), jax.numpy.ones(97)
-      >>> bool(task.client_loss(params, 0) == 10 * honest.client_loss(params, 0))
+      >>> first = jax.numpy.int32(0)
+      >>> bool(task.client_loss(params, first) == 10 * honest.client_loss(params, first))
       True
 
     Reference: Cho et al., section 4, Table 2.
