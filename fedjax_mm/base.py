@@ -21,7 +21,7 @@ Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any  # pytrees of an algorithm's own: of one model,
 ClientState: TypeAlias = Any  # and of one pair of a model and a client
 Scalar: TypeAlias = float | Float[Array, ""]
-Client: TypeAlias = Int[Array, ""]  # a client's number, 0 to N - 1
+Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
@@ -59,12 +59,10 @@ class Task(Protocol):
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Initial parameters of one model."""
 
-    def weight(self, client: Client) -> Float[Array, ""]:
+    def weight(self, client: Index) -> Float[Array, ""]:
         """The client's weight in weighted averages: n_k, its number of examples."""
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Client, step: Int[Array, ""], how: Batching
-    ) -> Any:
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
         """The examples of local step `step` (from 0).
 
         `rng_key` is the same for all steps of one client and round.
@@ -81,7 +79,7 @@ class Task(Protocol):
 class EpochTask(Task, Protocol):
     """A task with num_batches(client, size), as many batches as make an epoch."""
 
-    def num_batches(self, client: Client, size: int | None) -> int | Int[Array, ""]:
+    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Steps of one epoch, ``ceil(n_k / B)``; a plain int where all clients take as many."""
 
 
@@ -89,7 +87,7 @@ class EpochTask(Task, Protocol):
 class MeasuredTask(Task, Protocol):
     """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
-    def client_loss(self, params: Params, client: Client) -> Float[Array, ""]:
+    def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """F_k(w): the mean loss of the client's training examples, as evaluated: no dropout."""
 
 
@@ -97,7 +95,7 @@ class MeasuredTask(Task, Protocol):
 class DemandingTask(MeasuredTask, Protocol):
     """A task whose clients have thresholds; wrap a task with `requiring` to make one."""
 
-    def threshold(self, client: Client) -> Float[Array, ""]:
+    def threshold(self, client: Index) -> Float[Array, ""]:
         """rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
@@ -109,7 +107,7 @@ class AnalyticTask(Task, Protocol):
     """A task that brings its own closed form of full-gradient local SGD."""
 
     def local_sgd(
-        self, params: Params, client: Client, learning_rate: Scalar, num_steps: int
+        self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
     ) -> Any:
         """The update of `num_steps` full-gradient steps, dense or a `SparseUpdate`."""
 
@@ -129,7 +127,7 @@ class LocalProblem(NamedTuple):
     rng_key: PRNGKeyArray
     round: Round
     task: Task
-    client: Client
+    client: Index
     params: Params
     scale: Scalar = 1.0
 
@@ -217,7 +215,7 @@ class Algorithm(NamedTuple):
     init: InitFn
     client: ClientFn
     server: ServerFn
-    num_steps: Callable[[Task, Client, ServerState], int | Int[Array, ""]] | None = None
+    num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] | None = None
 
 
 class Groups(NamedTuple):

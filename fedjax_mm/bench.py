@@ -25,7 +25,6 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.devices import Layout, layout
 from fedjax_mm.plan import Grid, Setup, make_plan, seed_keys
 from fedjax_mm.simulate import init, simulate
-from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweep import Execution, carry_out
 from fedjax_mm.tasks.quadratic import quadratic
 from fedjax_mm.tasks.view import View
@@ -400,13 +399,12 @@ def count_steps(
       >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=5)
       (125, 120)
     """
-    (stack, *_) = stacks_of(task, algorithm, assignment)
     models = init(jax.random.key(0), task, algorithm, assignment).models
     server = jax.tree.map(itemgetter(0), models.server)
     chunk_size = chunk_size_of(client_map, task, models.params, len(group))
     count_of = partial(_num_steps, algorithm, task, server)
     steps = np.asarray(jax.vmap(count_of)(jnp.asarray(group)))
-    growing = not is_lockstep(stack, models)
+    growing = not is_lockstep(algorithm, task, server)
     shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
     computed = first = 0
     for size, count in chunks_of(len(shares), chunk_size or len(shares), growing=growing):

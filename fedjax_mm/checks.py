@@ -85,6 +85,26 @@ def check_client_map(client_map: Any) -> None:
         )
 
 
+def one_each(name: str, items: Any, *, is_one: bool, num_models: int) -> list[Any]:
+    """One item per model, from one for all or a sequence; `ValueError` if there are not as many."""
+    items = [items] * num_models if is_one else list(items)
+    if len(items) != num_models:
+        raise ValueError(
+            f"there are {len(items)} {name} but the assignment has {num_models} models; give one "
+            "for all models or one per model"
+        )
+    return items
+
+
+def check_num_clients(of_tasks: Sequence[int], of_assignment: int) -> None:
+    """Raises `ValueError` unless tasks have as many clients as the assignment draws from."""
+    if set(of_tasks) != {of_assignment}:
+        raise ValueError(
+            f"the tasks have {sorted(set(of_tasks))} clients to train but the assignment draws "
+            f"from {of_assignment}; make them equal"
+        )
+
+
 def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
     """Given initial parameters of each stack of models; None where none are given."""
     if params is None or len(stacks) == 1:

@@ -1,7 +1,7 @@
 """Which clients of a group are computed together, and in which order."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -11,7 +11,6 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm.base import Algorithm, AnalyticTask, Params, ServerState, Task
-from fedjax_mm.stacks import Models, Stack
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """How local trainings are computed: those of all models at once, one by one, or, model by model, in
@@ -42,24 +41,17 @@ def chunk_size_of(
     return chunk_size if chunk_size < num_clients else None
 
 
-def is_lockstep(stack: Stack, models: Models) -> bool:
+def is_lockstep(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
     """Whether all clients take the same number of local steps, known before anything runs."""
-    server_state = jax.tree.map(itemgetter(0), models.server)
-    return have_equal_steps(stack.algorithm, stack.task, server_state)
-
-
-def have_equal_steps(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
-    """Whether all clients of one model take the same number of local steps."""
-    if algorithm.num_steps is None:
-        return True
-    return isinstance(algorithm.num_steps(task, jnp.int32(0), server_state), int)
+    steps = algorithm.num_steps and algorithm.num_steps(task, jnp.int32(0), server_state)
+    return steps is None or isinstance(steps, int)
 
 
 def longest_first(
     algorithm: Algorithm, task: Task, server_state: ServerState, clients: Int[Array, " group"]
 ) -> Int[Array, " group"] | None:
     """The places of a group in the order of their local steps; None if all take as many."""
-    if algorithm.num_steps is None or have_equal_steps(algorithm, task, server_state):
+    if algorithm.num_steps is None or is_lockstep(algorithm, task, server_state):
         return None
     steps_of = jax.vmap(algorithm.num_steps, (None, 0, None))
     steps = steps_of(task, jnp.maximum(clients, 0), server_state)
@@ -72,13 +64,13 @@ class Row(NamedTuple):
     Attributes:
       client: its number; negative for padding.
       key: of the client in this round, as words.
-      scale: what its weight is multiplied by; None is 1.
+      scale: what its weight is multiplied by.
       place: in the group.
     """
 
     client: Array
     key: Array
-    scale: Array | None
+    scale: Array
     place: Array
 
 
@@ -113,9 +105,7 @@ def _cut(rows: Row, count: int, width: int) -> Row:
         filled = jnp.pad(array, padding, constant_values=fill)
         return filled.reshape(count, width, *array.shape[1:])
 
-    client, key, scale, place = rows
-    scale = None if scale is None else cut(scale, 0)
-    return Row(cut(client, -1), cut(key, 0), scale, cut(place, 0))
+    return jax.tree.map(cut, rows, Row(*map(jnp.int32, (-1, 0, 0, 0))))
 
 
 def put_rows(tree: Any, rows: Int[Array, " chunk"], new: Any) -> Any:
@@ -152,3 +142,16 @@ def unless_empty(function: Any, present: Any, *args: Any, skip: bool) -> Any:
     shapes = jax.eval_shape(function, *args)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     return lax.cond(jnp.any(present), lambda: function(*args), lambda: nothing)
+
+
+def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.vmap` over a leading axis; of length 1 it is taken off, so that branches stay branches.
+
+    So do convolutions, which a batch of kernels, be it of one, would make loops of.
+    """
+
+    def call(*args: Any) -> Any:
+        alone = function(*jax.tree.map(itemgetter(0), args))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)
+
+    return call if size == 1 else jax.vmap(function)

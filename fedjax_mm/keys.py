@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
-from fedjax_mm.base import Client, Round
+from fedjax_mm.base import Index, Round
 
 Models: TypeAlias = Sequence[int] | Int[Array, " models"]
 
@@ -53,7 +53,7 @@ def preparation_key(rng_key: PRNGKeyArray, model: Int[Array, ""]) -> PRNGKeyArra
     return jax.random.fold_in(start_keys(rng_key, model[None])[0], 1)
 
 
-def client_key(model_key: PRNGKeyArray, client: Client) -> PRNGKeyArray:
+def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
     """The key of a client from that of the round and the model."""
     return jax.random.fold_in(model_key, client)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from numbers import Real
+from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -25,11 +26,11 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
-from fedjax_mm.chunks import ClientMap, chunk_size_of, is_lockstep
+from fedjax_mm.chunks import ClientMap, chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.record import Counts, Trace, measure
 from fedjax_mm.simulate import State, advance, init, look
-from fedjax_mm.stacks import split, stacks_of, vmap_unless_one
+from fedjax_mm.stacks import split, stacks_of
 
 _RESERVED = (
     *("seed", "round", "model", "diverged", "prepared"),
@@ -290,7 +291,7 @@ class Program:
             facts["updates"] = min(groups.clients.size, assignment.num_clients)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
-                is_lockstep(stack, each)
+                is_lockstep(stack.algorithm, stack.task, jax.tree.map(itemgetter(0), each.server))
                 and chunk_size_of("auto", stack.task, each.params, facts["updates"]) is None
                 for stack, each in split(stacks, models)
             )
@@ -387,32 +388,40 @@ class Program:
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
         shared, every = _with_keys(shared, self.grid.shared), self.grid.record_every
-        over_replicas = partial(vmap_unless_one, len(seeds))
-        start = over_replicas(self.start, (0, 0, None))
-        advance = over_replicas(partial(self.advance, client_axis), (0, 0, 0, None, None))
-        measure = over_replicas(self.measure, (0, 0, 0, None, None))
+
+        def start() -> Replica:
+            each = vmap_unless_one(len(seeds), lambda key, number: self.start(key, number, shared))
+            return each(keys, numbers)
+
+        def over_replicas(function: Any, replica: Replica, round: Any) -> Any:
+            each = vmap_unless_one(len(seeds), lambda *each: function(*each, round, shared))
+            return each(keys, numbers, replica)
 
         def one_round(i: Any, carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             replica, records = carry
-            replica, _ = advance(keys, numbers, replica, done + i, shared)
-            now = keys, numbers, replica, done + i + 1, shared
+            replica, _ = over_replicas(partial(self.advance, client_axis), replica, done + i)
+
+            def measure() -> Record:
+                return over_replicas(self.measure, replica, done + i + 1)
+
             if every == 1:
-                is_record, record = True, measure(*now)
+                is_record, record = True, measure()
             else:  # what stands in the record's place until it is due is never read
                 is_record = (done + i + 1) % every == 0
-                record = lax.cond(is_record, lambda: measure(*now), lambda: nothing)
+                record = lax.cond(is_record, measure, lambda: nothing)
             row = (done + i) // every - done // every
             records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
             since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
             return replica._replace(since=since), records
 
         replica = _with_keys(replica, self.replica)
-        replica = lax.cond(done == 0, lambda: start(keys, numbers, shared), lambda: replica)
+        replica = lax.cond(done == 0, start, lambda: replica)
         kept = (self.records_kept, len(seeds))
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.record)
         nothing = jax.tree.map(lambda x: x[0], records)
-        first = keys, numbers, replica, done, shared
-        before = lax.cond(done == 0, lambda: measure(*first), lambda: nothing)
+        before = lax.cond(
+            done == 0, lambda: over_replicas(self.measure, replica, done), lambda: nothing
+        )
         replica, records = lax.fori_loop(0, count, one_round, (replica, records))
         return without_keys(replica), before, records
 

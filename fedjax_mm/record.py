@@ -52,6 +52,21 @@ class Trace:
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
+class Record(NamedTuple):
+    """One entry of a trace, or a run's entries along a leading axis."""
+
+    round: Int[Array, "*records"]
+    metrics: dict[str, Array]
+    counts: Counts
+
+
+def make_trace(first: Record, rest: Record, up: tuple[int, ...], down: tuple[int, ...]) -> Trace:
+    """The trace of an entry and those after it, with the sizes of messages."""
+    whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
+    made = whole.counts._asdict()
+    return Trace(whole.round, whole.metrics, **made, upload_size=up, download_size=down)
+
+
 class Measured(NamedTuple):
     """Models as they are: metrics by name, and whether parameters and loss are finite."""
 

@@ -2,7 +2,7 @@
 
 Everything is pure: jit it, vmap it over seeds and over any number of the task or the algorithm,
 differentiate it. The models axis is in `stacks.py`, the order in which clients are computed in
-`chunks.py`, their sums in `sums.py`, and every key in `keys.py`.
+`chunks.py`, their sums in `sums.py`, every key in `keys.py`, and records in `record.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,48 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm import keys
-from fedjax_mm.base import (
-    Algorithm,
-    Assignment,
-    ClientState,
-    Contribution,
-    Groups,
-    LocalProblem,
-    Look,
-    Params,
-    Round,
-    Task,
-)
-from fedjax_mm.checks import (
-    check_alike,
-    check_client_map,
-    check_rounds,
-    fit_params,
-    given_params,
-)
-from fedjax_mm.chunks import (
-    ClientMap,
-    Row,
-    chunk_size_of,
-    in_chunks,
-    is_lockstep,
-    longest_first,
-    put_rows,
-    unless_empty,
-)
-from fedjax_mm.record import Counts, Trace, add_counts, measure, message_sizes
-from fedjax_mm.stacks import (
-    Models,
-    Stack,
-    in_order,
-    join,
-    over_models,
-    split,
-    stacks_of,
-    vmap_unless_one,
-)
-from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
+from fedjax_mm import base, checks, chunks, keys, sums
+from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
+from fedjax_mm.record import Counts, Record, Trace, add_counts, make_trace, measure, message_sizes
+from fedjax_mm.stacks import Models, Stack, in_order, join, over_models, split, stacks_of
 from fedjax_mm.tasks.view import appeals, client_losses
 
 
@@ -69,20 +31,28 @@ class State(NamedTuple):
     assignment: Any
 
 
-class Trained(NamedTuple):
-    """The result of local training: sums over the groups, all clients' new states, and reports."""
+class Now(NamedTuple):
+    """The round under way: its number t, its key, and who trains which model."""
 
-    total: Contribution
-    clients: ClientState
-    reports: Any
+    round: Round
+    rng_key: PRNGKeyArray
+    groups: Groups
 
 
 class How(NamedTuple):
     """How local trainings are computed; results do not depend on it but for summation order."""
 
-    client_map: ClientMap
+    client_map: chunks.ClientMap
     client_axis: str | None
-    has_reports: bool  # somebody looks at them
+    with_reports: bool  # somebody looks at them
+
+
+class Trained(NamedTuple):
+    """The result of local training: sums over the groups, all clients' new states, and reports."""
+
+    total: base.Contribution
+    clients: base.ClientState
+    reports: Any
 
 
 def simulate(
@@ -92,7 +62,7 @@ def simulate(
     assignment: Assignment,
     num_rounds: int,
     *,
-    client_map: ClientMap = "auto",
+    client_map: chunks.ClientMap = "auto",
     record_every: int = 1,
     params: Params | None = None,
     client_axis: str | None = None,
@@ -133,16 +103,9 @@ def simulate(
       (2, 3, 21, 2)
     """
     state = init(rng_key, tasks, algorithm, assignment, params)
-    return advance(
-        state,
-        tasks,
-        algorithm,
-        assignment,
-        num_rounds,
-        client_map=client_map,
-        record_every=record_every,
-        client_axis=client_axis,
-    )
+    how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
+    how["record_every"] = record_every
+    return advance(state, tasks, algorithm, assignment, num_rounds, **how)
 
 
 def init(
@@ -164,11 +127,13 @@ def init(
     def init_stack(stack: Stack, given: Params | None) -> Models:
         draw = jax.vmap(lambda task, key: task.init(key), (stack.task_axis, 0))
         args = stack.task, keys.start_keys(rng_key, stack.models)
-        start = draw(*args) if given is None else fit_params(given, jax.eval_shape(draw, *args))
+        start = (
+            draw(*args) if given is None else checks.fit_params(given, jax.eval_shape(draw, *args))
+        )
         one = partial(init_model, stack.algorithm)
         return jax.vmap(one, (stack.task_axis, 0))(stack.task, start)
 
-    given = given_params(params, stacks)
+    given = checks.given_params(params, stacks)
     models = join([init_stack(*each) for each in zip(stacks, given, strict=True)])
     assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
     return State(rng_key, jnp.asarray(0), models, assigned)
@@ -181,13 +146,13 @@ def advance(
     assignment: Assignment,
     num_rounds: int,
     *,
-    client_map: ClientMap = "auto",
+    client_map: chunks.ClientMap = "auto",
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """`num_rounds` more rounds from a state. Arguments and result as in `simulate`."""
-    check_rounds(num_rounds, record_every)
-    check_client_map(client_map)
+    checks.check_rounds(num_rounds, record_every)
+    checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
     how = How(client_map, client_axis, assignment.observe is not None)
 
@@ -196,28 +161,24 @@ def advance(
         rng_key = keys.round_key(state.rng_key, t)
         assign_key, view = keys.assignment_key(rng_key), look(stacks, models)
         groups, assigned = assignment.assign(assign_key, t, state.assignment, view)
-        trained = train(stacks, rng_key, t, groups, models, how)
-        models = aggregate(stacks, t, groups, trained, models)
-        assigned = observe(assignment, stacks, t, groups, trained, assigned)
-        return State(state.rng_key, t, models, assigned), count(stacks, groups, trained)
+        now = Now(t, rng_key, groups)
+        trained = train(stacks, now, models, how)
+        models = aggregate(stacks, now, models, trained)
+        assigned = observe(assignment, stacks, now, assigned, trained)
+        return State(state.rng_key, t, models, assigned), count(stacks, now, trained)
 
-    def record(state: State) -> tuple[Array, dict[str, Array]]:
+    def record(state: State, counts: Counts) -> Record:
         measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
-        return state.round, measured.metrics
+        return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
 
-    def rounds_to_record(state: State, _: None) -> tuple[State, Any]:
+    def rounds_to_record(state: State, _: None) -> tuple[State, Record]:
         state, counts = lax.scan(one_round, state, length=record_every)
-        return state, (record(state), jax.tree.map(add_counts, counts))
+        return state, record(state, counts)
 
-    nothing = jnp.zeros(assignment.num_models, jnp.int32)
-    first = record(state), Counts(nothing, nothing, nothing)
+    nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
+    first = record(state, Counts(nothing, nothing, nothing))
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    (rounds, metrics), counts = jax.tree.map(
-        lambda start, later: jnp.concatenate([start[None], later]), first, rest
-    )
-    up, down = message_sizes(stacks, state.models)
-    made = Counts(*counts)._asdict()
-    return state, Trace(rounds, metrics, **made, upload_size=up, download_size=down)
+    return state, make_trace(first, rest, *message_sizes(stacks, state.models))
 
 
 def look(stacks: Sequence[Stack], models: Models) -> Look:
@@ -232,22 +193,18 @@ def look(stacks: Sequence[Stack], models: Models) -> Look:
     return Look(losses=partial(ask, client_losses), appeals=partial(ask, appeals))
 
 
-def train(
-    stacks: Sequence[Stack],
-    rng_key: PRNGKeyArray,
-    round: Round,
-    groups: Groups,
-    models: Models,
-    how: How,
-) -> list[Trained]:
+def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:
     """Local training of every model's group, stack by stack."""
 
     def train_stack(stack: Stack, models: Models) -> Trained:
-        group, model_keys = stack.rows(groups), keys.model_keys(rng_key, stack.models)
-        chunk_size = chunk_size_of(how.client_map, stack.task, models.params, group.clients.size)
-        one_by_one = chunk_size is not None or not is_lockstep(stack, models)
-        one = partial(train_group, stack.algorithm, round, how, chunk_size)
-        return over_models(one, stack, model_keys, group, models, one_by_one=one_by_one)
+        groups, model_keys = stack.rows(now.groups), keys.model_keys(now.rng_key, stack.models)
+        num_clients = groups.clients.size
+        chunk_size = chunks.chunk_size_of(how.client_map, stack.task, models.params, num_clients)
+        server_state = jax.tree.map(itemgetter(0), models.server)
+        is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
+        one_by_one = chunk_size is not None or not is_lockstep
+        one = partial(train_group, stack.algorithm, now.round, how, chunk_size)
+        return over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
 
     return [train_stack(*each) for each in split(stacks, models)]
 
@@ -270,90 +227,78 @@ def train_group(
     """
     size = len(group.clients)
 
-    def contribute(row: Row, client_state: ClientState) -> tuple[Contribution, ClientState, Any]:
-        scale = 1.0 if row.scale is None else row.scale
+    def contribute(
+        row: chunks.Row, client_state: base.ClientState
+    ) -> tuple[base.Contribution, base.ClientState, Any]:
         key = keys.from_words(row.key, model_key)
-        local = LocalProblem(key, round, task, row.client, model.params, scale)
+        local = base.LocalProblem(key, round, task, row.client, model.params, row.scale)
         sent, client_state = algorithm.client(local, model.server, client_state)
-        return sent._replace(report=()), client_state, sent.report if how.has_reports else ()
+        return sent._replace(report=()), client_state, sent.report if how.with_reports else ()
 
-    def add_clients(so_far: Trained, chunk: Row) -> tuple[Trained, None]:
+    def add_clients(so_far: Trained, chunk: chunks.Row) -> tuple[Trained, None]:
         total, clients, reports = so_far
         present = chunk.client >= 0
         # Padding does what the first client of its chunk does: it never takes more steps.
         client = jnp.where(present, chunk.client, jnp.maximum(chunk.client[0], 0))
         states = jax.tree.map(itemgetter(client), clients)
-        together = vmap_unless_one(len(client), contribute, (0, 0))
+        together = chunks.vmap_unless_one(len(client), contribute)
         args = chunk._replace(client=client), states
-        sent, *moved = unless_empty(together, present, *args, skip=may_skip)
+        sent, *moved = chunks.unless_empty(together, present, *args, skip=may_skip)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         homes = jnp.where(present, client, task.num_clients), jnp.where(present, chunk.place, size)
         if how.client_axis is not None and jax.tree.leaves(moved):
             homes, moved = lax.all_gather((homes, moved), how.client_axis, tiled=True)
-        clients, reports = map(put_rows, (clients, reports), homes, moved)
-        return Trained(add_chunk(total, sent, present), clients, reports), None
+        clients, reports = map(chunks.put_rows, (clients, reports), homes, moved)
+        return Trained(sums.add_chunk(total, sent, present), clients, reports), None
 
     words = keys.client_words(model_key, group.clients)
-    rows = Row(group.clients, words, group.scale, jnp.arange(size))
-    order = longest_first(algorithm, task, model.server, group.clients)
+    scale = jnp.ones(size) if group.scale is None else group.scale
+    rows = chunks.Row(group.clients, words, scale, jnp.arange(size))
+    order = chunks.longest_first(algorithm, task, model.server, group.clients)
     may_skip = chunk_size is not None or order is not None
     first = jax.tree.map(itemgetter(0), (rows, model.clients))
     sent, _, report = jax.eval_shape(contribute, *first)
     reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), report)
-    trained = Trained(zero_sum(sent, model.params), model.clients, reports)
-    for chunks in in_chunks(rows, order, chunk_size, how.client_axis):
-        trained, _ = lax.scan(add_clients, trained, chunks)
-    total = finish_sum(trained.total, model.params)
+    trained = Trained(sums.zero_sum(sent, model.params), model.clients, reports)
+    for some in chunks.in_chunks(rows, order, chunk_size, how.client_axis):
+        trained, _ = lax.scan(add_clients, trained, some)
+    total = sums.finish_sum(trained.total, model.params)
     total = total if how.client_axis is None else lax.psum(total, how.client_axis)
     return trained._replace(total=total)
 
 
-def aggregate(
-    stacks: Sequence[Stack], round: Round, groups: Groups, trained: list[Trained], models: Models
-) -> Models:
+def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[Trained]) -> Models:
     """The server's step of every model; a model that nobody trained stays as it is."""
 
-    def of_model(
-        algorithm: Algorithm, task: Task, group: Groups, trained: Trained, model: Models
-    ) -> Models:
-        is_trained = jnp.any(group.clients >= 0)
-        # An idle model's total is replaced: the gradient of a 0/0 would be NaN, selected or not.
-        total = jax.tree.map(lambda x: jnp.where(is_trained, x, jnp.ones_like(x)), trained.total)
-        new = algorithm.server(round, task, model.params, model.server, trained.clients, total)
-        old = model.params, model.server
-        params, server = jax.tree.map(lambda x, y: jnp.where(is_trained, x, y), new, old)
-        return Models(params, server, trained.clients)
+    def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
+        def of_model(task: Task, group: Groups, trained: Trained, model: Models) -> Models:
+            is_trained = jnp.any(group.clients >= 0)
+            # An idle model's sums are replaced: the gradient of a 0/0 would be NaN, used or not.
+            total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
+            old, clients = (model.params, model.server), trained.clients
+            new = stack.algorithm.server(now.round, task, *old, clients, total)
+            kept = jax.tree.map(partial(jnp.where, is_trained), new, old)
+            return Models(kept[0], kept[1], clients)
+
+        return over_models(of_model, stack, stack.rows(now.groups), trained, models)
 
     parts = zip(split(stacks, models), trained, strict=True)
-    return join(
-        [
-            over_models(partial(of_model, stack.algorithm), stack, stack.rows(groups), each, model)
-            for (stack, model), each in parts
-        ]
-    )
+    return join([of_stack(*each, came_back) for each, came_back in parts])
 
 
 def observe(
-    assignment: Assignment,
-    stacks: Sequence[Stack],
-    round: Round,
-    groups: Groups,
-    trained: list[Trained],
-    state: Any,
+    assignment: Assignment, stacks: Sequence[Stack], now: Now, state: Any, trained: list[Trained]
 ) -> Any:
     """The assignment's state, after it saw what came back, if it looks at it."""
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]
-    check_alike(
-        "algorithms of the models do not report alike, as an assignment that observes them needs",
-        *reports,
-    )
-    return assignment.observe(round, groups, in_order(stacks, reports), state)
+    checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
+    return assignment.observe(now.round, now.groups, in_order(stacks, reports), state)
 
 
-def count(stacks: Sequence[Stack], groups: Groups, trained: list[Trained]) -> Counts:
+def count(stacks: Sequence[Stack], now: Now, trained: list[Trained]) -> Counts:
     """What one round did for each model."""
-    participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
+    participants = jnp.sum(now.groups.clients >= 0, axis=1, dtype=jnp.int32)
     gradients = in_order(stacks, [each.total.num_gradients for each in trained])
     return Counts(participants, gradients, (participants == 0).astype(jnp.int32))

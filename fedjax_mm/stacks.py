@@ -1,6 +1,6 @@
 """The models axis: models of equal structure are stacked, others are unrolled in the same round."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -11,7 +11,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int
 
+from fedjax_mm import checks
 from fedjax_mm.base import Algorithm, Assignment, ClientState, Params, ServerState, Task
+from fedjax_mm.chunks import vmap_unless_one
 
 
 class Models(NamedTuple):
@@ -58,16 +60,10 @@ def stacks_of(
     Raises:
       ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
     """
-    num_models = assignment.num_models
-    each_task = _one_each("tasks", isinstance(tasks, Task), tasks, num_models)
-    is_one = isinstance(algorithm, Algorithm)
-    each_algorithm = _one_each("algorithms", is_one, algorithm, num_models)
-    sizes = {task.num_clients for task in each_task}
-    if sizes != {assignment.num_clients}:
-        raise ValueError(
-            f"the tasks have {sorted(sizes)} clients to train but the assignment draws from "
-            f"{assignment.num_clients}; make them equal"
-        )
+    each = partial(checks.one_each, num_models=assignment.num_models)
+    each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
+    each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
+    checks.check_num_clients([task.num_clients for task in each_task], assignment.num_clients)
     alike: dict[Any, list[int]] = {}
     for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
         leaves, structure = jax.tree.flatten(task)
@@ -77,16 +73,6 @@ def stacks_of(
         Stack(tuple(which), *_stack([each_task[m] for m in which]), each_algorithm[which[0]])
         for which in alike.values()
     ]
-
-
-def _one_each(name: str, is_one: bool, items: Any, num_models: int) -> list[Any]:
-    items = [items] * num_models if is_one else list(items)
-    if len(items) != num_models:
-        raise ValueError(
-            f"there are {len(items)} {name} but the assignment has {num_models} models; give one "
-            "for all models or one per model"
-        )
-    return items
 
 
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
@@ -120,7 +106,7 @@ def in_order(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
 def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = False) -> Any:
     """``function(task, *args)`` of every model of a stack, all at once or one by one."""
     if len(stack.models) == 1:
-        return vmap_unless_one(1, partial(function, stack.task), [0 for _ in args])(*args)
+        return vmap_unless_one(1, partial(function, stack.task))(*args)
     if not one_by_one:
         return jax.vmap(function, (stack.task_axis, *(0 for _ in args)))(stack.task, *args)
 
@@ -129,23 +115,3 @@ def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = Fals
         return function(task, *jax.tree.map(itemgetter(model), args))
 
     return lax.map(one, jnp.arange(len(stack.models)))
-
-
-def vmap_unless_one(
-    size: int, function: Callable[..., Any], in_axes: Sequence[int | None]
-) -> Callable[..., Any]:
-    """`jax.vmap` over a leading axis; of length 1 it is taken off, so that branches stay branches.
-
-    So do convolutions, which a batch of kernels, be it of one, would make loops of.
-    """
-    if size > 1:
-        return jax.vmap(function, in_axes)
-
-    def call(*args: Any) -> Any:
-        each = [
-            arg if axis is None else jax.tree.map(itemgetter(0), arg)
-            for arg, axis in zip(args, in_axes, strict=True)
-        ]
-        return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*each))
-
-    return call

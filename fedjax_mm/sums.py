@@ -91,13 +91,6 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
     return total._replace(update=_of_sparse(dense, total.update, params))
 
 
-def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """The contribution of one client with every sparse part written out as a dense array."""
-    alone = jax.tree.map(lambda x: x[None], contribution)
-    total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
-    return contribution._replace(update=finish_sum(total, params).update)
-
-
 def _of_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
     """The update with a function of every sparse part and the parameters that it stands for."""
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):

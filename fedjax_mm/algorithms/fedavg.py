@@ -11,10 +11,10 @@ from fedjax_mm.base import (
     Algorithm,
     AnalyticTask,
     Batching,
-    Client,
     ClientState,
     Contribution,
     EpochTask,
+    Index,
     LocalProblem,
     MeasuredTask,
     Params,
@@ -88,7 +88,7 @@ def fedavg(
     server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     weight_of = LocalProblem.weight if weighted else one
 
-    def num_steps(task: Task, client: Client, server_state: ServerState) -> int | Int[Array, ""]:
+    def num_steps(task: Task, client: Index, server_state: ServerState) -> int | Int[Array, ""]:
         del server_state
         if local_steps is not None:
             return local_steps

@@ -6,9 +6,9 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_mm.base import (
     Algorithm,
-    Client,
     ClientState,
     Contribution,
+    Index,
     LocalProblem,
     Params,
     Round,
@@ -74,7 +74,7 @@ def mwfed(
         return grown(task, params, uniform).astype(uniform.dtype), ()
 
     def num_steps(
-        task: Task, client: Client, server_state: Float[Array, " clients"]
+        task: Task, client: Index, server_state: Float[Array, " clients"]
     ) -> Int[Array, ""]:
         share = task.num_clients * jnp.exp(server_state[client])
         return jnp.clip(jnp.round(local_steps * share), 1, _MOST * local_steps).astype(jnp.int32)

@@ -12,11 +12,12 @@ from fedjax_mm.base import (
     ClientState,
     Contribution,
     LocalProblem,
+    Params,
     Scalar,
     ServerState,
 )
 from fedjax_mm.checks import check_flags, check_not_negative
-from fedjax_mm.sums import dense_update
+from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
 
 
 def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorithm:
@@ -53,13 +54,20 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     ) -> tuple[Contribution, ClientState]:
         check_flags("clients", attacks, local.task.num_clients)
         contribution, state = algorithm.client(local, server_state, client_state)
-        sent = dense_update(contribution, local.params)
+        sent = _dense(contribution, local.params)
         other = _with_noise(keys.noise_key(local.rng_key), sent.update, noise)
         is_attacker = attacks[local.client]
         update = jax.tree.map(lambda x, y: jnp.where(is_attacker, x, y), other, sent.update)
         return sent._replace(update=update), state
 
     return algorithm._replace(client=client)
+
+
+def _dense(contribution: Contribution, params: Params) -> Contribution:
+    """The contribution with every sparse part of its update written out as a dense array."""
+    alone = jax.tree.map(lambda x: x[None], contribution)
+    total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
+    return contribution._replace(update=finish_sum(total, params).update)
 
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:

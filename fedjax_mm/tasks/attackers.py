@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from fedjax_mm.base import Client, MeasuredTask, Params, Scalar, Task
+from fedjax_mm.base import Index, MeasuredTask, Params, Scalar, Task
 from fedjax_mm.checks import check_flags, check_positive, needs
 from fedjax_mm.tasks.view import View, appeals, client_losses
 
@@ -61,7 +61,7 @@ class Attacked(View):
     loss_factor: Float[Array, ""]
     stays: bool = dataclasses.field(metadata={"static": True})
 
-    def client_loss(self, params: Params, client: Client) -> Float[Array, ""]:
+    def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """The loss that the client reports."""
         loss = needs(self.task, MeasuredTask).client_loss(params, client)
         return loss * jnp.where(self.attacks[client], self.loss_factor, 1).astype(loss.dtype)

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Batching, Client, LocalProblem, MeasuredTask, Params, Scalar, Task
+from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, Scalar, Task
 from fedjax_mm.checks import check_count, check_positive, needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
@@ -53,9 +53,7 @@ class Tuning:
         check_count("num_steps", self.num_steps)
         check_count("batch_size", self.batch_size)
 
-    def of_client(
-        self, rng_key: PRNGKeyArray, task: Task, client: Client, params: Params
-    ) -> Params:
+    def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """The client's parameters after tuning; `rng_key` is that of all clients."""
         local = LocalProblem(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size)
@@ -95,7 +93,7 @@ def own_models(
     """
     tuning, measured = Tuning(learning_rate, num_steps, batch_size), needs(task, MeasuredTask)
 
-    def of_client(client: Client) -> OwnModels:
+    def of_client(client: Index) -> OwnModels:
         own = tuning.of_client(rng_key, task, client, params)
         threshold = measured.client_loss(own, client)
         return OwnModels(threshold, _on_test(task, own, client).get("accuracy"))
@@ -105,7 +103,7 @@ def own_models(
     return lax.map(of_client, jnp.arange(size), batch_size=at_once)
 
 
-def _on_test(task: Task, params: Params, client: Client) -> dict[str, Float[Array, ""]]:
+def _on_test(task: Task, params: Params, client: Index) -> dict[str, Float[Array, ""]]:
     """The metrics of one client's test examples, if there are any."""
     return task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
 
@@ -188,7 +186,7 @@ class Requiring(View):
     own: OwnModels
     tuning: Tuning | None
 
-    def threshold(self, client: Client) -> Float[Array, ""]:
+    def threshold(self, client: Index) -> Float[Array, ""]:
         """rho_k."""
         return self.own.threshold[client]
 
@@ -224,7 +222,7 @@ class Requiring(View):
         """Every client's loss on training examples, and what there is on test examples."""
         task = self.task
 
-        def of_tuned(client: Client) -> tuple[Array, dict[str, Array]]:
+        def of_tuned(client: Index) -> tuple[Array, dict[str, Array]]:
             assert self.tuning is not None
             tuned = self.tuning.of_client(rng_key, task, client, params)
             return task.client_loss(tuned, client), _on_test(task, tuned, client)

@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import (
     Batching,
-    Client,
     DemandingTask,
     EpochTask,
+    Index,
     MeasuredTask,
     Params,
     Task,
@@ -33,7 +33,7 @@ class TestedTask(MeasuredTask, Protocol):
         """Every client's examples for testing."""
 
     def client_metrics(
-        self, params: Params, client: Client, data: Any
+        self, params: Params, client: Index, data: Any
     ) -> dict[str, Float[Array, ""]]:
         """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
@@ -92,17 +92,17 @@ class View:
         """Initial parameters of one model."""
         return self.task.init(rng_key)
 
-    def weight(self, client: Client) -> Float[Array, ""]:
+    def weight(self, client: Index) -> Float[Array, ""]:
         """n_k."""
         return self.task.weight(client)
 
     def batch(
-        self, rng_key: PRNGKeyArray, client: Client, step: Int[Array, ""], how: Batching
+        self, rng_key: PRNGKeyArray, client: Index, step: Int[Array, ""], how: Batching
     ) -> Any:
         """The examples of a local step."""
         return self.task.batch(rng_key, client, step, how)
 
-    def num_batches(self, client: Client, size: int | None) -> int | Int[Array, ""]:
+    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
         """Steps of an epoch, if the clients' examples make epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
@@ -110,7 +110,7 @@ class View:
         """The loss of a batch."""
         return self.task.loss(params, batch)
 
-    def client_loss(self, params: Params, client: Client) -> Float[Array, ""]:
+    def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """F_k(w)."""
         return needs(self.task, MeasuredTask).client_loss(params, client)
 
@@ -118,7 +118,7 @@ class View:
         """F_k(w) of the first clients, in one pass."""
         return client_losses(self.task, params, num_clients)
 
-    def threshold(self, client: Client) -> Float[Array, ""]:
+    def threshold(self, client: Index) -> Float[Array, ""]:
         """rho_k."""
         return needs(self.task, DemandingTask).threshold(client)
 
