@@ -1,7 +1,7 @@
 """Local training: what every federated method runs on a client."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,14 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_mm.base import (
     Algorithm,
+    AnalyticTask,
     Batching,
     ClientState,
     Contribution,
+    EpochTask,
+    Index,
     LocalProblem,
+    MeasuredTask,
     Params,
     Round,
     Scalar,
@@ -22,7 +26,7 @@ from fedjax_mm.base import (
     ServerState,
     Task,
 )
-from fedjax_mm.checks import check_count, check_positive
+from fedjax_mm.checks import check_count, check_positive, needs
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -111,21 +115,32 @@ def _all_at_once(gradients: Params) -> Params:
 
 
 class LocalSGD(NamedTuple):
-    """E local steps at the round's learning rate; build it with `local_sgd`.
-
-    Attributes:
-      learning_rate: eta, or its schedule.
-      num_steps: E.
-      how: which of the client's examples each batch has.
-    """
+    """What most methods let clients do; build it with `local_sgd`, which explains the fields."""
 
     learning_rate: Scalar | Schedule
-    num_steps: int
-    how: Batching
+    local_steps: int | None
+    epochs: int | None
+    batch_size: int | Schedule | None
+    order: Literal["iid", "epochs"]
+    optimizer: LocalOptimizer
 
     def rate(self, round: Round) -> Scalar:
         """The learning rate in a round."""
         return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
+
+    def num_steps(self, task: Task, client: Index) -> int | Int[Array, ""]:
+        """E, or as many steps as make up the epochs; `ValueError` if the task knows no epochs."""
+        if self.local_steps is not None:
+            return self.local_steps
+        assert self.epochs is not None
+        assert not callable(self.batch_size)
+        return self.epochs * needs(task, EpochTask).num_batches(client, self.batch_size)
+
+    def batching(self, round: Round) -> Batching:
+        """Which of its examples a client's batches have in a round."""
+        if callable(self.batch_size):
+            return Batching(limit=self.batch_size(round))
+        return Batching(self.batch_size, self.order)
 
     def train(
         self,
@@ -143,26 +158,74 @@ class LocalSGD(NamedTuple):
         start = local.params if start is None else start
         trained = train_locally(
             local,
-            optax.sgd(self.rate(local.round)),
-            self.num_steps if num_steps is None else num_steps,
-            self.how,
+            self.optimizer(self.rate(local.round)),
+            self.num_steps(local.task, local.client) if num_steps is None else num_steps,
+            self.batching(local.round),
             direction=direction,
             num_batches=num_batches,
             start=start,
         )
         return Change.between(start, *trained)
 
+    def train_or_solve(self, local: LocalProblem) -> Change:
+        """The change of a client's parameters, by the task's own closed form where it has one.
+
+        It may be sparse, and then reports the loss at the global parameters, if the task gives it.
+        """
+        task, is_plain = local.task, self.batch_size is None and self.optimizer is optax.sgd
+        if self.local_steps is None or not is_plain or not isinstance(task, AnalyticTask):
+            return self.train(local)
+        rate = self.rate(local.round)
+        update = task.local_sgd(local.params, local.client, rate, self.local_steps)
+        loss = local.loss() if isinstance(task, MeasuredTask) else jnp.full((), jnp.nan)
+        return Change(update, {"loss": loss})
+
 
 def local_sgd(
-    learning_rate: Scalar | Schedule, local_steps: int, batch_size: int | None
+    learning_rate: Scalar | Schedule,
+    local_steps: int | None,
+    batch_size: int | Schedule | None = None,
+    *,
+    epochs: int | None = None,
+    order: Literal["iid", "epochs"] | None = None,
+    optimizer: LocalOptimizer = optax.sgd,
 ) -> LocalSGD:
-    """The checked options that most methods have, as `fedavg` documents them."""
+    """The options of local training, checked.
+
+    Args:
+      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      local_steps: E, for every client; or else give `epochs`.
+      batch_size: B examples per local step; None takes the full gradient. A schedule N_s(t) takes,
+        in round t, that many of the client's examples without replacement for each step, at most
+        all of them.
+      epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
+      order: "iid" draws every example of a batch independently, "epochs" goes through all in a
+        fresh order again and again; by default "epochs" where `epochs` is given, else "iid".
+      optimizer: from the round's rate to an optax optimizer, restarted every round.
+
+    Raises:
+      ValueError: if a number is not positive, or options do not go together.
+    """
     check_positive("learning_rate", learning_rate)
     check_count("local_steps", local_steps)
-    check_count("batch_size", batch_size)
-    if local_steps is None:
-        raise ValueError("local_steps is None; give a positive whole number")
-    return LocalSGD(learning_rate, local_steps, Batching(batch_size))
+    check_count("epochs", epochs)
+    if (local_steps is None) == (epochs is None):
+        raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
+    if not callable(batch_size):
+        check_count("batch_size", batch_size)
+    if order not in ("iid", "epochs", None):
+        raise ValueError(f"order is {order!r}; it must be 'iid', 'epochs' or None")
+    if callable(batch_size) and (epochs is not None or order is not None):
+        raise ValueError(
+            "a schedule of sample sizes draws a sample for each step: give local_steps, and no "
+            "epochs or order"
+        )
+    if order is not None and batch_size is None:
+        raise ValueError(f"order is {order!r}, but steps take all examples; give a batch_size")
+    if order == "iid" and epochs is not None:
+        raise ValueError("epochs of iid draws would not see every example; give local_steps")
+    order = order or ("iid" if epochs is None else "epochs")
+    return LocalSGD(learning_rate, local_steps, epochs, batch_size, order, optimizer)
 
 
 def proximal(local: LocalProblem, strength: Scalar) -> Direction:
@@ -181,18 +244,10 @@ def one(local: LocalProblem) -> Float[Array, ""]:
     return jnp.ones(()) * local.scale
 
 
-def add_mean(
-    round: Round,
-    task: Task,
-    params: Params,
-    server_state: ServerState,
-    client_states: ClientState,
-    total: Contribution,
-) -> tuple[Params, ServerState]:
-    """The plain server: ``w <- w + (sum of weighted changes) / (sum of weights)``."""
-    del round, task, client_states
+def add_mean(params: Params, total: Contribution) -> Params:
+    """The plain server's step: ``w <- w + (sum of weighted changes) / (sum of weights)``."""
     mean = jax.tree.map(lambda x: x / total.weight, total.update)
-    return optax.apply_updates(params, mean), server_state
+    return optax.apply_updates(params, mean)
 
 
 def averaging(
@@ -200,41 +255,70 @@ def averaging(
     weight: Callable[[LocalProblem], Float[Array, ""]] = LocalProblem.weight,
     *,
     num_gradients: int,
-    server: ServerFn = add_mean,
+    server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
     """The method whose clients send a weighted change and whose server takes the weighted mean.
-
-    No state is kept, neither by clients nor by the server.
 
     Args:
       change: what a client's local training changes.
       weight: of a client's change; by default n_k.
       num_gradients: that a client computes in a round.
-      server: what is done with the two sums, instead of their quotient.
+      server: from w and the sums to the new w, where it is not their quotient that is added.
 
     Example: the plainest method there is, one gradient step at a rate of 0.1.
       >>> import jax
       >>> from fedjax_mm import full_participation, quadratic, simulate
-      >>> local = local_sgd(0.1, local_steps=1, batch_size=None)
-      >>> algorithm = averaging(local.train, num_gradients=1)
+      >>> algorithm = averaging(local_sgd(0.1, local_steps=1).train, num_gradients=1)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
     """
 
+    def client(local: LocalProblem) -> Contribution:
+        factor, trained = weight(local), change(local)
+        update = scale_update(trained.update, factor)
+        return Contribution(update, factor, jnp.int32(num_gradients), trained.report)
+
+    return stateless(client, server)
+
+
+def stateless(
+    client: Callable[[LocalProblem], Contribution],
+    server: Callable[[Params, Contribution], Params],
+) -> Algorithm:
+    """The method that remembers nothing, neither at the clients nor at the server.
+
+    Args:
+      client: what one client contributes.
+      server: from w and the sum of the contributions to the new w.
+    """
+
     def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
         del task, params
         return (), ()
 
-    def client(
+    def contribute(
         local: LocalProblem, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         del server_state
-        # The weight comes first: it may be a pass over the client's data at the global parameters.
-        factor, trained = weight(local), change(local)
-        update = scale_update(trained.update, factor)
-        sent = Contribution(update, factor, jnp.int32(num_gradients), trained.report)
-        return sent, client_state
+        return client(local), client_state
 
-    return Algorithm(init, client, server)
+    return Algorithm(init, contribute, plain_server(server))
+
+
+def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> ServerFn:
+    """The server that keeps no state: its step looks at nothing but w and the sums."""
+
+    def server(
+        round: Round,
+        task: Task,
+        params: Params,
+        server_state: ServerState,
+        client_states: ClientState,
+        total: Contribution,
+    ) -> tuple[Params, ServerState]:
+        del round, task, client_states
+        return step(params, total), server_state
+
+    return server

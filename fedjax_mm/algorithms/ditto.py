@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.local import add_mean, local_sgd, proximal
+from fedjax_mm.local import local_sgd, plain_server, proximal
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -61,4 +61,4 @@ def ditto(
         update, num_gradients = scale_update(change.update, weight), jnp.int32(2 * local_steps)
         return Contribution(update, weight, num_gradients, change.report), personal
 
-    return Algorithm(init, client, add_mean)
+    return Algorithm(init, client, plain_server())

@@ -1,39 +1,17 @@
 """Federated averaging, the local algorithm of MFA-Rand and MFA-RR."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
-from fedjax_mm.base import (
-    Algorithm,
-    AnalyticTask,
-    Batching,
-    ClientState,
-    Contribution,
-    EpochTask,
-    Index,
-    LocalProblem,
-    MeasuredTask,
-    Params,
-    Round,
-    Scalar,
-    ServerState,
-    Task,
-)
-from fedjax_mm.checks import check_count, check_positive, needs
-from fedjax_mm.local import Change, LocalOptimizer, one, train_locally
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
+from fedjax_mm.local import LocalOptimizer, local_sgd, one
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
-
-
-class FedAvgState(NamedTuple):
-    """The server's state of one model."""
-
-    optimizer: optax.OptState
-    population_weight: Float[Array, ""]  # sum of all N clients' weights
 
 
 def fedavg(
@@ -81,93 +59,51 @@ def fedavg(
 
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
-    _check_options(learning_rate, local_steps, epochs, batch_size, order, server_scale)
-    schedule = learning_rate if callable(learning_rate) else lambda t: learning_rate
-    is_plain = batch_size is None and local_optimizer is optax.sgd
-    order = order or ("iid" if epochs is None else "epochs")
-    server = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    sgd = local_sgd(
+        learning_rate,
+        local_steps,
+        batch_size,
+        epochs=epochs,
+        order=order,
+        optimizer=local_optimizer,
+    )
+    if server_scale not in ("mean", "1/N"):
+        raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
+    optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     weight_of = LocalProblem.weight if weighted else one
 
-    def num_steps(task: Task, client: Index, server_state: ServerState) -> int | Int[Array, ""]:
+    def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
-        if local_steps is not None:
-            return local_steps
-        assert epochs is not None
-        assert not callable(batch_size)
-        return epochs * needs(task, EpochTask).num_batches(client, batch_size)
+        return sgd.num_steps(task, client)
 
-    def init(task: Task, params: Params) -> tuple[FedAvgState, ClientState]:
-        weights = jax.vmap(task.weight)(jnp.arange(task.num_clients))
-        weights = weights if weighted else jnp.ones_like(weights)
-        return FedAvgState(server.init(params), weights.sum()), ()
-
-    def change(local: LocalProblem) -> Change:
-        rate, task = schedule(local.round), local.task
-        if is_plain and local_steps is not None and isinstance(task, AnalyticTask):
-            update = task.local_sgd(local.params, local.client, rate, local_steps)
-            loss = local.loss() if isinstance(task, MeasuredTask) else jnp.full((), jnp.nan)
-            return Change(update, {"loss": loss})
-        if callable(batch_size):
-            how = Batching(limit=batch_size(local.round))
-        else:
-            how = Batching(batch_size, order)
-        steps = num_steps(task, local.client, ())
-        trained = train_locally(local, local_optimizer(rate), steps, how)
-        return Change.between(local.params, *trained)
+    def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
+        del task
+        return optimizer.init(params), ()
 
     def client(
-        local: LocalProblem, server_state: FedAvgState, client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
+        local: LocalProblem, server_state: Any, client_state: base.ClientState
+    ) -> tuple[Contribution, base.ClientState]:
         del server_state
-        trained, weight = change(local), weight_of(local)
-        num_gradients = jnp.int32(num_steps(local.task, local.client, ()))
-        update = scale_update(trained.update, weight)
-        return Contribution(update, weight, num_gradients, trained.report), client_state
+        change, weight = sgd.train_or_solve(local), weight_of(local)
+        num_gradients = jnp.int32(sgd.num_steps(local.task, local.client))
+        update = scale_update(change.update, weight)
+        return Contribution(update, weight, num_gradients, change.report), client_state
 
-    def server_step(
+    def server(
         round: Round,
         task: Task,
         params: Params,
-        server_state: FedAvgState,
-        client_states: ClientState,
+        server_state: Any,
+        client_states: base.ClientState,
         total: Contribution,
-    ) -> tuple[Params, FedAvgState]:
-        del round, task, client_states
-        optimizer, population_weight = server_state
-        weight = total.weight if server_scale == "mean" else population_weight
+    ) -> tuple[Params, Any]:
+        del round, client_states
+        weight = total.weight
+        if server_scale == "1/N":
+            weights = jax.vmap(task.weight)(jnp.arange(task.num_clients))
+            weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
         gradient = jax.tree.map(lambda update: -update / weight, total.update)
-        updates, optimizer = server.update(gradient, optimizer, params)
-        return optax.apply_updates(params, updates), FedAvgState(optimizer, population_weight)
+        updates, server_state = optimizer.update(gradient, server_state, params)
+        return optax.apply_updates(params, updates), server_state
 
-    return Algorithm(init, client, server_step, num_steps)
-
-
-def _check_options(
-    learning_rate: Any,
-    local_steps: int | None,
-    epochs: int | None,
-    batch_size: Any,
-    order: str | None,
-    server_scale: str,
-) -> None:
-    """Raises `ValueError` for options that are wrong or do not go together."""
-    check_positive("learning_rate", learning_rate)
-    check_count("local_steps", local_steps)
-    check_count("epochs", epochs)
-    if (local_steps is None) == (epochs is None):
-        raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
-    if not callable(batch_size):
-        check_count("batch_size", batch_size)
-    if order not in ("iid", "epochs", None):
-        raise ValueError(f"order is {order!r}; it must be 'iid', 'epochs' or None")
-    if callable(batch_size) and (epochs is not None or order is not None):
-        raise ValueError(
-            "a schedule of sample sizes draws a sample for each step: give local_steps, and no "
-            "epochs or order"
-        )
-    if order is not None and batch_size is None:
-        raise ValueError(f"order is {order!r}, but steps take all examples; give a batch_size")
-    if order == "iid" and epochs is not None:
-        raise ValueError("epochs of iid draws would not see every example; give local_steps")
-    if server_scale not in ("mean", "1/N"):
-        raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
+    return Algorithm(init, client, server, num_steps)

@@ -7,17 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedjax_mm.base import (
-    Algorithm,
-    ClientState,
-    Contribution,
-    LocalProblem,
-    Params,
-    Round,
-    Scalar,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative, check_positive
 from fedjax_mm.local import averaging, local_sgd
 from fedjax_mm.schedules import Schedule
@@ -75,19 +65,10 @@ def maxfl(
         s = jax.nn.sigmoid(x)
         return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: ServerState,
-        client_states: ClientState,
-        total: Contribution,
-    ) -> tuple[Params, ServerState]:
-        del round, task, client_states
+    def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
         # Where all weights underflow and eps is 0, nothing is added.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
-        change = jax.tree.map(lambda update: rate * update, total.update)
-        return optax.apply_updates(params, change), server_state
+        return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
     return averaging(sgd.train, q, num_gradients=local_steps, server=server)

@@ -4,17 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from fedjax_mm.base import (
-    Algorithm,
-    ClientState,
-    Contribution,
-    Index,
-    LocalProblem,
-    Params,
-    Round,
-    Scalar,
-    Task,
-)
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
 from fedjax_mm.local import add_mean, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -69,19 +60,19 @@ def mwfed(
         is_satisfied = client_losses(task, params) < thresholds(task)
         return jax.nn.log_softmax(log_weights + jnp.where(is_satisfied, 0, jnp.log(growth)))
 
-    def init(task: Task, params: Params) -> tuple[Float[Array, " clients"], ClientState]:
+    def init(task: Task, params: Params) -> tuple[Float[Array, " clients"], base.ClientState]:
         uniform = jnp.full(task.num_clients, -jnp.log(float(task.num_clients)))
         return grown(task, params, uniform).astype(uniform.dtype), ()
 
     def num_steps(
-        task: Task, client: Index, server_state: Float[Array, " clients"]
+        task: Task, client: base.Index, server_state: Float[Array, " clients"]
     ) -> Int[Array, ""]:
         share = task.num_clients * jnp.exp(server_state[client])
         return jnp.clip(jnp.round(local_steps * share), 1, _MOST * local_steps).astype(jnp.int32)
 
     def client(
-        local: LocalProblem, server_state: Float[Array, " clients"], client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
+        local: LocalProblem, server_state: Float[Array, " clients"], client_state: base.ClientState
+    ) -> tuple[Contribution, base.ClientState]:
         steps = num_steps(local.task, local.client, server_state)
         change = sgd.train(local, num_steps=steps)
         weight = jnp.maximum(jnp.exp(server_state[local.client]), _LEAST_WEIGHT) * local.scale
@@ -93,10 +84,11 @@ def mwfed(
         task: Task,
         params: Params,
         server_state: Float[Array, " clients"],
-        client_states: ClientState,
+        client_states: base.ClientState,
         total: Contribution,
     ) -> tuple[Params, Float[Array, " clients"]]:
-        params, _ = add_mean(round, task, params, server_state, client_states, total)
+        del round, client_states
+        params = add_mean(params, total)
         return params, grown(task, params, server_state).astype(server_state.dtype)
 
     return Algorithm(init, client, server, num_steps)

@@ -6,16 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm import keys
-from fedjax_mm.base import (
-    Algorithm,
-    ClientState,
-    Contribution,
-    LocalProblem,
-    Params,
-    Scalar,
-    ServerState,
-)
+from fedjax_mm import base, keys
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_flags, check_not_negative
 from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
 
@@ -50,8 +42,8 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     attacks = check_flags("clients", clients)
 
     def client(
-        local: LocalProblem, server_state: ServerState, client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
+        local: LocalProblem, server_state: base.ServerState, client_state: base.ClientState
+    ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, local.task.num_clients)
         contribution, state = algorithm.client(local, server_state, client_state)
         sent = _dense(contribution, local.params)

@@ -4,19 +4,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_mm.base import (
-    Algorithm,
-    ClientState,
-    Contribution,
-    LocalProblem,
-    Params,
-    Round,
-    Scalar,
-    ServerState,
-    Task,
-)
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.local import local_sgd
+from fedjax_mm.local import local_sgd, stateless
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -59,33 +49,17 @@ def qffl(
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("q", q)
 
-    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        del task, params
-        return (), ()
-
-    def client(
-        local: LocalProblem, server_state: ServerState, client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
-        del server_state
+    def client(local: LocalProblem) -> Contribution:
         loss = local.loss() + _LEAST_LOSS
         change, rate, power = sgd.train(local), sgd.rate(local.round), loss**q
         step = jax.tree.map(lambda x: x / rate, change.update)  # -dw
         squares = sum(jnp.sum(x**2) for x in jax.tree.leaves(step))
         h = local.scale * (q * loss ** (q - 1) * squares + power / rate)
         update = scale_update(step, power * local.scale)
-        return Contribution(update, h, jnp.int32(local_steps), change.report), client_state
+        return Contribution(update, h, jnp.int32(local_steps), change.report)
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: ServerState,
-        client_states: ClientState,
-        total: Contribution,
-    ) -> tuple[Params, ServerState]:
-        del round, task, client_states
+    def server(params: Params, total: Contribution) -> Params:
         h = jnp.where(total.weight == 0, 1, total.weight)  # 0 where small losses underflow
-        change = jax.tree.map(lambda x: x / h, total.update)
-        return optax.apply_updates(params, change), server_state
+        return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
 
-    return Algorithm(init, client, server)
+    return stateless(client, server)

@@ -7,16 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedjax_mm.base import (
-    Algorithm,
-    Batching,
-    Contribution,
-    LocalProblem,
-    Params,
-    Round,
-    Scalar,
-    Task,
-)
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
 from fedjax_mm.checks import check_positive
 from fedjax_mm.local import local_sgd, one
 from fedjax_mm.schedules import Schedule
@@ -82,7 +74,7 @@ def scaffold(
 
         change = sgd.train(local, direction=direction)
         if option == "I":
-            everything = task.batch(local.rng_key, local.client, jnp.int32(0), Batching())
+            everything = task.batch(local.rng_key, local.client, jnp.int32(0), base.Batching())
             new = jax.grad(task.loss)(local.params, everything)
         else:
             steps = local_steps * sgd.rate(local.round)

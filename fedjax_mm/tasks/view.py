@@ -32,22 +32,13 @@ class TestedTask(MeasuredTask, Protocol):
     def test(self) -> Any:
         """Every client's examples for testing."""
 
-    def client_metrics(
-        self, params: Params, client: Index, data: Any
-    ) -> dict[str, Float[Array, ""]]:
+    def client_metrics(self, params: Params, client: Index, data: Any) -> dict[str, Array]:
         """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
-    def evaluate(
-        self,
-        params: Params,
-        data: Any,
-        *,
-        per_client: bool = False,
-        num_clients: int | None = None,
-    ) -> dict[str, Float[Array, "*clients"]]:
-        """The same of all clients' examples, or of each client's, in one pass over the data.
+    def evaluate(self, params: Params, data: Any, **options: Any) -> dict[str, Array]:
+        """The same of all clients' examples in one pass over the data.
 
-        With `num_clients`, of the first so many clients.
+        With ``per_client=True`` of each client's, with `num_clients` of the first so many clients.
         """
 
 
