@@ -41,6 +41,7 @@ from .data.sent140 import load_sent140, surrogate_tweets
 from .data.surrogate import surrogate_faces
 from .data.synthetic import synthetic
 from .devices import join_processes, layout, use_cpu_devices
+from .errors import DivergenceError, InterruptedRunError
 from .experiment import Experiment, Sweep
 from .metrics import first_round_below, gain, log_gap, standard_error
 from .minimize import Minimum, local_minimum
@@ -49,7 +50,7 @@ from .results import save_dataset, to_dataset
 from .runs import run
 from .schedules import growing_sample_size, inverse_time, per_frame
 from .simulate import State, Trace, advance, init, simulate
-from .sweep import DivergenceError, Execution, InterruptedRunError, sweep
+from .sweep import Execution, sweep
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
 from .tasks.mean_estimation import (
