@@ -268,6 +268,20 @@ WORKLOADS: dict[str, AnyWorkload] = {
 }
 
 
+class Uncompiled(NamedTuple):
+    """A workload that has not been traced.
+
+    Attributes:
+      function: does all the work on all devices; it can be jitted.
+      arguments: of the function.
+      where: the devices.
+    """
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    where: Layout
+
+
 class Program(NamedTuple):
     """A compiled workload.
 
@@ -300,6 +314,16 @@ def build(
             return carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
 
         return Program(follow, plan.compile_seconds, plan.batch_bytes / 2**20)
+    return _compile(quadratic_program(workload, label, client_map, devices))
+
+
+def quadratic_program(
+    workload: Workload,
+    label: str,
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
+) -> Uncompiled:
+    """What `build` compiles of a quadratic; it returns the trace of the rounds."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -312,7 +336,7 @@ def build(
         )[1]
 
     everywhere = where.over(jax.vmap(run, (0, None, None)), (0, None, None))
-    return _compile(everywhere, (keys, task, 0.1), where)
+    return Uncompiled(everywhere, (keys, task, 0.1), where)
 
 
 def build_learning(
@@ -331,12 +355,31 @@ def build_learning(
       devices: all if None.
       params: initial parameters; drawn if None.
     """
+    uncompiled = learning_program(workload, client_map, devices, params)
+    program = _compile(uncompiled)
+    computed, counted = count_steps(
+        range(workload.cohort_size),
+        uncompiled.arguments[1],
+        workload.algorithm(),
+        _cohorts(workload),
+        client_map=client_map,
+        num_devices=uncompiled.where.mesh.size,
+    )
+    return program._replace(run=lambda: program.run()[0], steps=computed / counted)
+
+
+def learning_program(
+    workload: LearningWorkload | EpochWorkload,
+    client_map: ClientMap = "auto",
+    devices: Sequence[Any] | None = None,
+    params: Params | None = None,
+) -> Uncompiled:
+    """What `build_learning` compiles; it returns the last parameters and the gradients taken."""
     from fedjax_mm.tasks.classification import classification
 
     task: Task = classification(workload.data(), workload.model.module())
     task = _Unmeasured(task, task.num_clients)
-    algorithm = workload.algorithm()
-    assignment = mfa_rand(workload.num_clients, 1, cohort_size=workload.cohort_size)
+    algorithm, assignment = workload.algorithm(), _cohorts(workload)
     where = layout(1, devices)
 
     def run(words: Any, task: Task, params: Params) -> Any:
@@ -356,16 +399,11 @@ def build_learning(
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
     arguments = where.put((jax.random.key_data(key), task, start), None)
-    program = _compile(where.over(run, (None, None, None), None), arguments, where)
-    computed, counted = count_steps(
-        range(workload.cohort_size),
-        task,
-        algorithm,
-        assignment,
-        client_map=client_map,
-        num_devices=where.mesh.size,
-    )
-    return program._replace(run=lambda: program.run()[0], steps=computed / counted)
+    return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
+
+
+def _cohorts(workload: LearningWorkload | EpochWorkload) -> Assignment:
+    return mfa_rand(workload.num_clients, 1, cohort_size=workload.cohort_size)
 
 
 def count_steps(
@@ -430,7 +468,8 @@ class _Unmeasured(View):
         return {}
 
 
-def _compile(function: Callable[..., Any], arguments: tuple[Any, ...], where: Layout) -> Program:
+def _compile(uncompiled: Uncompiled) -> Program:
+    function, arguments, where = uncompiled
     clock = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
     seconds = time.perf_counter() - clock

@@ -1,4 +1,10 @@
-"""The command line: list, reproduce, bounds, run, sweep, bench."""
+"""The command line: list, reproduce, bounds, run, sweep, bench.
+
+Each command imports what it computes with: JAX and the rest take seconds, which neither a list nor
+a wrong word in a command should cost.
+"""
+
+from __future__ import annotations
 
 import datetime
 import gc
@@ -9,30 +15,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-import jax
 import typer
-import xarray as xr
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fedjax_mm import bench as benchmarks
-from fedjax_mm import plots
-from fedjax_mm.checkpoint import Checkpoints
-from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
-from fedjax_mm.experiment import Experiment, Sweep, load, validate
+from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS, Judgement, Reproduction
-from fedjax_mm.plan import Plan
-from fedjax_mm.results import manifest, plain, prepare_directory, save_dataset, save_json
-from fedjax_mm.runs import plan as plan_experiment
-from fedjax_mm.runs import run as run_experiment
-from fedjax_mm.sweep import DivergenceError, Execution, InterruptedRunError, RefusedError
-from fedjax_mm.sweep import Progress as Report
-from fedjax_mm.task_configs import Config
+from fedjax_mm.papers.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from fedjax_mm.experiment import Experiment
+    from fedjax_mm.plan import Plan
+    from fedjax_mm.sweep import Execution
+    from fedjax_mm.sweep import Progress as Report
+    from fedjax_mm.task_configs import Config
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 _LOG_SECONDS = 30.0
@@ -131,6 +133,8 @@ def _checking_input() -> Iterator[None]:
 @contextmanager
 def _output(directories: Sequence[Path]) -> Iterator[None]:
     """Makes directories that can be written to; those that stay empty are removed at the end."""
+    from fedjax_mm.results import prepare_directory
+
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     new = sorted((path for path in parents if not path.exists()), reverse=True)
     try:
@@ -146,6 +150,7 @@ def _output(directories: Sequence[Path]) -> Iterator[None]:
 
 @app.callback()
 def set_up(
+    context: typer.Context,
     devices: Annotated[
         int | None, typer.Option(help="CPU devices; one per core if not given.", show_default=False)
     ] = None,
@@ -170,6 +175,14 @@ def set_up(
     ] = False,
 ) -> None:
     """Sets JAX up, before it starts its devices."""
+    is_asked = verbose or distributed or process is not None or devices is not None
+    if context.invoked_subcommand == "list" and not is_asked:
+        return  # it computes nothing, and JAX takes longer to import than the list to show
+
+    import jax
+
+    from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
+
     with _checking_input():
         try:
             use_cpu_devices(devices)
@@ -190,8 +203,8 @@ def set_up(
 def list_() -> None:
     """Show what `reproduce` can reproduce."""
     table = Table("id", "what it shows", box=None, header_style="bold")
-    for item in REPRODUCTIONS.values():
-        table.add_row(item.id, item.title)
+    for name in REPRODUCTIONS:
+        table.add_row(name, CATALOGUE[name].title)
     console.print(table)
     console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
 
@@ -335,6 +348,8 @@ def _scaled(
 
 
 def _configure(item: Reproduction, settings: Sequence[str]) -> Config:
+    from fedjax_mm.experiment import validate
+
     try:
         return validate(type(item.config), item.config.model_dump(), settings)
     except ValueError as error:
@@ -349,6 +364,11 @@ def _find(name: str) -> Reproduction:
 
 def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Dataset) -> bool:
     """One reproduction, from its result to files; whether all claims hold."""
+    import jax
+
+    from fedjax_mm import plots
+    from fedjax_mm.results import save_dataset, save_json
+
     if jax.process_index() == 0:
         save_dataset(dataset, directory / "result.nc")
     judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]
@@ -425,6 +445,8 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
+    from fedjax_mm.experiment import Experiment, load
+
     with _checking_input():
         experiment = load(config, Experiment, overrides or [])
     directory = out / config.stem
@@ -473,12 +495,17 @@ def sweep(
     dimension per axis, and OUT/NAME/figure.png. Runs that diverge are marked in the variable
     `diverged`, and the others go on.
     """
+    import jax
+
+    from fedjax_mm import plots, runs
+    from fedjax_mm.experiment import Sweep, load
+
     with _checking_input():
         experiment = load(config, Sweep, overrides or [])
     directory = out / config.stem
     if dry_run:
         with _checking_input(), _progress() as report:
-            plan = plan_experiment(experiment, _how(memory, split)._replace(progress=report))
+            plan = runs.plan(experiment, _how(memory, split)._replace(progress=report))
         _show_plan(plan)
         return
     if resume and _done_already(directory / "manifest.json", experiment):
@@ -492,14 +519,20 @@ def sweep(
             plots.save_figure(plots.sweep_overview(dataset), directory / "figure.png")
     diverged = int((dataset.diverged >= 0).any("model").sum())
     if diverged:
-        runs = math.prod(dataset.diverged.isel(model=0).shape)
-        console.print(f"  [red]diverged:[/] {diverged} of {runs:,} runs; see the variable diverged")
+        total = math.prod(dataset.diverged.isel(model=0).shape)
+        console.print(
+            f"  [red]diverged:[/] {diverged} of {total:,} runs; see the variable diverged"
+        )
     files = "figure.png, result.nc, manifest.json"
     _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, files)
 
 
 def _run_and_save(experiment: Experiment, directory: Path, execution: Execution) -> xr.Dataset:
     """The result, saved; if a model diverged and that is the end, what came before it."""
+    import jax
+
+    from fedjax_mm import runs
+    from fedjax_mm.results import save_dataset, save_json
 
     def save(dataset: xr.Dataset) -> None:
         if jax.process_index() == 0:
@@ -507,7 +540,7 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
             save_json(dataset.attrs["manifest"], directory / "manifest.json")
 
     try:
-        dataset = run_experiment(experiment, execution)
+        dataset = runs.run(experiment, execution)
     except DivergenceError as error:
         save(error.partial)
         raise
@@ -517,6 +550,9 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
 
 def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
     """The content of a file that this configuration and code have made, if there is one."""
+    from fedjax_mm.checkpoint import Checkpoints
+    from fedjax_mm.results import manifest, plain
+
     if Checkpoints(path.parent).has_work or not path.exists():
         return None
     content: dict[str, Any] = json.loads(path.read_text())
@@ -538,6 +574,8 @@ def _execution(
     split: Split = None,
 ) -> Iterator[Execution]:
     """Checkpoints in a directory, discarded when all is written, and a progress bar."""
+    from fedjax_mm.checkpoint import Checkpoints
+
     with _checking_input():
         execution = _how(memory, split, save_every)
         checkpoints = Checkpoints(directory, resume=resume).open()
@@ -553,6 +591,8 @@ def _execution(
 
 def _how(memory: Memory, split: Split, save_every: float = 30.0) -> Execution:
     """The options' values, checked."""
+    from fedjax_mm.sweep import Execution
+
     if memory is not None and not memory > 0:
         raise ValueError(f"--memory is {memory:g}; it must be positive")
     if not save_every >= 0:
@@ -597,9 +637,7 @@ def _gib(num_bytes: float) -> str:
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar=f"[{'|'.join(benchmarks.WORKLOADS)}]...", help="All if none is named."
-        ),
+        typer.Argument(metavar="WORKLOAD", help="As named below; all if none is."),
     ] = None,
     repeats: Annotated[int, typer.Option(help="Timed runs after one warm-up.")] = 5,
 ) -> None:
@@ -619,6 +657,10 @@ def bench(
     one client; MiB is the memory of the compiled program, or of the largest batch; peak is that of
     matrix products, measured now; steps are the local steps computed for each that counts.
     """
+    import jax
+
+    from fedjax_mm import bench as benchmarks
+
     if repeats < 1:
         raise InputError(f"--repeats is {repeats}; it must be at least 1")
     names = workloads or list(benchmarks.WORKLOADS)
@@ -692,6 +734,8 @@ def _progress() -> Iterator[Report]:
     if not notes.is_terminal:
         yield _log_lines()
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

@@ -608,14 +608,19 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     return where.padded(-(-len(program) // num_batches))
 
 
-def _lower(program: Program, size: int, where: Layout) -> Any:
-    """A program traced for a number of replicas at once."""
+def jitted(program: Program, where: Layout) -> Any:
+    """`Program.segment` on all devices, of what `Program.inputs` returns; not yet traced."""
     segment = where.over(
         partial(program.segment, where.client_axis),
         in_axes=(0, 0, 0, None, None),
         out_axes=(0, 0, 1),
     )
-    return jax.jit(segment, donate_argnums=2).lower(*program.inputs(where, np.zeros(size, int)))
+    return jax.jit(segment, donate_argnums=2)
+
+
+def _lower(program: Program, size: int, where: Layout) -> Any:
+    """A program traced for a number of replicas at once."""
+    return jitted(program, where).lower(*program.inputs(where, np.zeros(size, int)))
 
 
 def _num_bytes_of(call: Any, program: Program, size: int, where: Layout) -> float:

@@ -5,9 +5,10 @@ from typing import Literal
 import jax
 import xarray as xr
 
+from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiment import Experiment
 from fedjax_mm.plan import Grid, Plan
-from fedjax_mm.sweep import Execution, RefusedError, carry_out, plan_for
+from fedjax_mm.sweep import Execution, carry_out, plan_for
 
 
 def run(

@@ -20,6 +20,7 @@ import xarray as xr
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.devices import agree
+from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.plan import (
     Compiled,
     Grid,
@@ -60,29 +61,6 @@ class Execution(NamedTuple):
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
     announce: Callable[[Plan], None] | None = None
-
-
-class DivergenceError(FloatingPointError):
-    """A model's loss or parameters stopped being finite; `partial` is the result until then."""
-
-    def __init__(self, message: str, partial: xr.Dataset) -> None:
-        """The message and the result."""
-        super().__init__(message)
-        self.partial = partial
-
-
-class RefusedError(ValueError):
-    """A sweep that cannot be carried out as asked; nothing was computed."""
-
-
-class InterruptedRunError(Exception):
-    """A signal ended a run after a segment; its state is saved."""
-
-    def __init__(self, number: int, done: float) -> None:
-        """The signal, and the part of the work that is done."""
-        name = signal.Signals(number).name
-        super().__init__(f"{name}: stopped at {done:.0%} and saved; continue with --resume")
-        self.number = number
 
 
 def sweep(

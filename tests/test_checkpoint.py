@@ -23,9 +23,10 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from fedjax_mm import Assignment, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
 from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.errors import InterruptedRunError, RefusedError
 from fedjax_mm.plan import make_plan
 from fedjax_mm.results import save_dataset
-from fedjax_mm.sweep import Execution, InterruptedRunError, RefusedError
+from fedjax_mm.sweep import Execution
 from tests.helpers import Towards
 from tests.test_cli import Outcome, call, files
 

@@ -13,10 +13,12 @@ from typing import NamedTuple
 import jax
 import numpy as np
 import pytest
+import rich.progress
 import xarray as xr
 
 from fedjax_mm import bench, cli
 from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.plan import Plan
 
 
 class Outcome(NamedTuple):
@@ -80,17 +82,18 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch):
         runs.append(config)
         return REPRODUCTIONS["mfa-fig3"].run(config, execution)
 
-    first = REPRODUCTIONS["mfa-fig3"]._replace(id="one", run=run)
-    items = {item.id: item for item in (first, first._replace(id="two"))}
+    one, two = names = ("mfa-fig3", "mfa-fig4")
+    first = REPRODUCTIONS[one]._replace(run=run)
+    items = {item.id: item for item in (first, first._replace(id=two))}
     monkeypatch.setattr(cli, "REPRODUCTIONS", items)
-    command = ("reproduce", "one", "two", "--rounds", 4, "--seeds", 2, "--out", tmp_path)
+    command = ("reproduce", *names, "--rounds", 4, "--seeds", 2, "--out", tmp_path)
     assert call(*command).code in (0, 3)
     assert len(runs) == 1
-    for name in ("one", "two"):
+    for name in names:
         assert files(tmp_path / name) == ["figure.png", "result.nc", "summary.json"]
         assert read_json(tmp_path / name / "summary.json")["id"] == name
-    other = items["two"].config.model_copy(update={"num_seeds": 3})
-    items["two"] = items["two"]._replace(config=other)
+    other = items[two].config.model_copy(update={"num_seeds": 3})
+    items[two] = items[two]._replace(config=other)
     assert call(*command[:3], "--rounds", 4, "--out", tmp_path).code in (0, 3)
     assert len(runs) == 3
 
@@ -190,7 +193,7 @@ def gain(tmp_path_factory):
     def reproduce(num_rounds):
         bar = []
 
-        class Recorder(cli.Progress):
+        class Recorder(rich.progress.Progress):
             def update(self, task_id, *, completed, total, **fields):
                 bar.append(completed / total)
                 super().update(task_id, completed=completed, total=total, **fields)
@@ -198,7 +201,7 @@ def gain(tmp_path_factory):
         out = tmp_path_factory.mktemp("gain")
         sizes = ("--set", "num_models=[1,2]", "--set", "local_steps=[5]", "--seeds", 2)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cli, "Progress", Recorder)
+            patch.setattr(rich.progress, "Progress", Recorder)
             patch.setattr(cli.notes, "_force_terminal", True)
             command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
             return Gain(call(*command), out / "mfa-fig5", bar)
@@ -407,7 +410,7 @@ def test_sweep_announces_its_plan(own_sweep):
 def test_a_dry_run_compiles_and_shows_the_plan_and_writes_nothing(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(f"{example()}\n{axes_example()}")
-    monkeypatch.setattr(cli.Plan, "is_split", True)
+    monkeypatch.setattr(Plan, "is_split", True)
     code, out, err = call("sweep", "mine.toml", *SHORT, *FEW, "--dry-run")
     assert (code, out) == (0, "")
     assert "2 programs, each compiled once" in words(err)

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
 
 # Both ways of drawing, on both sides of their border; 1000 = 32 * 32 - 24 needs walking.
 SIZES = [1, 2, 3, 24, RANK_LIMIT, RANK_LIMIT + 1, 1000]

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_mm.stacks import stacks_of
 
 from fedjax_mm import (
     Checkpoints,

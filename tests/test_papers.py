@@ -1,6 +1,8 @@
 """Reproductions: settings, judgements on data where the answer is known, and figures."""
 
+import importlib
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +10,11 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
+from fedjax_mm import papers
 from fedjax_mm.algorithm_configs import InverseTime
 from fedjax_mm.experiment import validate
-from fedjax_mm.papers import REPRODUCTIONS, mfa
+from fedjax_mm.papers import BOUNDS, REPRODUCTIONS, mfa
+from fedjax_mm.papers.catalogue import CATALOGUE
 from fedjax_mm.papers.mfa import (
     Comparison,
     GainSweep,
@@ -48,6 +52,18 @@ def test_ids_are_unique_and_in_order():
     theory = [f"theory-{name}" for name in ("mfa-rand", "mfa-rr", "gain", "cohort-noise")]
     assert list(REPRODUCTIONS) == [*quadratic, *learning, *tables, *means, *theory, "multi-maxfl"]
     assert len({item.title for item in REPRODUCTIONS.values()}) == len(REPRODUCTIONS)
+
+
+def test_the_catalogue_has_every_item_of_every_module():
+    names = {path.stem for path in Path(papers.__file__).parent.glob("[a-z]*.py")}
+    modules = {name: importlib.import_module(f"fedjax_mm.papers.{name}") for name in names}
+    items = {
+        item.id: name
+        for name, module in modules.items()
+        for item in getattr(module, "REPRODUCTIONS", ())
+    }
+    assert items == {name: entry.module for name, entry in CATALOGUE.items()}
+    assert [item.id for item in (*REPRODUCTIONS.values(), *BOUNDS.values())] == list(CATALOGUE)
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)

@@ -1,8 +1,12 @@
 """The public surface, the import graph, and that nothing happens at import."""
 
 import ast
+import importlib
+import pickle
+import rlcompleter
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ ROOT = Path(fedjax_mm.__file__).parent
 ALLOWED = {
     "base": set(),
     "checks": set(),
+    "errors": set(),
     "schedules": {"base", "checks"},
     "draws": set(),
     "contribution": {"base"},
@@ -30,11 +35,11 @@ ALLOWED = {
     "devices": set(),
     "plan": {"base", "checks", "devices", "kinds", "simulate"},
     "checkpoint": {"devices", "results"},
-    "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
+    "sweep": {"checkpoint", "devices", "errors", "plan", "results", "simulate"},
     "task_configs": {"base", "data", "tasks"},
     "algorithm_configs": {"algorithms", "assignment", "base", "schedules", "task_configs"},
     "experiment": {"algorithm_configs", "base", "data", "plan", "task_configs"},
-    "runs": {"experiment", "plan", "sweep"},
+    "runs": {"errors", "experiment", "plan", "sweep"},
     "bench": {
         *("algorithms", "assignment", "base", "data", "devices", "kinds"),
         *("plan", "simulate", "sweep", "tasks"),
@@ -42,12 +47,22 @@ ALLOWED = {
     "plots": {"results"},
     "papers": {
         *("algorithm_configs", "algorithms", "assignment", "base", "data", "devices"),
-        *("experiment", "metrics", "minimize", "plan", "plots", "results", "runs", "schedules"),
+        *(
+            "errors",
+            "experiment",
+            "metrics",
+            "minimize",
+            "plan",
+            "plots",
+            "results",
+            "runs",
+            "schedules",
+        ),
         *("simulate", "sweep", "task_configs", "tasks", "theory"),
     },
     "cli": {
-        *("bench", "checkpoint", "devices", "experiment", "papers", "plan", "plots", "results"),
-        *("runs", "sweep", "task_configs", "theory"),
+        *("bench", "checkpoint", "devices", "errors", "experiment", "papers", "plan", "plots"),
+        *("results", "runs", "sweep", "task_configs"),
     },
 }
 """What each module or package may import from the project; packages may import from themselves."""
@@ -66,14 +81,128 @@ def imports(path):
     return found
 
 
-def test_the_public_surface_is_complete():
-    names = {
-        name
-        for name, value in vars(fedjax_mm).items()
-        if not name.startswith("_") and not isinstance(value, type(fedjax_mm))
+def homes():
+    """Of every public name the module that the stub imports it from."""
+    tree = ast.parse((ROOT / "__init__.pyi").read_text())
+    return {
+        alias.name: f"fedjax_mm.{node.module}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
     }
-    assert set(fedjax_mm.__all__) == names
-    assert len(fedjax_mm.__all__) == len(names)
+
+
+BOTH = sorted({path.stem for path in ROOT.glob("*.py")} & set(homes()))
+"""Public names that are modules too."""
+
+
+def child(code):
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_public_surface_is_complete():
+    """Python and type checkers see the same names, each where the stub says that it is."""
+    (stub,) = (
+        ast.literal_eval(node.value)
+        for node in ast.parse((ROOT / "__init__.pyi").read_text()).body
+        if isinstance(node, ast.Assign)
+    )
+    assert fedjax_mm.__all__ == sorted(set(stub)) == sorted(stub) == sorted(homes())
+    for name, module in homes().items():
+        value = getattr(fedjax_mm, name)
+        assert value is getattr(importlib.import_module(module), name)
+        assert value.__module__ == module
+
+
+def test_public_names_can_be_listed_completed_imported_and_pickled():
+    assert set(fedjax_mm.__all__) <= set(dir(fedjax_mm))
+    completer = rlcompleter.Completer({"fedjax_mm": fedjax_mm})
+    assert any("fedjax_mm.sweep" in match for match in completer.attr_matches("fedjax_mm.swee"))
+    names = {}
+    exec("from fedjax_mm import *", names)
+    assert set(names) - {"__builtins__"} == set(fedjax_mm.__all__)
+    for name in fedjax_mm.__all__:
+        value = getattr(fedjax_mm, name)
+        assert names[name] is pickle.loads(pickle.dumps(value)) is value
+    with pytest.raises(AttributeError, match="sweeep"):
+        _ = fedjax_mm.sweeep
+
+
+def test_a_function_is_not_replaced_by_its_module():
+    """Importing a submodule sets the package's attribute of its name: here it must not."""
+    assert BOTH == ["simulate", "sweep"]
+    orders = [
+        template.format(name=name, other=other)
+        for name, other in (BOTH, BOTH[::-1])
+        for template in (
+            "import fedjax_mm.{name}",
+            "import fedjax_mm.{other}",
+            "import fedjax_mm; fedjax_mm.{name}; import fedjax_mm.{name}",
+            "import fedjax_mm; fedjax_mm.{name}; import fedjax_mm.{other}",
+            "import fedjax_mm.{name} as module; assert callable(module)",
+            "from fedjax_mm import {name}; assert callable({name})",
+            "from fedjax_mm.{name} import {name}",
+            "import importlib; importlib.import_module('fedjax_mm.{name}')",
+        )
+    ]
+    orders += ["import fedjax_mm.bench", "import fedjax_mm.runs", "from fedjax_mm import *"]
+    code = f"""
+import sys, types
+for order in {orders}:
+    for name in [name for name in sys.modules if name.split(".")[0] == "fedjax_mm"]:
+        del sys.modules[name]
+    exec(order, {{}})
+    import fedjax_mm
+    for name in {BOTH}:
+        for again in range(2):
+            function = getattr(fedjax_mm, name)
+            assert isinstance(function, types.FunctionType), (order, function)
+            module = sys.modules["fedjax_mm." + name]
+            assert isinstance(module, types.ModuleType), order
+            assert getattr(module, name) is function, order
+            exec("import fedjax_mm." + name)
+"""
+    assert child(code) == ""
+
+
+COMPUTING = ("jax", "numpy", "optax", "flax", "orbax", "jaxtyping", "sklearn")
+FILES = ("xarray", "pandas", "netCDF4", "matplotlib", "PIL")
+TERMINAL = ("typer", "rich", "pydantic")
+
+
+@pytest.mark.parametrize(
+    ("code", "unused"),
+    [
+        ("import fedjax_mm", COMPUTING + FILES + TERMINAL),
+        ("from fedjax_mm.cli import app; app(['list'], standalone_mode=False)", COMPUTING + FILES),
+        (
+            "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate",
+            ("flax", "orbax", "sklearn", *FILES, *TERMINAL),
+        ),
+        (
+            "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep",
+            ("flax", "orbax", "sklearn", "matplotlib", "PIL", *TERMINAL),
+        ),
+    ],
+)
+def test_nothing_is_imported_before_it_is_needed(code, unused):
+    out = child(f"{code}\nimport sys\nprint(*sys.modules)")
+    assert {"fedjax_mm", *unused} & set(out.splitlines()[-1].split()) == {"fedjax_mm"}
+
+
+def test_every_file_of_the_package_is_shipped():
+    """The stub above all: without it there is nothing to import."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())
+    shipped = project["tool"]["setuptools"]["package-data"]["fedjax_mm"]
+    others = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert others == set(shipped)
 
 
 def test_imports_point_one_way():
@@ -110,16 +239,21 @@ def test_heavy_libraries_have_one_door(library, module):
     assert set(users) <= {module, "papers"}
 
 
-@pytest.mark.parametrize("module", ["fedjax_mm", "fedjax_mm.cli"])
-def test_importing_starts_no_device_and_prints_nothing(module):
-    code = (
-        f"import {module}, jax\n"
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from fedjax_mm import *",
+        "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())",
+    ],
+)
+def test_importing_starts_no_device_and_prints_nothing(code):
+    code += (
+        "\nimport jax\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, 'a backend was started'\n"
         "assert not jax.config.jax_enable_x64\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert child(code) == ""
 
 
 def test_every_public_object_says_what_it_does():

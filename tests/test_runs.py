@@ -6,9 +6,10 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
+from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiment import Sweep, load
 from fedjax_mm.plan import Program, seed_keys
-from fedjax_mm.sweep import Execution, RefusedError
+from fedjax_mm.sweep import Execution
 
 ALGORITHMS = {
     "RR": {

@@ -209,7 +209,6 @@ def plot_noise(dataset: xr.Dataset, config: CohortNoise, judgement: Judgement) -
 REPRODUCTIONS = (
     Reproduction(
         id="theory-cohort-noise",
-        title="The excess noise of cohorts beside measured cohorts",
         paper={
             "statement": "eqs. (27) and (28): L/2 gamma^2 / (N-1) (1/C - 1/N) E[sum |G_i|^2 - N "
             "|G_bar|^2]; the text says that it is 0 when all gradients are parallel",

@@ -399,43 +399,43 @@ def _list(means: Any) -> str:
     return f"({', '.join(f'{x:g}' for x in means)})"
 
 
-FIGURE_5A = Reproduction(
-    id="maxfl-fig5a",
-    title="GM-Appeal of two clients, with both bounds",
-    paper={
-        "figure": "Figure 5(a): GM-Appeal over gamma_G^2, 10,000 draws, curves without numbers",
-        "Lemma A.1": "FedAvg's expected appeal is at most 2 exp(-gamma_G^2 / (5 gamma^2))",
-        "Theorem A.1": "MaxFL's expected appeal is at least exp(-1 / gamma^2) / 16",
-        "Lemma A.2": "convex surrogates of the 0-1 loss have FedAvg's solution",
-        "open": [
-            "the range is printed as gamma_G in [0, sqrt(20)] and as gamma_G^2 in [0, sqrt(20)]"
-            "; gamma_G^2 in [0, 20] is used",
-            "which local minimum scipy.optimize finds is not said; here it is the one downhill "
-            "from the middle, left by a small random jitter",
-        ],
-    },
-    config=TwoClients(),
-    run=run_two,
-    judge=judge_two,
-    plot=plot_two,
+REPRODUCTIONS = (
+    Reproduction(
+        id="maxfl-fig5a",
+        paper={
+            "figure": "Figure 5(a): GM-Appeal over gamma_G^2, 10,000 draws, curves without numbers",
+            "Lemma A.1": "FedAvg's expected appeal is at most 2 exp(-gamma_G^2 / (5 gamma^2))",
+            "Theorem A.1": "MaxFL's expected appeal is at least exp(-1 / gamma^2) / 16",
+            "Lemma A.2": "convex surrogates of the 0-1 loss have FedAvg's solution",
+            "open": [
+                "the range is printed as gamma_G in [0, sqrt(20)] and as gamma_G^2 in [0, sqrt(20)]"
+                "; gamma_G^2 in [0, 20] is used",
+                "which local minimum scipy.optimize finds is not said; here it is the one downhill "
+                "from the middle, left by a small random jitter",
+            ],
+        },
+        config=TwoClients(),
+        run=run_two,
+        judge=judge_two,
+        plot=plot_two,
+    ),
+    Reproduction(
+        id="maxfl-fig6",
+        paper={
+            "figure": "Figure 6: the objective in three cases, curves without numbers",
+            "case 1": "MaxFL's optimal solution is identical to that of FedAvg",
+            "case 2": "at least one of the clients will be satisfied, unlike FedAvg",
+            "case 3": "two clients are satisfied, while FedAvg satisfies none",
+            "open": [
+                "the true means are not given: case_1, case_2, case_3",
+                "the figure shows single draws; the statements are judged over draws",
+                "Algorithm 1 prints the weight sigma, not sigma (1 - sigma): that is the log loss",
+            ],
+        },
+        config=ThreeClients(),
+        run=run_three,
+        judge=judge_three,
+        plot=plot_three,
+    ),
 )
-
-FIGURE_6 = Reproduction(
-    id="maxfl-fig6",
-    title="How many of three clients are satisfied, mean estimation",
-    paper={
-        "figure": "Figure 6: the objective in three cases, curves without numbers",
-        "case 1": "MaxFL's optimal solution is identical to that of FedAvg",
-        "case 2": "at least one of the clients will be satisfied, unlike FedAvg",
-        "case 3": "two clients are satisfied, while FedAvg satisfies none",
-        "open": [
-            "the true means are not given: case_1, case_2, case_3",
-            "the figure shows single draws; the statements are judged over draws",
-            "Algorithm 1 prints the weight sigma, not sigma (1 - sigma): that is the log loss",
-        ],
-    },
-    config=ThreeClients(),
-    run=run_three,
-    judge=judge_three,
-    plot=plot_three,
-)
+"""Figures 5(a) and 6."""

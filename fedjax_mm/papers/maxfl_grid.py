@@ -21,6 +21,7 @@ from fedjax_mm.algorithm_configs import Byzantine, Method, MethodConfig
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.devices import layout
+from fedjax_mm.errors import RefusedError
 from fedjax_mm.papers.maxfl_clients import (
     POPULATIONS,
     Dataset,
@@ -32,7 +33,7 @@ from fedjax_mm.papers.maxfl_clients import (
     source_of,
 )
 from fedjax_mm.plan import Setup
-from fedjax_mm.sweep import Execution, RefusedError, sweep
+from fedjax_mm.sweep import Execution, sweep
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring

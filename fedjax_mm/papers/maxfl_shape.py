@@ -428,33 +428,33 @@ def _room(lines: list[plots.Line]) -> tuple[float, float]:
     return min(line.y.min() for line in lines) / 1.5, 12 * max(line.y.max() for line in lines)
 
 
-FIGURE_5B = Reproduction(
-    id="maxfl-fig5b",
-    title="MaxFL's objective of two clients and its local minima",
-    paper={
-        "figure": "Figure 5(b): the objective for small and large heterogeneity, no numbers",
-        "text": "gamma_hat^2 < 1 gives the average of the local models; gamma_hat^2 > 2 a model "
-        "close to one of them (appendix A.1)",
-        "open": ["the heterogeneities that are drawn are not given: gamma_hat"],
-    },
-    config=Landscape(),
-    run=run_landscape,
-    judge=judge_landscape,
-    plot=plot_landscape,
+REPRODUCTIONS = (
+    Reproduction(
+        id="maxfl-fig5b",
+        paper={
+            "figure": "Figure 5(b): the objective for small and large heterogeneity, no numbers",
+            "text": "gamma_hat^2 < 1 gives the average of the local models; gamma_hat^2 > 2 a "
+            "model close to one of them (appendix A.1)",
+            "open": ["the heterogeneities that are drawn are not given: gamma_hat"],
+        },
+        config=Landscape(),
+        run=run_landscape,
+        judge=judge_landscape,
+        plot=plot_landscape,
+    ),
+    Reproduction(
+        id="maxfl-fig8",
+        paper={
+            "figure": "Figure 8: the rate over the model, higher where the function is flat",
+            "open": [
+                "its example is called Fig. 1(b), which there is not: Fig. 5(b) is meant",
+                "gamma_hat, eta and epsilon are not given; epsilon bounds the rate from above",
+            ],
+        },
+        config=Rate(),
+        run=run_rate,
+        judge=judge_rate,
+        plot=plot_rate,
+    ),
 )
-
-FIGURE_8 = Reproduction(
-    id="maxfl-fig8",
-    title="MaxFL's adaptive learning rate against a constant one",
-    paper={
-        "figure": "Figure 8: the rate over the model, higher where the function is flat",
-        "open": [
-            "its example is called Fig. 1(b), which there is not: Fig. 5(b) is meant",
-            "gamma_hat, eta and epsilon are not given; epsilon bounds the rate from above",
-        ],
-    },
-    config=Rate(),
-    run=run_rate,
-    judge=judge_rate,
-    plot=plot_rate,
-)
+"""Figures 5(b) and 8."""

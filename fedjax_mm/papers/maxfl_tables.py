@@ -472,7 +472,6 @@ _FIGURE_4: Published = {
 
 def _item(
     id: str,
-    title: str,
     item: Item,
     what: str,
     *,
@@ -482,7 +481,6 @@ def _item(
 ) -> Reproduction:
     return Reproduction(
         id=id,
-        title=title,
         paper={"shows": what, "values": item.published, "open": list(_OPEN)},
         config=Comparison(partition=partition, **settings),
         run=run_comparison,
@@ -507,7 +505,6 @@ _TUNED = _FEDAVG | _FEDPROX | _SCAFFOLD | _PERFEDAVG | _MWFED | _MAXFL
 REPRODUCTIONS = (
     _item(
         "maxfl-table1",
-        "MaxFL and six baselines where clients may leave",
         Item(_BOTH, _TABLE_1, partial(exceeds, _BOTH)),
         "Table 1: test accuracy and GM-Appeal of seen and unseen clients",
         partition="dirichlet",
@@ -516,7 +513,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table2",
-        "MaxFL and MW-Fed under attack",
         Item(_BOTH, _TABLE_2, _claims(withstands, partial(exceeds, _BOTH))),
         "Table 2: the same with clients that report large losses and send noise",
         partition="dirichlet",
@@ -526,7 +522,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-fig3",
-        "Appeal and preferred-model accuracy over the rounds",
         Item(
             ("appeal", "preferred_accuracy"),
             {},
@@ -544,7 +539,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-fig4",
-        "Appeal and preferred-model accuracy of unseen clients",
         Item(
             ("unseen_appeal", "unseen_preferred_accuracy"),
             _FIGURE_4,
@@ -555,7 +549,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table3",
-        "Appeal after five local steps of tuning",
         Item(
             ("appeal", "unseen_appeal"),
             _TABLE_3,
@@ -569,7 +562,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table4",
-        "Appeal with 50, 100 and 150 steps of warm-up",
         Item(
             ("appeal", "preferred_accuracy"),
             _TABLE_4,
@@ -581,7 +573,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table5",
-        "Preferred-model accuracy after local tuning",
         Item(
             ("preferred_accuracy", "unseen_preferred_accuracy"),
             _TABLE_5,
@@ -593,7 +584,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-table6",
-        "MaxFL and q-FFL, which is fair",
         Item(
             ("appeal", "preferred_accuracy"),
             _TABLE_6,
@@ -608,7 +598,6 @@ REPRODUCTIONS = (
     ),
     _item(
         "maxfl-fig7",
-        "Mean test and training losses over the rounds",
         Item(("accuracy",), {}, nearly_identical),
         "Figure 7: curves without numbers; the rate, the steps and the batches are not given",
         figure=partial(

@@ -275,7 +275,7 @@ def plot_gain(dataset: xr.Dataset, config: GainSweep, judgement: Judgement) -> F
     )
 
 
-def _figure(number: int, num_models: int, rate: float | InverseTime, text: str) -> Reproduction:
+def _figure(number: int, num_models: int, rate: float | InverseTime) -> Reproduction:
     open_points = [
         "the start w_0 is not given; the plots begin near 0 to 0.5, which fits a random start and "
         "not the zeros of Algorithm 1: task.start = normal (with task.start_seed), or zeros"
@@ -287,7 +287,6 @@ def _figure(number: int, num_models: int, rate: float | InverseTime, text: str) 
         ]
     return Reproduction(
         id=f"mfa-fig{number}",
-        title=f"MFA-Rand against MFA-RR, quadratic, M = {num_models}, {text}",
         paper={
             "figure": f"Figure {number}: gap(t) over 1000 rounds, 20 runs, curves without numbers",
             "open": open_points,
@@ -300,13 +299,12 @@ def _figure(number: int, num_models: int, rate: float | InverseTime, text: str) 
 
 
 REPRODUCTIONS = (
-    _figure(1, 2, 0.1, "constant rate"),
-    _figure(2, 2, InverseTime(beta=30, gamma=100), "decaying rate"),
-    _figure(3, 12, 0.1, "constant rate"),
-    _figure(4, 12, InverseTime(beta=30, gamma=99, per="frame"), "decaying rate"),
+    _figure(1, 2, 0.1),
+    _figure(2, 2, InverseTime(beta=30, gamma=100)),
+    _figure(3, 12, 0.1),
+    _figure(4, 12, InverseTime(beta=30, gamma=99, per="frame")),
     Reproduction(
         id="mfa-fig5",
-        title="Gain over sequential FedAvg against M for E = 1, 5, 10",
         paper={
             "figure": "Figure 5: gain against M <= 12, N = 24, E in {1, 5, 10}, without numbers",
             "open": ["the target error and the rate are not given: threshold, learning_rate"],

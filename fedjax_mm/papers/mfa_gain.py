@@ -318,7 +318,6 @@ _B = SyntheticLearner(dim=30, num_classes=10)
 
 def _figure(
     number: str,
-    title: str,
     learner: SyntheticLearner | FacesLearner,
     published: tuple[float, float],
     **settings: Any,
@@ -332,7 +331,6 @@ def _figure(
         )
     return Reproduction(
         id=f"mfa-fig{number}",
-        title=title,
         paper={
             "figure": f"Figure {number[0]}({number[1]}): gain against M, curves without numbers",
             "FedAvg's accuracy": dict(zip(PARTS, published, strict=True)),
@@ -365,20 +363,13 @@ _FACES: dict[str, Any] = {
 }
 
 REPRODUCTIONS = (
-    _figure("6a", "Gain against M, Synthetic(1,1)-A, all 100 clients", _A, (51, 51), **_FULL),
-    _figure("6b", "Gain against M, Synthetic(1,1)-B, all 100 clients", _B, (42.7, 42.8), **_FULL),
-    _figure(
-        "6c", "Gain against M, CNN on CelebA, all 96 clients", FacesLearner(), (79, 68), **_FACES
-    ),
-    _figure(
-        "7a", "Gain against M, Synthetic(1,1)-A, 32 of 200 clients", _A, (61.1, 61.3), **_PARTIAL
-    ),
-    _figure(
-        "7b", "Gain against M, Synthetic(1,1)-B, 32 of 200 clients", _B, (58.4, 57.7), **_PARTIAL
-    ),
+    _figure("6a", _A, (51, 51), **_FULL),
+    _figure("6b", _B, (42.7, 42.8), **_FULL),
+    _figure("6c", FacesLearner(), (79, 68), **_FACES),
+    _figure("7a", _A, (61.1, 61.3), **_PARTIAL),
+    _figure("7b", _B, (58.4, 57.7), **_PARTIAL),
     _figure(
         "7c",
-        "Gain against M, CNN on CelebA, 24 of 96 clients",
         FacesLearner(),
         (78, 71.5),
         **_FACES,

@@ -255,7 +255,6 @@ _TABLE_5 = {
 REPRODUCTIONS = (
     Reproduction(
         id="mfa-table4",
-        title="MFA-RR on nine CNNs, one for each facial attribute",
         paper={
             "table": "Table 4: accuracies in percent, train after T_1 and T_M, test likewise",
             "values": _TABLE_4,
@@ -284,7 +283,6 @@ REPRODUCTIONS = (
     ),
     Reproduction(
         id="mfa-table5",
-        title="MFA-RR on a logistic regression and a CNN together",
         paper={
             "table": "Table 5: accuracies in percent, train after T_1 and T_M, test likewise",
             "values": _TABLE_5,

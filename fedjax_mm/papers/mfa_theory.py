@@ -385,11 +385,10 @@ def plot_bounds(dataset: xr.Dataset, config: Bounds, judgement: Judgement) -> Fi
     )
 
 
-def _beside(name: str, title: str, statement: str, config: Bounds) -> Reproduction:
+def _beside(name: str, statement: str, config: Bounds) -> Reproduction:
     """Bounds beside measured errors."""
     return Reproduction(
         id=name,
-        title=title,
         paper={
             "statement": statement,
             "open": [
@@ -409,27 +408,21 @@ _COROLLARY_1 = (
     "Corollary 1: E|w_t - w*| <= phi' / (t/M + gamma), proven for the factor 1/N of eq. (19)"
 )
 
-BOUNDS = _beside(
-    "bounds-mfa",
-    "bounds and errors of MFA-Rand and MFA-RR",
-    f"{_THEOREM_1}; {_COROLLARY_1}",
-    Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
-)
-"""What `fedjax-mm bounds mfa` shows."""
-
-
 REPRODUCTIONS = (
     _beside(
         "theory-mfa-rand",
-        "Theorem 1's bound beside MFA-Rand's error",
         _THEOREM_1,
         Bounds(algorithms=("MFA-Rand",)),
     ),
     _beside(
         "theory-mfa-rr",
-        "Corollary 1's bound beside MFA-RR's error",
         _COROLLARY_1,
         Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean")),
     ),
+    _beside(
+        "bounds-mfa",
+        f"{_THEOREM_1}; {_COROLLARY_1}",
+        Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
+    ),
 )
-"""Theorem 1 and Corollary 1."""
+"""Theorem 1 and Corollary 1, and what `fedjax-mm bounds mfa` shows."""

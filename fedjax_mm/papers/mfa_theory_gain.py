@@ -174,7 +174,6 @@ def plot_gain(dataset: xr.Dataset, config: GainBounds, judgement: Judgement) -> 
 REPRODUCTIONS = (
     Reproduction(
         id="theory-gain",
-        title="Theorem 3's gain beside measured gains",
         paper={
             "statement": "Theorem 3: the gain is above 1 and increases with M for M <= N/2",
             "open": ["the proof uses a sum where Theorem 1 has a maximum; both are drawn"],

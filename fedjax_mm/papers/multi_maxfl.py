@@ -218,7 +218,6 @@ def plot_multi(dataset: xr.Dataset, config: MultiAppeal, judgement: Judgement) -
 REPRODUCTIONS = (
     Reproduction(
         id="multi-maxfl",
-        title="Three models at once, each of which wants to appeal",
         paper={
             "shows": "an example of our own, which no paper has: MFA's assignments with MaxFL",
             "open": ["all settings are ours; the digits are few"],

@@ -1,13 +1,18 @@
 """What it takes to reproduce an item of a paper: settings, a run, a judgement, a figure."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import xarray as xr
-from matplotlib.figure import Figure
+from fedjax_mm.papers.catalogue import CATALOGUE
 
-from fedjax_mm.sweep import Execution
-from fedjax_mm.task_configs import Config
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.figure import Figure
+
+    from fedjax_mm.sweep import Execution
+    from fedjax_mm.task_configs import Config
 
 
 class Claim(NamedTuple):
@@ -38,8 +43,7 @@ class Reproduction(NamedTuple):
     """One figure or table of a paper.
 
     Attributes:
-      id: such as "mfa-fig3".
-      title: one line for `list`.
+      id: such as "mfa-fig3", of the catalogue.
       paper: the published values, and what the paper leaves open.
       config: default settings; the command line may override every one.
       run: from settings to a Dataset with a manifest.
@@ -48,9 +52,13 @@ class Reproduction(NamedTuple):
     """
 
     id: str
-    title: str
     paper: Mapping[str, Any]
     config: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     judge: Callable[[xr.Dataset, Any], Judgement]
     plot: Callable[[xr.Dataset, Any, Judgement], Figure]
+
+    @property
+    def title(self) -> str:
+        """One line for `list`."""
+        return CATALOGUE[self.id].title

@@ -1,0 +1,173 @@
+# The package loads each of these names when it is first used: `__init__.py` reads this file.
+
+from .algorithms.afl import afl
+from .algorithms.ditto import ditto
+from .algorithms.fedavg import fedavg
+from .algorithms.fedprox import fedprox
+from .algorithms.maxfl import maxfl
+from .algorithms.mwfed import mwfed
+from .algorithms.noisy import noisy
+from .algorithms.perfedavg import perfedavg
+from .algorithms.qffl import qffl
+from .algorithms.scaffold import scaffold
+from .assignment import (
+    appealing,
+    fedcluster,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+)
+from .base import (
+    Algorithm,
+    AnalyticTask,
+    Assignment,
+    Batching,
+    Contribution,
+    DemandingTask,
+    EpochTask,
+    Groups,
+    LocalProblem,
+    Look,
+    MeasuredTask,
+    Task,
+)
+from .checkpoint import Checkpoints
+from .data.celeba import load_celeba
+from .data.clients import ClientData, client_data, flat_client_data
+from .data.dealing import federate, flip_labels
+from .data.digits import digits
+from .data.federated import FederatedData, Pool, stack_data
+from .data.idx import load_idx
+from .data.leaf import load_leaf
+from .data.sent140 import load_sent140, surrogate_tweets
+from .data.surrogate import surrogate_faces
+from .data.synthetic import synthetic
+from .devices import join_processes, layout, use_cpu_devices
+from .errors import DivergenceError, InterruptedRunError
+from .experiment import Experiment, Sweep
+from .local import averaging
+from .metrics import first_round_below, gain, log_gap, standard_error
+from .minimize import Minimum, local_minimum
+from .plan import Setup
+from .record import Trace
+from .results import save_dataset, to_dataset
+from .runs import run
+from .schedules import growing_sample_size, inverse_time, per_frame
+from .simulate import State, advance, init, simulate
+from .sums import SparseUpdate
+from .sweep import Execution, sweep
+from .tasks.attackers import attacked
+from .tasks.classification import Classification, classification
+from .tasks.least_squares import LeastSquares, least_squares
+from .tasks.mean_estimation import (
+    MeanEstimation,
+    draw_means,
+    fedavg_objective,
+    log_objective,
+    maxfl_objective,
+    mean_estimation,
+    relu_objective,
+)
+from .tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+from .tasks.quadratic import Quadratic, quadratic
+from .tasks.requirements import OwnModels, Tuning, own_models, requiring
+
+__all__ = [
+    "MLP",
+    "Algorithm",
+    "AnalyticTask",
+    "Assignment",
+    "Batching",
+    "CelebACNN",
+    "Checkpoints",
+    "Classification",
+    "ClientData",
+    "Contribution",
+    "DemandingTask",
+    "DivergenceError",
+    "EpochTask",
+    "Execution",
+    "Experiment",
+    "FederatedData",
+    "Groups",
+    "InterruptedRunError",
+    "LeastSquares",
+    "LocalProblem",
+    "LogisticRegression",
+    "Look",
+    "McMahanCNN",
+    "MeanEstimation",
+    "MeasuredTask",
+    "Minimum",
+    "OwnModels",
+    "Pool",
+    "Quadratic",
+    "Setup",
+    "SparseUpdate",
+    "State",
+    "Sweep",
+    "Task",
+    "Trace",
+    "Tuning",
+    "advance",
+    "afl",
+    "appealing",
+    "attacked",
+    "averaging",
+    "classification",
+    "client_data",
+    "digits",
+    "ditto",
+    "draw_means",
+    "fedavg",
+    "fedavg_objective",
+    "fedcluster",
+    "federate",
+    "fedprox",
+    "first_round_below",
+    "flat_client_data",
+    "flip_labels",
+    "full_participation",
+    "gain",
+    "growing_sample_size",
+    "init",
+    "inverse_time",
+    "join_processes",
+    "layout",
+    "least_squares",
+    "load_celeba",
+    "load_idx",
+    "load_leaf",
+    "load_sent140",
+    "local_minimum",
+    "log_gap",
+    "log_objective",
+    "maxfl",
+    "maxfl_objective",
+    "mean_estimation",
+    "mfa_rand",
+    "mfa_rr",
+    "mwfed",
+    "noisy",
+    "own_models",
+    "per_frame",
+    "perfedavg",
+    "qffl",
+    "quadratic",
+    "relu_objective",
+    "requiring",
+    "run",
+    "save_dataset",
+    "scaffold",
+    "sequential",
+    "simulate",
+    "stack_data",
+    "standard_error",
+    "surrogate_faces",
+    "surrogate_tweets",
+    "sweep",
+    "synthetic",
+    "to_dataset",
+    "use_cpu_devices",
+]
