@@ -32,7 +32,9 @@ ALLOWED = {
     "checkpoint": {"devices", "results"},
     "sweep": {"checkpoint", "devices", "plan", "results", "simulate"},
     "task_configs": {"base", "data", "tasks"},
-    "algorithm_configs": {"algorithms", "assignment", "base", "schedules", "task_configs"},
+    "algorithm_configs": {
+        *("algorithms", "assignment", "base", "schedules", "task_configs", "tasks"),
+    },
     "experiment": {"algorithm_configs", "base", "data", "plan", "task_configs"},
     "runs": {"experiment", "plan", "sweep"},
     "bench": {
