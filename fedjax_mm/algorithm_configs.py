@@ -155,8 +155,7 @@ class Method(Config):
 
     def asks_for_thresholds(self) -> bool:
         """Whether it trains only clients who require something of a model."""
-        numbers = tuple(key for key, value in self if isinstance(value, float))
-        numbers = tuple({*numbers, "learning_rate"})
+        numbers = tuple(key for key, value in self if isinstance(value, float | InverseTime))
         structure = self.model_copy(update=dict.fromkeys(numbers) | {"assignment": None})
         return _asks_for_thresholds(structure, numbers)
 
@@ -168,7 +167,7 @@ _FROM_FILE = {float: _Number, int: Count, bool: Flag, NoneType: None}
 def _field_type(annotation: Any) -> Any:
     """What a file may give where a factory takes `annotation`: None, if it can give nothing.
 
-    Which numbers are allowed, positive ones or others, the factory itself checks.
+    Whole numbers are counts. Which other numbers are allowed the factory itself checks.
     """
     is_union = get_origin(annotation) in (Union, UnionType)
     members = get_args(annotation) if is_union else [annotation]
@@ -187,19 +186,22 @@ def _table_of(name: str, factory: Callable[..., Algorithm]) -> type[Method]:
     return create_model(name, __base__=Method, **fields)
 
 
+DEFAULT_METHOD = "fedavg"
+"""Of a table without a `name`."""
+
 METHOD_TABLES = {name: _table_of(name, factory) for name, factory in methods().items()}
 """The tables of all methods in a file, by their `name`."""
 
 _ANY_TABLE: Any = Annotated[
     Annotated[reduce(or_, METHOD_TABLES.values()), Field(discriminator="name")],
     BeforeValidator(
-        lambda method: {"name": "fedavg"} | method if isinstance(method, dict) else method
+        lambda method: {"name": DEFAULT_METHOD} | method if isinstance(method, dict) else method
     ),
 ]
 MethodConfig = Annotated[
     Method, GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_TABLE))
 ]
-"""Any of the methods; FedAvg if there is no name."""
+"""The table of any method."""
 
 
 class _ThresholdAskedError(Exception):

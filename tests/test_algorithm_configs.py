@@ -241,6 +241,21 @@ def test_what_the_stand_in_lacks_is_no_threshold(monkeypatch):
     assert not METHOD.validate_python(table).asks_for_thresholds()
 
 
+def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
+    def asking(learning_rate, **settings):
+        algorithm = fedavg(learning_rate, **settings)
+
+        def client(rng_key, t, task, client, *states):
+            contribution, state = algorithm.client(rng_key, t, task, client, *states)
+            return contribution._replace(weight=task.threshold(client)), state
+
+        return algorithm._replace(client=client)
+
+    table = {"learning_rate": {"beta": 1, "gamma": 1}, "epochs": 1077, "batch_size": 2}
+    monkeypatch.setitem(methods(), "fedavg", asking)
+    assert METHOD.validate_python(table).asks_for_thresholds()
+
+
 @pytest.mark.parametrize(
     ("table", "batch_size", "expected"),
     [

@@ -15,7 +15,13 @@ import xarray as xr
 from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
-from fedjax_mm.algorithm_configs import METHOD_TABLES, Byzantine, Method, MethodConfig
+from fedjax_mm.algorithm_configs import (
+    DEFAULT_METHOD,
+    METHOD_TABLES,
+    Byzantine,
+    Method,
+    MethodConfig,
+)
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.requiring import requiring
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
@@ -131,7 +137,7 @@ class Comparison(Config):
             "batch_size": batch_size,
         }
         settings = self.variants[label][1]
-        table = METHOD_TABLES.get(settings.get("name", "fedavg"), Method)
+        table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
         known = {key: value for key, value in point.items() if key in table.model_fields}
         return _METHOD.validate_python({**settings, **known})
 
