@@ -6,7 +6,6 @@ from .algorithms.fedavg import fedavg
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
 from .algorithms.mwfed import mwfed
-from .algorithms.noisy import noisy
 from .algorithms.perfedavg import perfedavg
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
@@ -18,6 +17,7 @@ from .assignment import (
     mfa_rr,
     sequential,
 )
+from .attackers import attacked, noisy
 from .base import (
     Algorithm,
     AnalyticTask,
@@ -57,7 +57,6 @@ from .schedules import growing_sample_size, inverse_time, per_frame
 from .simulate import State, advance, init, simulate
 from .sums import SparseUpdate
 from .sweep import Execution, sweep
-from .tasks.attackers import attacked
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
 from .tasks.mean_estimation import (

@@ -1,31 +1,30 @@
 """The algorithms of an experiment file: who trains what, how, and what clients ask for."""
 
-from operator import itemgetter
-from typing import Annotated, Any, Literal, Self
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import cache, reduce
+from operator import itemgetter, or_
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from pydantic import BeforeValidator, Field, model_validator
+from jaxtyping import Array, Int, PRNGKeyArray
+from pydantic import BeforeValidator, Field, GetPydanticSchema, create_model, model_validator
 
 from fedjax_mm import assignment as assignments
 from fedjax_mm import keys
-from fedjax_mm.algorithms.afl import afl
-from fedjax_mm.algorithms.ditto import ditto
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.algorithms.fedprox import fedprox
-from fedjax_mm.algorithms.maxfl import maxfl
-from fedjax_mm.algorithms.mwfed import mwfed
-from fedjax_mm.algorithms.noisy import noisy
-from fedjax_mm.algorithms.perfedavg import perfedavg
-from fedjax_mm.algorithms.qffl import qffl
-from fedjax_mm.algorithms.scaffold import scaffold
-from fedjax_mm.base import Algorithm, Assignment, Task
+from fedjax_mm.algorithms import methods
+from fedjax_mm.attackers import attacked, noisy
+from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, LocalProblem, Task
+from fedjax_mm.checks import MissingError
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed
 from fedjax_mm.task_configs import Share as Share
-from fedjax_mm.tasks.attackers import attacked
+from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 _Steps = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -154,144 +153,92 @@ class Method(Config):
 
     def build(self, num_models: int) -> Algorithm:
         """The algorithm."""
-        factory, settings = self._factory(), dict(self)
-        for used in ("name", "assignment", "learning_rate"):
-            del settings[used]
-        return factory(self.schedule(num_models), **settings)
+        settings = {key: value for key, value in self if key not in Method.model_fields}
+        return methods()[self.name](self.schedule(num_models), **settings)
 
-    def _factory(self) -> Any:
-        raise NotImplementedError
-
-
-class FedAvg(Method):
-    """See `fedavg`."""
-
-    name: Literal["fedavg"] = "fedavg"
-    local_steps: Count | None = None
-    epochs: Count | None = None
-    batch_size: Count | None = None
-    order: Literal["iid", "epochs"] | None = None
-    weighted: Flag = True
-    server_scale: Literal["mean", "1/N"] = "mean"
-
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        if self.local_steps is None and self.epochs is None:
-            raise ValueError("local_steps and epochs are missing; give one of the two")
-        self.build(1)
-        return self
-
-    def _factory(self) -> Any:
-        return fedavg
+    def asks_for_thresholds(self) -> bool:
+        """Whether it trains only clients who require something of a model."""
+        numbers = tuple(key for key, value in self if isinstance(value, float | InverseTime))
+        structure = self.model_copy(update=dict.fromkeys(numbers) | {"assignment": None})
+        return _asks_for_thresholds(structure, numbers)
 
 
-class _Stepping(Method):
-    """A method whose clients all take E steps, on batches drawn independently."""
-
-    local_steps: Count
-    batch_size: Count | None = None
+_Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+_FROM_FILE = {float: _Number, int: Count, bool: Flag, NoneType: None}
 
 
-class FedProx(_Stepping):
-    """See `fedprox`."""
+def _field_type(annotation: Any) -> Any:
+    """What a file may give where a factory takes `annotation`: None, if it can give nothing.
 
-    name: Literal["fedprox"]
-    mu: NonNegative
-
-    def _factory(self) -> Any:
-        return fedprox
-
-
-class Scaffold(_Stepping):
-    """See `scaffold`."""
-
-    name: Literal["scaffold"]
-    server_rate: Positive = 1.0
-    option: Literal["I", "II"] = "II"
-
-    def _factory(self) -> Any:
-        return scaffold
+    Whole numbers are counts. Which other numbers are allowed the factory itself checks.
+    """
+    is_union = get_origin(annotation) in (Union, UnionType)
+    members = get_args(annotation) if is_union else [annotation]
+    literals = [each for each in members if get_origin(each) is Literal]
+    types = [*literals, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
+    return reduce(or_, types) if any(types) else None
 
 
-class PerFedAvg(_Stepping):
-    """See `perfedavg`."""
-
-    name: Literal["perfedavg"]
-    alpha: NonNegative = 1e-2
-    variant: Literal["FO", "HF"] = "FO"
-    delta: Positive = 1e-3
-
-    def _factory(self) -> Any:
-        return perfedavg
+def _table_of(name: str, factory: Callable[..., Algorithm]) -> type[Method]:
+    """The table of a method in a file: what the factory takes, but for what no file can give."""
+    fields: dict[str, Any] = {"name": (Literal[name], ...)}
+    for key, parameter in inspect.signature(factory, eval_str=True).parameters.items():
+        type_ = _field_type(parameter.annotation)
+        if type_ is not None and key not in Method.model_fields:
+            fields[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+    return create_model(name, __base__=Method, **fields)
 
 
-class QFFL(_Stepping):
-    """See `qffl`."""
+DEFAULT_METHOD = "fedavg"
+"""Of a table without a `name`."""
 
-    name: Literal["qffl"]
-    q: NonNegative
+METHOD_TABLES = {name: _table_of(name, factory) for name, factory in methods().items()}
+"""The tables of all methods in a file, by their `name`."""
 
-    def _factory(self) -> Any:
-        return qffl
-
-
-class AFL(Method):
-    """See `afl`."""
-
-    name: Literal["afl"]
-    mixture_rate: Positive
-    batch_size: Count | None = None
-
-    def _factory(self) -> Any:
-        return afl
-
-
-class MWFed(_Stepping):
-    """See `mwfed`."""
-
-    name: Literal["mwfed"]
-    growth: Annotated[float, Field(strict=True, gt=1, allow_inf_nan=False)] = 4.0
-
-    def _factory(self) -> Any:
-        return mwfed
-
-
-class Ditto(_Stepping):
-    """See `ditto`."""
-
-    name: Literal["ditto"]
-    lam: NonNegative
-
-    def _factory(self) -> Any:
-        return ditto
-
-
-class MaxFL(_Stepping):
-    """See `maxfl`."""
-
-    name: Literal["maxfl"]
-    server_rate: Positive = 1.0
-    eps: NonNegative = 1e-2
-    weight: Literal["derivative", "sigmoid"] = "derivative"
-    slope: Positive = 1.0
-
-    def _factory(self) -> Any:
-        return maxfl
-
-
-MethodConfig = Annotated[
-    Annotated[
-        FedAvg | FedProx | Scaffold | PerFedAvg | QFFL | AFL | MWFed | Ditto | MaxFL,
-        Field(discriminator="name"),
-    ],
+_ANY_TABLE: Any = Annotated[
+    Annotated[reduce(or_, METHOD_TABLES.values()), Field(discriminator="name")],
     BeforeValidator(
-        lambda method: {"name": "fedavg"} | method if isinstance(method, dict) else method
+        lambda method: {"name": DEFAULT_METHOD} | method if isinstance(method, dict) else method
     ),
 ]
-"""Any of the methods; FedAvg if there is no name."""
+MethodConfig = Annotated[
+    Method, GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_TABLE))
+]
+"""The table of any method."""
 
-NEEDS_THRESHOLDS = ("maxfl", "mwfed")
-"""Methods whose clients must require something."""
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _StandIn(Quadratic):
+    """One client with whatever methods may ask for, but for a threshold."""
+
+    def batch(
+        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
+    ) -> Int[Array, ""]:
+        del rng_key, step, how
+        return client
+
+    def num_batches(self, client: Int[Array, ""], size: int | None) -> int:
+        del client, size
+        return 1
+
+
+@cache
+def _asks_for_thresholds(method: Method, numbers: tuple[str, ...]) -> bool:
+    """Whether a method asks for thresholds; whatever its `numbers` are, which are traced."""
+
+    def train(number: Array) -> None:
+        task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
+        algorithm = method.model_copy(update=dict.fromkeys(numbers, number)).build(1)
+        params = task.init(key)
+        local = LocalProblem(key, 1, task, jnp.int32(0), params)
+        algorithm.client(local, *algorithm.init(task, params))
+
+    try:
+        jax.eval_shape(train, 1.0)
+    except MissingError as error:
+        return error.capability is DemandingTask
+    return False
 
 
 class Byzantine(Config):

@@ -42,11 +42,20 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}; it must be a positive whole number")
 
 
-def needs(task: Any, capability: type[T]) -> T:
-    """The task, if it has what a protocol asks for beyond `Task`; or else `ValueError`."""
-    if not isinstance(task, capability):
+class MissingError(ValueError):
+    """A task lacks what an algorithm or an assignment asks for."""
+
+    def __init__(self, task: Any, capability: type) -> None:
+        """The task, and the protocol that says what is asked for."""
         (wanted, *_) = (capability.__doc__ or "").splitlines()
-        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
+        super().__init__(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
+        self.capability = capability
+
+
+def needs(task: Any, capability: type[T]) -> T:
+    """The task, if it has what a protocol asks for beyond `Task`; or else `MissingError`."""
+    if not isinstance(task, capability):
+        raise MissingError(task, capability)
     return task
 
 

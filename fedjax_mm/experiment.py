@@ -12,8 +12,6 @@ import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedjax_mm.algorithm_configs import (
-    NEEDS_THRESHOLDS,
-    QFFL,
     AssignmentConfig,
     Byzantine,
     Method,
@@ -103,9 +101,8 @@ class Experiment(Config):
     def _check_method(self, method: Method) -> None:
         assignment = self._assignment_of(method)
         if self.requiring is None:
-            asking = f"{method.name} asks" if method.name in NEEDS_THRESHOLDS else None
-            asking = "assignment.appealing asks" if assignment.appealing else asking
-            if asking is not None:
+            asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
+            if assignment.appealing or method.asks_for_thresholds():
                 raise ValueError(
                     f"{asking} for clients with thresholds; add a table requiring, such as "
                     "requiring = { num_steps = 100 }"
@@ -209,16 +206,14 @@ class Experiment(Config):
 
 
 def _check_on_quadratic(method: Method) -> None:
-    """Raises `ValueError` if a method cannot train the quadratic as it is set."""
-    if getattr(method, "epochs", None) or getattr(method, "batch_size", None):
-        remedy = "give local_steps, and no epochs or batch_size"
-        remedy = remedy if method.name == "fedavg" else "leave batch_size out"
-        raise ValueError(f"the quadratic has no examples; {remedy}")
-    if isinstance(method, QFFL) and not method.q.is_integer():
-        raise ValueError(
-            f"q is {method.q:g}, but the quadratic's losses may be negative, of which there are no "
-            "such powers; give a whole number"
-        )
+    """Raises `ValueError` if a method is to draw examples, of which the quadratic has none."""
+    for key in ("epochs", "batch_size"):
+        value = getattr(method, key, None)
+        if value is not None:
+            instead = ", and give local_steps" if key == "epochs" else ""
+            raise ValueError(
+                f"{key} is {value}; the quadratic has no examples: leave it out{instead}"
+            )
 
 
 class Range(Config):
@@ -507,6 +502,8 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
         case "union_tag_invalid":
             context = problem["ctx"]
             return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
+        case "value_error" if isinstance(value, dict):  # the message names what is in the table
+            return f"{path}: {message}" if path else message
     return f"{path} = {value!r}: {message[0].lower()}{message[1:]}" if path else message
 
 

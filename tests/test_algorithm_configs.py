@@ -1,77 +1,91 @@
 """All methods, attackers and demands in an experiment file."""
 
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pydantic import TypeAdapter
 
+import fedjax_mm
 from fedjax_mm import (
+    Algorithm,
     Experiment,
     Setup,
     Sweep,
-    afl,
     algorithm_configs,
     appealing,
     byzantine,
     classification,
     digits,
-    ditto,
     fedavg,
     federate,
-    fedprox,
     flip_labels,
     full_participation,
     maxfl,
     mfa_rand,
-    mwfed,
-    perfedavg,
     qffl,
     quadratic,
     requiring,
     run,
-    scaffold,
 )
-from fedjax_mm.algorithm_configs import Byzantine, FedAvg, InverseTime, Requiring
+from fedjax_mm.algorithm_configs import METHOD_TABLES, Byzantine, MethodConfig, Requiring
+from fedjax_mm.algorithms import methods
 from fedjax_mm.data import partition
 from fedjax_mm.experiment import validate
 from fedjax_mm.plan import Grid, make_plan
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
-STEPS = {"local_steps": 2}
-METHODS = {
-    "fedavg": ('name = "fedavg"\nlocal_steps = 2', fedavg(0.1, local_steps=2)),
-    "fedavg without a name": ("local_steps = 2", fedavg(0.1, local_steps=2)),
-    "fedprox": ('name = "fedprox"\nmu = 0.5\nlocal_steps = 2', fedprox(0.1, mu=0.5, local_steps=2)),
-    "scaffold": ('name = "scaffold"\nlocal_steps = 2', scaffold(0.1, local_steps=2)),
-    "scaffold I": (
-        'name = "scaffold"\nlocal_steps = 2\nserver_rate = 0.5\noption = "I"',
-        scaffold(0.1, local_steps=2, server_rate=0.5, option="I"),
-    ),
-    "perfedavg": (
-        'name = "perfedavg"\nlocal_steps = 2\nalpha = 0.2',
-        perfedavg(0.1, local_steps=2, alpha=0.2),
-    ),
-    "perfedavg HF": (
-        'name = "perfedavg"\nlocal_steps = 2\nvariant = "HF"\ndelta = 0.1\nalpha = 0.1',
-        perfedavg(0.1, local_steps=2, variant="HF", delta=0.1, alpha=0.1),
-    ),
-    "qffl": ('name = "qffl"\nlocal_steps = 2\nq = 1', qffl(0.1, q=1.0, local_steps=2)),
-    "afl": ('name = "afl"\nmixture_rate = 0.3', afl(0.1, mixture_rate=0.3)),
-    "ditto": ('name = "ditto"\nlocal_steps = 2\nlam = 0.5', ditto(0.1, lam=0.5, local_steps=2)),
-    "mwfed": (
-        'name = "mwfed"\nlocal_steps = 2\ngrowth = 2',
-        mwfed(0.1, local_steps=2, growth=2.0),
-    ),
-    "maxfl": ('name = "maxfl"\nlocal_steps = 2', maxfl(0.1, local_steps=2)),
-    "maxfl, all set": (
-        'name = "maxfl"\nlocal_steps = 2\nserver_rate = 2\neps = 0.5\nweight = "sigmoid"\n'
-        "slope = 3",
-        maxfl(0.1, local_steps=2, server_rate=2.0, eps=0.5, weight="sigmoid", slope=3.0),
-    ),
-}
+METHOD = TypeAdapter(MethodConfig)
+
+
+def examples():
+    """Settings of every method, from its signature: those that it needs, and all with a default."""
+    for name, factory in methods().items():
+        parameters = inspect.signature(factory).parameters
+        needed = {key: 2.0 for key, p in parameters.items() if p.default is p.empty}
+        needed |= {"local_steps": 2} if "local_steps" in parameters else {}
+        del needed["learning_rate"]
+        yield name, name, needed
+        more = {
+            key: changed(p) for key, p in parameters.items() if p.default not in (p.empty, None)
+        }
+        more = {key: value for key, value in more.items() if value is not None}
+        if more:
+            yield f"{name}, all set", name, needed | more
+
+
+def changed(parameter):
+    """Another value than the default; None, if a file can give no other."""
+    default, annotation = parameter.default, parameter.annotation
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, float):
+        return 2 * default
+    if get_origin(annotation) is Literal:
+        return next(value for value in get_args(annotation) if value != default)
+    return None
+
+
+def in_toml(settings):
+    """Numbers as people write them: 2, where the function takes 2.0."""
+    return "\n".join(
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {json.dumps(value)}"
+        for key, value in settings.items()
+    )
+
+
+EXAMPLES = {label: (name, settings) for label, name, settings in examples()}
 QUADRATIC = """
 num_models = 1
 num_rounds = 3
@@ -104,9 +118,11 @@ def lowered(grid):
     return texts
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_of_a_file_is_that_of_python(name):
-    text, algorithm = METHODS[name]
+@pytest.mark.parametrize("label", [*EXAMPLES, "without a name"])
+def test_every_method_of_a_file_is_that_of_python(label):
+    name, settings = EXAMPLES.get(label, ("fedavg", {"local_steps": 2}))
+    text = in_toml(settings if label not in EXAMPLES else {"name": name} | settings)
+    algorithm = methods()[name](0.1, **settings)
     experiment = read(f"{QUADRATIC}{A}{text}")
     assert validate(Experiment, experiment.model_dump()) == experiment
     asked = requiring(algorithm, learning_rate=0.2, num_steps=3)
@@ -120,11 +136,124 @@ def test_every_method_of_a_file_is_that_of_python(name):
     assert lowered(experiment.grid()) == lowered(expected)
 
 
-def test_the_methods_of_the_file_are_those_of_the_library():
-    union = algorithm_configs.MethodConfig.__origin__.__args__
-    assert {each.model_fields["name"].annotation.__args__[0] for each in union} == {
-        text.partition('"')[2].partition('"')[0] for text, _ in METHODS.values() if "name" in text
+@pytest.mark.parametrize("name", methods())
+def test_a_file_gives_what_the_function_takes_but_for_optimizers(name):
+    taken = set(inspect.signature(methods()[name]).parameters)
+    taken -= {"local_optimizer", "server_optimizer"}
+    assert set(METHOD_TABLES[name].model_fields) == taken | {"name", "assignment"}
+
+
+def test_the_methods_are_those_that_the_library_shows():
+    public = {name: getattr(fedjax_mm, name) for name in fedjax_mm.__all__}
+    assert methods() == {
+        name: value
+        for name, value in public.items()
+        if inspect.isfunction(value)
+        and inspect.signature(value).return_annotation is Algorithm
+        and next(iter(inspect.signature(value).parameters)) == "learning_rate"
     }
+
+
+TOY = """
+from typing import Literal
+
+import optax
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Algorithm, Scalar, Schedule
+
+
+def toy(
+    learning_rate: Scalar | Schedule,
+    *,
+    count: int | None = 3,
+    factor: Scalar,
+    way: Literal["up", "down"] = "down",
+    flag: bool = False,
+    optimizer: optax.GradientTransformation | None = None,
+) -> Algorithm:
+    if not factor > 1:
+        raise ValueError(f"factor is {factor}; it must be greater than 1")
+    return fedavg(factor * learning_rate, local_steps=count + flag + (way == "up"))
+"""
+PROGRAM = """
+from fedjax_mm import Experiment, run
+from fedjax_mm.experiment import validate
+
+A = {"learning_rate": 0.1}
+top = {"task": {"start": "normal"}, "num_models": 1, "num_rounds": 2, "num_seeds": 1}
+top["assignment"] = {"name": "full_participation"}
+
+
+def loss(**settings):
+    result = run(validate(Experiment, top | {"algorithms": {"A": A | settings}}))
+    return result.loss.values[..., -1, 0].item()
+
+
+assert loss(name="toy", factor=2) == loss(local_steps=3, learning_rate=0.2)
+own = {"count": 4, "way": "up", "flag": True}
+assert loss(name="toy", factor=1.5, **own) == loss(local_steps=6, learning_rate=1.5 * 0.1)
+wrong = ["factor=1", "factor=true", "count=0", "way=left", "flag=1", "optimizer=1", "name=tow"]
+for text in wrong:
+    values = top | {"algorithms": {"A": A | {"name": "toy", "factor": 2}}}
+    try:
+        validate(Experiment, values, [f"algorithms.A.{text}"])
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path):
+    package = Path(fedjax_mm.__file__).parent
+    shutil.copytree(package, tmp_path / package.name)
+    (tmp_path / package.name / "algorithms" / "toy.py").write_text(TOY)
+    command, environment = [sys.executable, "-c", PROGRAM], os.environ | {"PYTHONPATH": "."}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    messages = done.stdout.splitlines()
+    for fragments in (
+        ["algorithms.A: factor is 1.0; it must be greater than 1"],
+        ["algorithms.A.factor = True", "valid number"],
+        ["algorithms.A.count = 0", "greater than or equal to 1"],
+        ["algorithms.A.way = 'left'", "'up' or 'down'"],
+        ["algorithms.A.flag = 1", "valid boolean"],
+        ["algorithms.A.optimizer = 1", "known keys of toy are", "count, factor, flag"],
+        ["algorithms.A.name = 'tow'", "'scaffold', 'toy'"],
+    ):
+        message = messages.pop(0)
+        for fragment in fragments:
+            assert fragment in message
+
+
+def test_what_the_stand_in_lacks_is_no_threshold(monkeypatch):
+    """Which method asks for one is in the docs, and tested with them."""
+
+    def curious(learning_rate, **settings):
+        def client(rng_key, t, task, client, params, server_state, client_state):
+            return task.test
+
+        return fedavg(learning_rate, **settings)._replace(client=client)
+
+    table = {"learning_rate": 0.1, "local_steps": 1077}
+    monkeypatch.setitem(methods(), "fedavg", curious)
+    assert not METHOD.validate_python(table).asks_for_thresholds()
+
+
+def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
+    def asking(learning_rate, **settings):
+        algorithm = fedavg(learning_rate, **settings)
+
+        def client(rng_key, t, task, client, *states):
+            contribution, state = algorithm.client(rng_key, t, task, client, *states)
+            return contribution._replace(weight=task.threshold(client)), state
+
+        return algorithm._replace(client=client)
+
+    table = {"learning_rate": {"beta": 1, "gamma": 1}, "epochs": 1077, "batch_size": 2}
+    monkeypatch.setitem(methods(), "fedavg", asking)
+    assert METHOD.validate_python(table).asks_for_thresholds()
 
 
 @pytest.mark.parametrize(
@@ -143,8 +272,9 @@ def test_what_requiring_is_not_told_is_that_of_the_algorithm(
 ):
     told = []
     monkeypatch.setattr(algorithm_configs, "requiring", lambda inner, **more: told.append(more))
-    method = FedAvg(
-        learning_rate=InverseTime(beta=3, gamma=100), local_steps=2, batch_size=batch_size
+    rate = {"beta": 3, "gamma": 100}
+    method = METHOD.validate_python(
+        {"learning_rate": rate, "local_steps": 2, "batch_size": batch_size}
     )
     config = validate(Requiring, tomllib.loads(f"x = {table}")["x"])
     config.wrap(method.build(1), method)
@@ -307,8 +437,6 @@ def test_the_assignment_is_for_clients_that_are_seen():
 DIGITS = {"name": "digits", "num_clients": 10}
 OWN = DIGITS | {"test_fraction": 0.4}
 MAXFL = {"name": "maxfl"}
-QFFL = {"name": "qffl", "q": 0.5}
-AFL = {"name": "afl", "mixture_rate": 0.1, "local_steps": ...}
 STAYING = {"name": "mfa_rand", "appealing": {"cohort_size": 2}}
 ASKED = {"requiring": {}}
 
@@ -374,24 +502,21 @@ def settings(task=None, top=None, **algorithm):
             ["requiring.batch_size is 3", "no examples", "leave it out"],
         ),
         (settings(DIGITS, ASKED), ["requiring", "one pool", "give task.test_fraction"]),
-        (settings(batch_size=3), ["algorithms.A: the quadratic has no examples", "local_steps"]),
         (
             settings(name="fedprox", mu=1.0, batch_size=3),
-            ["algorithms.A: the quadratic has no examples", "leave batch_size out"],
+            ["algorithms.A: batch_size is 3", "the quadratic has no examples", "leave it out"],
         ),
-        (settings(batch_size=3, **AFL), ["algorithms.A: the quadratic", "leave batch_size out"]),
-        (settings(**QFFL), ["algorithms.A: q is 0.5", "may be negative", "whole number"]),
         (
-            settings(**AFL | {"local_steps": 3}),
-            ["algorithms.A.local_steps = 3", "known keys of afl are", "mixture_rate"],
+            settings(epochs=2, local_steps=...),
+            ["algorithms.A: epochs is 2", "the quadratic has no examples", "give local_steps"],
         ),
         (
             settings(OWN, epochs=1, **MAXFL),
             ["algorithms.A.epochs = 1", "known keys of maxfl are", "local_steps"],
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
-        (settings(OWN, name="fedprox", mu=-1), ["algorithms.A.mu = -1", "or equal to 0"]),
-        (settings(OWN, name="mwfed", growth=1), ["algorithms.A.growth = 1", "greater than 1"]),
+        (settings(OWN, name="fedprox", mu=-1), ["algorithms.A: mu is -1.0", "not be negative"]),
+        (settings(OWN, name="mwfed", growth=1), ["algorithms.A: growth is 1.0", "greater than 1"]),
         (settings(OWN, name="maxflow"), ["algorithms.A.name = 'maxflow'", "'maxfl'", "'fedavg'"]),
         (settings(top={"byzantine": {}}), ["byzantine.fraction: missing"]),
         (settings(top={"byzantine": {"fraction": 2}}), ["byzantine.fraction = 2", "equal to 1"]),
@@ -401,11 +526,11 @@ def settings(task=None, top=None, **algorithm):
         ),
         (
             settings(DIGITS | {"flipped": 0.3}),
-            ["task = ", "flipped is 0.3", "one pool", "give a test_fraction"],
+            ["task: ", "flipped is 0.3", "one pool", "give a test_fraction"],
         ),
         (
             settings(DIGITS | {"dropout_rate": 0.5}),
-            ["task = ", "dropout_rate is 0.5", "'logistic'", "only 'mlp'"],
+            ["task: ", "dropout_rate is 0.5", "'logistic'", "only 'mlp'"],
         ),
         (settings(DIGITS | {"dropout_rate": 1}), ["task.dropout_rate = 1", "less than 1"]),
         (settings(DIGITS | {"test_fraction": 0}), ["task.test_fraction = 0", "greater than 0"]),
@@ -427,7 +552,7 @@ def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
     ("axes", "fragments"),
     [
         ({"q": [0.0, 1.0]}, ["at q = 0.0: algorithms.A.q = 0.0: unknown key", "of fedavg are"]),
-        ({"algorithms.Q.q": [1, 0.5]}, ["at algorithms.Q.q = 0.5", "algorithms.Q: q is 0.5"]),
+        ({"algorithms.Q.q": [1, -1]}, ["at algorithms.Q.q = -1", "algorithms.Q: q is -1.0"]),
         ({"requiring.num_unseen": [0, 8]}, ["at requiring.num_unseen = 8", "at most 7"]),
         (
             {"learning_rate": [0.1], "requiring.learning_rate": [0.1]},
@@ -454,30 +579,20 @@ def test_what_changes_the_data_or_the_module_is_no_axis(axis):
 
 # Axes of numbers
 
-AXES = {
-    "fedprox": ("mu = 0.5", ["mu"]),
-    "scaffold": ("", ["server_rate"]),
-    "perfedavg": ('variant = "HF"', ["alpha", "delta"]),
-    "qffl": ("q = 1", ["q"]),
-    "afl": ("mixture_rate = 1", ["mixture_rate"]),
-    "mwfed": ("", ["growth"]),
-    "ditto": ("lam = 1", ["lam"]),
-    "maxfl": ("", ["eps", "server_rate", "slope"]),
-}
-
 
 def on_axes(name):
     """A sweep with a value on every axis of numbers that a method has, and what others follow."""
-    more, keys = AXES[name]
-    steps = "" if name == "afl" else "local_steps = 2"
-    text = f'{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}name = "{name}"\n{more}\n{steps}\n'
+    text = in_toml({"name": name} | EXAMPLES[name][1])
+    text = f"{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}{text}\n"
+    fields = METHOD_TABLES[name].model_fields
+    keys = [key for key, field in fields.items() if field.annotation is float]
     keys = [*keys, "byzantine.noise", "requiring.learning_rate"]
     points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
     axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
     return text, read(f"{text}[axes]\n{axes}", Sweep), points
 
 
-@pytest.mark.parametrize("name", AXES)
+@pytest.mark.parametrize("name", methods())
 def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
     (program,) = base.grid().programs

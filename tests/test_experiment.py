@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential, task_configs
-from fedjax_mm.algorithm_configs import FedAvg, InverseTime
+from fedjax_mm.algorithm_configs import METHOD_TABLES, InverseTime
 from fedjax_mm.experiment import Range, Sweep, load, validate
 from fedjax_mm.task_configs import QuadraticConfig
 from tests.helpers import roll_out
@@ -154,7 +154,7 @@ def test_an_override_may_make_a_table():
         ),
         ({"learning_rate": {"beta": 30}}, ["algorithms.A.learning_rate", "gamma: missing"]),
         ({"local_steps": 0}, ["algorithms.A.local_steps = 0", "greater than or equal to 1"]),
-        ({"local_steps": None}, ["algorithms.A", "local_steps and epochs are missing", "one of"]),
+        ({"local_steps": None}, ["algorithms.A", "local_steps is None, epochs is None", "one of"]),
         ({"assignment": {"name": "mfa"}}, ["algorithms.A.assignment", "'mfa'", "'mfa_rand', "]),
         (
             {"assignment": {"name": "mfa_rand", "cohort": 4}},
@@ -265,8 +265,7 @@ def test_an_assignment_is_built_with_all_its_settings(name):
 )
 def test_the_learning_rate_of_every_round(rate, expected):
     config = validate(
-        FedAvg,
-        {"assignment": {"name": "mfa_rr"}, "learning_rate": rate, "local_steps": 1},
+        METHOD_TABLES["fedavg"], {"name": "fedavg", "learning_rate": rate, "local_steps": 1}
     )
     schedule = config.schedule(12)
     at = schedule if callable(schedule) else lambda t: schedule
@@ -279,9 +278,8 @@ def test_the_learning_rate_of_every_round(rate, expected):
 @pytest.mark.parametrize(("scale", "expected"), [("mean", 1.0), ("1/N", 0.25)])
 def test_the_server_scale_reaches_the_algorithm(scale, expected):
     """With 2 of 8 clients a step divided by all clients' weights is a quarter of the mean."""
-    config = FedAvg(
-        assignment={"name": "mfa_rand"}, learning_rate=0.1, local_steps=1, server_scale=scale
-    )
+    settings = {"learning_rate": 0.1, "local_steps": 1, "server_scale": scale}
+    config = METHOD_TABLES["fedavg"](name="fedavg", **settings)
     task, algorithm = QuadraticConfig(num_clients=8).build(), config.build(2)
     params = jnp.ones(task.dim)
     server, _ = algorithm.init(task, params)
@@ -442,7 +440,7 @@ DIGITS = {"name": "digits"}
     [
         ({"name": "mnist"}, {}, ["task.name = 'mnist'", "'quadratic', 'synthetic', 'digits'"]),
         (DIGITS, {"local_steps": 3}, ["algorithms.A", "epochs is 1", "give one of the two"]),
-        (DIGITS, {"epochs": None}, ["local_steps and epochs are missing", "give one of the two"]),
+        (DIGITS, {"epochs": None}, ["local_steps is None, epochs is None", "give one of the two"]),
         (DIGITS, {"order": "iid", "batch_size": 9}, ["algorithms.A", "epochs of iid draws"]),
         (DIGITS, {"order": "epochs"}, ["order is 'epochs'", "give a batch_size"]),
         (DIGITS, {"batch_size": 0}, ["algorithms.A.batch_size = 0", "greater than or equal to 1"]),

@@ -37,7 +37,9 @@ ALLOWED = {
     "checkpoint": {"devices", "results"},
     "sweep": {"checkpoint", "devices", "errors", "plan", "results", "simulate"},
     "task_configs": {"base", "data", "tasks"},
-    "algorithm_configs": {"algorithms", "assignment", "base", "schedules", "task_configs"},
+    "algorithm_configs": {
+        *("algorithms", "assignment", "base", "schedules", "task_configs", "tasks"),
+    },
     "experiment": {"algorithm_configs", "base", "data", "plan", "task_configs"},
     "runs": {"errors", "experiment", "plan", "sweep"},
     "bench": {

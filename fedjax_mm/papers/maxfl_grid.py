@@ -17,7 +17,13 @@ from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
 from fedjax_mm import keys
-from fedjax_mm.algorithm_configs import Byzantine, Method, MethodConfig
+from fedjax_mm.algorithm_configs import (
+    DEFAULT_METHOD,
+    METHOD_TABLES,
+    Byzantine,
+    Method,
+    MethodConfig,
+)
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.devices import layout
@@ -126,11 +132,15 @@ class Comparison(Config):
 
     def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
         """A variant at a point of the grid."""
-        point = {"learning_rate": learning_rate, "batch_size": batch_size}
+        point = {
+            "learning_rate": learning_rate,
+            "local_steps": local_steps,
+            "batch_size": batch_size,
+        }
         settings = self.variants[label][1]
-        if settings.get("name") != "afl":  # which takes one step
-            point["local_steps"] = local_steps
-        return _METHOD.validate_python({**settings, **point})
+        table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
+        known = {key: value for key, value in point.items() if key in table.model_fields}
+        return _METHOD.validate_python({**settings, **known})
 
     @property
     def population(self) -> Population:
