@@ -15,59 +15,18 @@ import fedjax_mm
 
 ROOT = Path(fedjax_mm.__file__).parent
 
-ALLOWED = {
-    "base": set(),
-    "checks": set(),
-    "errors": set(),
-    "schedules": {"base", "checks"},
-    "draws": set(),
-    "contribution": {"base"},
-    "assignment": {"base", "draws"},
-    "data": {"base", "checks", "draws"},
-    "tasks": {"base", "checks", "data"},
-    "algorithms": {"base", "checks", "contribution"},
-    "metrics": set(),
-    "minimize": {"checks"},
-    "theory": {"base", "checks", "data", "tasks"},
-    "kinds": {"base"},
-    "simulate": {"base", "contribution", "kinds"},
-    "results": {"simulate"},
-    "devices": set(),
-    "plan": {"base", "checks", "devices", "kinds", "simulate"},
-    "checkpoint": {"devices", "results"},
-    "sweep": {"checkpoint", "devices", "errors", "plan", "results", "simulate"},
-    "task_configs": {"base", "data", "tasks"},
-    "algorithm_configs": {
-        *("algorithms", "assignment", "base", "schedules", "task_configs", "tasks"),
-    },
-    "experiment": {"algorithm_configs", "base", "data", "plan", "task_configs"},
-    "runs": {"errors", "experiment", "plan", "sweep"},
-    "bench": {
-        *("algorithms", "assignment", "base", "data", "devices", "kinds"),
-        *("plan", "simulate", "sweep", "tasks"),
-    },
-    "plots": {"results"},
-    "papers": {
-        *("algorithm_configs", "algorithms", "assignment", "base", "data", "devices"),
-        *(
-            "errors",
-            "experiment",
-            "metrics",
-            "minimize",
-            "plan",
-            "plots",
-            "results",
-            "runs",
-            "schedules",
-        ),
-        *("simulate", "sweep", "task_configs", "tasks", "theory"),
-    },
-    "cli": {
-        *("bench", "checkpoint", "devices", "errors", "experiment", "papers", "plan", "plots"),
-        *("results", "runs", "sweep", "task_configs"),
-    },
-}
-"""What each module or package may import from the project; packages may import from themselves."""
+LAYERS = [
+    {"base", "checks", "errors", "metrics", "schedules", "shuffles"},
+    {"chunks", "devices", "keys", "local", "minimize", "stacks", "sums"},
+    {"assignment", "data", "tasks", "attackers"},
+    {"algorithms", "theory"},
+    {"record", "simulate"},
+    {"results", "plan", "checkpoint", "sweep"},
+    {"task_configs", "algorithm_configs", "experiment", "runs"},
+    {"bench", "plots", "papers"},
+    {"cli"},
+]
+"""Modules and folders; each imports from its own layer and from those before it."""
 
 
 def imports(path):
