@@ -516,6 +516,8 @@ def settings(task=None, top=None, **algorithm):
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
         (settings(OWN, name="fedprox", mu=-1), ["algorithms.A: mu is -1.0", "not be negative"]),
+        (settings(OWN, name="fedprox", mu=np.nan), ["algorithms.A.mu = nan", "finite number"]),
+        (settings(OWN, name="fedprox", mu=-np.inf), ["algorithms.A.mu = -inf", "finite number"]),
         (settings(OWN, name="mwfed", growth=1), ["algorithms.A: growth is 1.0", "greater than 1"]),
         (settings(OWN, name="maxflow"), ["algorithms.A.name = 'maxflow'", "'maxfl'", "'fedavg'"]),
         (settings(top={"byzantine": {}}), ["byzantine.fraction: missing"]),
