@@ -16,10 +16,9 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import BeforeValidator, Field, GetPydanticSchema, create_model, model_validator
 
 from fedjax_mm import assignment as assignments
-from fedjax_mm import keys
 from fedjax_mm.algorithms import methods
 from fedjax_mm.attackers import attacked, noisy
-from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, LocalProblem, Task
+from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
 from fedjax_mm.checks import MissingError
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.task_configs import Config, Count, Flag, NonNegative, Positive, Seed
@@ -287,18 +286,9 @@ class Requiring(Config):
         """
         rate, batch_size = self._rate_and_batch(method)
 
-        def of_model(model: Any) -> OwnModels:
-            start = task.init(keys.start_keys(rng_key, model[None])[0])
-            if params is not None:
-                start = jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), params, start)
-            return own_models(
-                keys.preparation_key(rng_key, model),
-                task,
-                start,
-                learning_rate=rate,
-                num_steps=self.num_steps,
-                batch_size=batch_size,
-            )
+        def of_model(model: Index) -> OwnModels:
+            how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": batch_size}
+            return own_models(rng_key, task, params, learning_rate=rate, model=model, **how)
 
         return lax.map(of_model, jnp.arange(num_models))
 

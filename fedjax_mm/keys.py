@@ -43,14 +43,12 @@ def start_keys(rng_key: PRNGKeyArray, models: Models) -> PRNGKeyArray:
     return model_keys(round_key(rng_key, 0), models)
 
 
-def preparation_key(rng_key: PRNGKeyArray, model: Int[Array, ""]) -> PRNGKeyArray:
+def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
     """The key of what clients do for a model before round 1, such as training models of their own.
 
-    Args:
-      rng_key: of the seed.
-      model: its number, from 0.
+    It comes from that of the model's initial parameters.
     """
-    return jax.random.fold_in(start_keys(rng_key, model[None])[0], 1)
+    return jax.random.fold_in(start_key, 1)
 
 
 def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:

@@ -2,11 +2,13 @@
 
 import inspect
 import json
+import operator
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -20,11 +22,13 @@ import fedjax_mm
 from fedjax_mm import (
     Algorithm,
     Experiment,
+    OwnModels,
     Setup,
     Sweep,
+    Tuning,
     algorithm_configs,
     appealing,
-    byzantine,
+    attacked,
     classification,
     digits,
     fedavg,
@@ -33,6 +37,8 @@ from fedjax_mm import (
     full_participation,
     maxfl,
     mfa_rand,
+    noisy,
+    own_models,
     qffl,
     quadratic,
     requiring,
@@ -118,6 +124,13 @@ def lowered(grid):
     return texts
 
 
+def own_by_hand(rng_key, task, start=None, **how):
+    """The clients' own models for one model; they start where it does."""
+
+    one = partial(own_models, rng_key, task, start, **how)
+    return jax.lax.map(lambda model: one(model=model), jnp.arange(1))
+
+
 @pytest.mark.parametrize("label", [*EXAMPLES, "without a name"])
 def test_every_method_of_a_file_is_that_of_python(label):
     name, settings = EXAMPLES.get(label, ("fedavg", {"local_steps": 2}))
@@ -125,14 +138,17 @@ def test_every_method_of_a_file_is_that_of_python(label):
     algorithm = methods()[name](0.1, **settings)
     experiment = read(f"{QUADRATIC}{A}{text}")
     assert validate(Experiment, experiment.model_dump()) == experiment
-    asked = requiring(algorithm, learning_rate=0.2, num_steps=3)
+    task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
 
-    def build(algorithm, data):
-        task = quadratic(6, 2, mu=0.1)
-        params = experiment.task.initial_params()
-        return Setup(task, asked, mfa_rand(6, 1, cohort_size=4), params)
+    def prepare(rng_key, algorithm, data):
+        return own_by_hand(rng_key, task, start, learning_rate=0.2, num_steps=3)
 
-    expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None})
+    def build(prepared, algorithm, data):
+        asked = requiring(task, jax.tree.map(operator.itemgetter(0), prepared))
+        return Setup([asked], by_hand, mfa_rand(6, 1, cohort_size=4), start)
+
+    by_hand = algorithm
+    expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None}, prepare=prepare)
     assert lowered(experiment.grid()) == lowered(expected)
 
 
@@ -227,27 +243,13 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path):
             assert fragment in message
 
 
-def test_what_the_stand_in_lacks_is_no_threshold(monkeypatch):
-    """Which method asks for one is in the docs, and tested with them."""
-
-    def curious(learning_rate, **settings):
-        def client(rng_key, t, task, client, params, server_state, client_state):
-            return task.test
-
-        return fedavg(learning_rate, **settings)._replace(client=client)
-
-    table = {"learning_rate": 0.1, "local_steps": 1077}
-    monkeypatch.setitem(methods(), "fedavg", curious)
-    assert not METHOD.validate_python(table).asks_for_thresholds()
-
-
 def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
     def asking(learning_rate, **settings):
         algorithm = fedavg(learning_rate, **settings)
 
-        def client(rng_key, t, task, client, *states):
-            contribution, state = algorithm.client(rng_key, t, task, client, *states)
-            return contribution._replace(weight=task.threshold(client)), state
+        def client(local, *states):
+            contribution, state = algorithm.client(local, *states)
+            return contribution._replace(weight=local.threshold()), state
 
         return algorithm._replace(client=client)
 
@@ -257,48 +259,51 @@ def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("table", "batch_size", "expected"),
+    ("table", "warm_up", "tuning"),
     [
-        ("{ num_steps = 2 }", 3, {"learning_rate": 3 / 101, "batch_size": 3, "num_steps": 2}),
+        ("{ num_steps = 2 }", (3 / 101, 2, 3), None),
         (
             "{ learning_rate = 0.3, batch_size = 2, num_unseen = 1, tuning_steps = 2 }",
-            3,
-            {"learning_rate": 0.3, "batch_size": 2, "num_unseen": 1, "tuning_steps": 2},
+            (0.3, 100, 2),
+            (0.3, 2, 2),
         ),
     ],
 )
-def test_what_requiring_is_not_told_is_that_of_the_algorithm(
-    monkeypatch, table, batch_size, expected
-):
+def test_what_requiring_is_not_told_is_that_of_the_algorithm(monkeypatch, table, warm_up, tuning):
     told = []
-    monkeypatch.setattr(algorithm_configs, "requiring", lambda inner, **more: told.append(more))
+
+    def own(rng_key, task, params, *, model, learning_rate, num_steps, batch_size):
+        told.append((learning_rate, num_steps, batch_size))
+        return OwnModels(jnp.zeros(4))
+
+    monkeypatch.setattr(algorithm_configs, "own_models", own)
     rate = {"beta": 3, "gamma": 100}
-    method = METHOD.validate_python(
-        {"learning_rate": rate, "local_steps": 2, "batch_size": batch_size}
-    )
-    config = validate(Requiring, tomllib.loads(f"x = {table}")["x"])
-    config.wrap(method.build(1), method)
-    defaults = {"num_steps": 100, "num_unseen": 0, "tuning_steps": 0}
-    assert told == [defaults | expected]
+    method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
+    config, task = validate(Requiring, tomllib.loads(f"x = {table}")["x"]), quadratic(4, 1, mu=1.0)
+    prepared = config.prepare(jax.random.key(0), task, 2, method, None)
+    asked = config.wrap(task, prepared, method)
+    assert set(told) == {warm_up}
+    assert len(asked) == 2
+    for each in asked:
+        assert each.num_clients == 4 - config.num_unseen
+        how = each.tuning
+        assert (how and (how.learning_rate, how.num_steps, how.batch_size)) == tuning
 
 
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0, 0), (0.3, 3), (0.25, 3), (0.05, 1), (1, 10)]
 )
-def test_so_many_clients_attack(monkeypatch, fraction, expected):
-    seen = []
-    monkeypatch.setattr(
-        algorithm_configs, "byzantine", lambda inner, clients, **more: seen.append((clients, more))
+def test_so_many_clients_attack(fraction, expected):
+    task = quadratic(10, 1, mu=1.0)
+    first, second = (
+        Byzantine(fraction=fraction, loss_factor=5.0, stays=False, seed=seed).wrap_task(task)
+        for seed in (0, 1)
     )
-    for seed in (0, 1):
-        Byzantine(fraction=fraction, loss_factor=5.0, noise=0.5, seed=seed).wrap(None, 10)
-    (attacks, more), (others, _) = seen
-    assert (attacks.sum(), others.sum()) == (expected, expected)
-    assert more == {"loss_factor": 5.0, "noise": 0.5, "stays": True}
-    assert (attacks == others).all() == (expected in (0, 10))
+    assert (first.attacks.sum(), second.attacks.sum()) == (expected, expected)
+    assert (float(first.loss_factor), first.stays) == (5.0, False)
+    assert bool((first.attacks == second.attacks).all()) == (expected in (0, 10))
     traced = Byzantine(fraction=0.0).model_copy(update={"fraction": jnp.float32(fraction)})
-    traced.wrap(None, 10)
-    np.testing.assert_array_equal(seen[-1][0], attacks)
+    np.testing.assert_array_equal(traced.attackers(10), first.attacks)
 
 
 # Everything of Cho et al. together
@@ -357,21 +362,26 @@ def test_a_file_with_everything_is_that_of_python():
         "q-FFL": qffl(0.1, q=1.5, local_steps=5, batch_size=16),
     }
 
-    def build(algorithm, data):
-        task = classification(data, MLP(10, dropout_rate=0.5), rngs=("dropout",), scale=1 / 255)
-        asked = requiring(
-            byzantine(methods[algorithm], attacks),
-            learning_rate=0.1,
-            batch_size=16,
-            num_steps=20,
-            num_unseen=4,
-            tuning_steps=2,
+    def task(data):
+        return classification(data, MLP(10, dropout_rate=0.5), rngs=("dropout",), scale=1 / 255)
+
+    def prepare(rng_key, algorithm, data):
+        how = {"learning_rate": 0.1, "batch_size": 16, "num_steps": 20}
+        return own_by_hand(rng_key, task(data), **how)
+
+    def build(prepared, algorithm, data):
+        own = jax.tree.map(operator.itemgetter(0), prepared)
+        asked = requiring(task(data), own, num_unseen=4, tuning=Tuning(0.1, 2, 16))
+        return Setup(
+            [attacked(asked, attacks)],
+            noisy(methods[algorithm], attacks),
+            appealing(full_participation(8), cohort_size=3, from_round=3),
         )
-        return Setup(task, asked, appealing(full_participation(8), cohort_size=3, from_round=3))
 
     expected = Grid(
         build,
         {"algorithm": list(methods)},
+        prepare=prepare,
         num_rounds=6,
         num_seeds=2,
         record_every=3,

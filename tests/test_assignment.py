@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedjax_mm import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from tests import reference
-from tests.helpers import roll_out
+from tests.helpers import NOTHING_TO_SEE, roll_out
 
 
 @st.composite
@@ -137,10 +137,10 @@ def test_marginals_are_uniform(assignment):
     keys = jax.random.split(jax.random.key(11), num_seeds)
 
     def two_rounds(key):
-        first, state = assignment.assign(
-            jax.random.fold_in(key, 1), 1, assignment.init(jax.random.fold_in(key, 0))
-        )
-        return first, assignment.assign(jax.random.fold_in(key, 2), 2, state)[0]
+        state = assignment.init(jax.random.fold_in(key, 0))
+        first, state = assignment.assign(jax.random.fold_in(key, 1), 1, state, NOTHING_TO_SEE)
+        later, _ = assignment.assign(jax.random.fold_in(key, 2), 2, state, NOTHING_TO_SEE)
+        return first.clients, later.clients
 
     for groups in map(np.asarray, jax.jit(jax.vmap(two_rounds))(keys)):
         present = groups >= 0

@@ -21,7 +21,7 @@ import pytest
 import xarray as xr
 from jax.experimental.compilation_cache import compilation_cache
 
-from fedjax_mm import Assignment, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
+from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.errors import InterruptedRunError, RefusedError
 from fedjax_mm.plan import make_plan
@@ -733,10 +733,10 @@ def test_a_diverged_run_is_over(tmp_path):
 def wandering(num_clients, num_models):
     """The state is a random key, split anew in every round."""
 
-    def assign(rng_key, t, key):
+    def assign(rng_key, t, key, look):
         key, draw = jax.random.split(key)
         groups = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
-        return groups.astype(jnp.int32), key
+        return Groups(groups.astype(jnp.int32)), key
 
     return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
 

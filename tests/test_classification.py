@@ -65,7 +65,7 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
 def test_metrics_are_of_all_examples(block_size):
     task = classification(DATA, LogisticRegression(3), block_size=block_size)
     params, w = some_params(1)
-    metrics = task.metrics(params)
+    metrics = task.metrics(jax.random.key(0), params)
     for names, store in (
         (("loss", "train_accuracy"), DATA.train),
         (("test_loss", "test_accuracy"), DATA.test),
@@ -174,7 +174,9 @@ def test_evaluation_is_bounded_by_the_block():
     def temporaries(block_size):
         task = classification(data, module, block_size=block_size)
         params = task.init(jax.random.key(0))
-        program = jax.jit(lambda task, params: task.metrics(params)).lower(task, params)
+        program = jax.jit(lambda task, params: task.metrics(jax.random.key(0), params)).lower(
+            task, params
+        )
         return program.compile().memory_analysis().temp_size_in_bytes
 
     num_examples = len(data.train.examples[0])
@@ -237,7 +239,10 @@ def test_random_streams_are_fresh_every_step_and_off_in_evaluation():
     assert loss(0) == loss(0)
     assert len({loss(0), loss(1), loss(0, seed=1)}) == 3
     plain = classification(DATA, MLP(3, hidden=(50,)))
-    assert task.metrics(params)["loss"] == plain.metrics(params)["loss"]
+    assert (
+        task.metrics(jax.random.key(0), params)["loss"]
+        == plain.metrics(jax.random.key(0), params)["loss"]
+    )
 
 
 def test_scale_makes_numbers_of_bytes():
@@ -266,8 +271,10 @@ def test_a_column_is_learned_of_many():
             data.train, examples=(data.train.examples[0], data.train.examples[1][:, column])
         )
         one = dataclasses.replace(data, train=alone, test=alone)
-        want = classification(one, LogisticRegression(3)).metrics(params)
-        got = classification(data, LogisticRegression(3), column=column).metrics(params)
+        want = classification(one, LogisticRegression(3)).metrics(jax.random.key(0), params)
+        got = classification(data, LogisticRegression(3), column=column).metrics(
+            jax.random.key(0), params
+        )
         for name in ("loss", "train_accuracy"):
             assert got[name] == pytest.approx(float(want[name]))
 

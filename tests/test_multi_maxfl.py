@@ -6,7 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import appealing, classification, maxfl, mfa_rr, requiring, simulate
+from fedjax_mm import (
+    appealing,
+    classification,
+    maxfl,
+    mfa_rr,
+    own_models,
+    requiring,
+    simulate,
+)
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.maxfl_clients import POPULATIONS, draw_clients
@@ -97,13 +105,8 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
 def test_it_is_what_one_puts_together_by_hand(result):
     """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
     seed, module = 1, MLP(10, (64, 30), 0.5)
-    algorithm = requiring(
-        maxfl(SMALL.learning_rate, local_steps=3, batch_size=8),
-        learning_rate=SMALL.learning_rate,
-        batch_size=8,
-        num_steps=2,
-        num_unseen=3,
-    )
+    algorithm = maxfl(SMALL.learning_rate, local_steps=3, batch_size=8)
+    how = {"learning_rate": SMALL.learning_rate, "batch_size": 8, "num_steps": 2}
     staying = appealing(mfa_rr(6, 3), cohort_size=6, from_round=2)
 
     def run(key, data):
@@ -111,6 +114,9 @@ def test_it_is_what_one_puts_together_by_hand(result):
             classification(data, module, rngs=("dropout",), scale=1 / 255, column=column)
             for column in range(3)
         ]
+        for column, task in enumerate(tasks):
+            own = own_models(key, task, model=column, **how)
+            tasks[column] = requiring(task, own, num_unseen=3)
         return simulate(key, tasks, algorithm, staying, 4, record_every=2)[1]
 
     key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)

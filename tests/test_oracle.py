@@ -155,7 +155,7 @@ def test_least_squares_constants():
     np.testing.assert_allclose(task.minimizer, w, rtol=1e-12)
     assert task.optimum == pytest.approx(reference.least_squares_loss(problem, w), rel=1e-12)
     other = w + np.arange(4)
-    metrics = task.metrics(jnp.asarray(other))
+    metrics = task.metrics(jax.random.key(0), jnp.asarray(other))
     assert metrics["loss"] == pytest.approx(reference.least_squares_loss(problem, other), rel=1e-12)
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -12,8 +13,7 @@ from fedjax_mm import (
     appealing,
     fedavg,
     full_participation,
-    init,
-    mfa_rand,
+    own_models,
     quadratic,
     requiring,
     simulate,
@@ -183,8 +183,8 @@ def test_attackers_are_rounded_up(clients, attackers):
         for given in (share, np.float32(share)):
             asked = Byzantine(fraction=share).model_copy(update={"fraction": given})
             algorithm = asked.wrap(fedavg(0.1, local_steps=1), clients)
-            task, own = quadratic(clients, 1, mu=0.1), np.full(clients, 1e9)
-            algorithm = requiring(algorithm, thresholds=-own)
+            task = requiring(quadratic(clients, 1, mu=0.1), jnp.full(clients, -1e9))
+            task = asked.wrap_task(task)
             staying = appealing(full_participation(clients), cohort_size=clients, from_round=1)
             _, trace = simulate(jax.random.key(0), task, algorithm, staying, 1)
             assert trace.client_updates[1, 0] == number
@@ -323,17 +323,17 @@ def test_own_models_are_where_the_grid_looks_for_them():
             task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
             key = jax.random.fold_in(jax.random.key(config.seed), draw)
             start = task.init(jax.random.fold_in(key, 1))
-            asked = requiring(
-                fedavg(1.0, local_steps=9),
+            alone = own_models(
+                key,
+                task,
+                start,
                 learning_rate=config.learning_rates[rate],
                 batch_size=8,
                 num_steps=steps,
             )
-            state = init(key, task, asked, mfa_rand(clients, 1), start)
-            demands = state.models.clients
             place = i, 1, rate, draw
-            np.testing.assert_allclose(own.threshold[place], demands.threshold[0], rtol=1e-5)
-            np.testing.assert_allclose(own.accuracy[place], demands.own_accuracy[0], rtol=1e-5)
+            np.testing.assert_allclose(own.threshold[place], alone.threshold, rtol=1e-5)
+            np.testing.assert_allclose(own.accuracy[place], alone.accuracy, rtol=1e-5)
 
 
 def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():

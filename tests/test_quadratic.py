@@ -27,7 +27,7 @@ def test_losses_gradients_and_metrics(num_clients, block_size, mu):
         np.testing.assert_allclose(
             gradient, reference.client_gradient(problem, k, w), rtol=1e-12, atol=1e-13
         )
-    metrics = task.metrics(jnp.asarray(w))
+    metrics = task.metrics(jax.random.key(0), jnp.asarray(w))
     loss = reference.global_loss(problem, w)
     optimum = reference.global_loss(problem, reference.minimizer(problem))
     assert metrics["loss"] == pytest.approx(loss, rel=1e-12)
@@ -122,9 +122,9 @@ def test_single_precision_does_not_cancel():
         task = quadratic(24, 4, mu=2e-4)
         noise = np.random.default_rng(0).normal(size=task.dim).astype(np.float32)
         w = task.minimizer + 1e-4 * noise
-        excess = task.metrics(w)["excess_loss"]
+        excess = task.metrics(jax.random.key(0), w)["excess_loss"]
         decay = task.local_sgd(w, jnp.int32(3), 0.1, 5).scale
         assert (excess.dtype, decay.dtype) == (np.float32, np.float32)
-    exact = double.metrics(jnp.asarray(np.asarray(w, np.float64)))["excess_loss"]
+    exact = double.metrics(jax.random.key(0), jnp.asarray(np.asarray(w, np.float64)))["excess_loss"]
     assert float(excess) == pytest.approx(float(exact), rel=1e-2)
     assert float(decay) == pytest.approx(math.expm1(5 * math.log1p(-0.1 * 2e-4)), rel=1e-6)

@@ -103,8 +103,9 @@ def test_counts_do_not_overflow_32_bits():
 def test_a_counter_that_is_too_small_is_an_error(rounds, fits):
     """2^30 gradients a round, two or three rounds between records."""
 
-    def client(rng_key, t, task, client, params, server_state, client_state):
-        return Contribution(params, jnp.float32(1), jnp.int32(2**30 - 2**10)), client_state
+    def client(local, server_state, client_state):
+        many = jnp.int32(2**30 - 2**10)
+        return Contribution(local.params, jnp.float32(1), many), client_state
 
     algorithm = fedavg(0.1, local_steps=1)._replace(client=client)
     task, everybody = quadratic(1, 1, mu=1.0), full_participation(1)

@@ -132,7 +132,7 @@ def test_labels_and_manifest(result):
 def test_all_replicas_start_at_the_same_point(result):
     start = result[0].distance.sel(round=0)
     config = experiment().task
-    expected = config.build().metrics(config.initial_params())["distance"]
+    expected = config.build().metrics(jax.random.key(0), config.initial_params())["distance"]
     np.testing.assert_allclose(start, np.full(start.shape, expected), rtol=1e-6)
 
 

@@ -14,6 +14,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     inverse_time,
+    keys,
     least_squares,
     mfa_rand,
     mfa_rr,
@@ -23,7 +24,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Task
-from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out
+from tests.helpers import NOTHING_TO_SEE, STRATEGIES, Towards, counting, replay, roll_out
 
 N, ROUNDS = 13, 12
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
@@ -306,18 +307,18 @@ def test_draws_do_not_depend_on_precision_or_company(strategy):
     key = jax.random.fold_in(jax.random.key(9), 1)
     alone = roll_out(assignment, key, ROUNDS)
     others = jax.random.split(jax.random.key(5), 3)
-    keys = jnp.concatenate([others[:2], key[None], others[2:]])
+    seeds = jnp.concatenate([others[:2], key[None], others[2:]])
 
     def rolled(key):
         def one_round(state, t):
-            round_key = jax.random.fold_in(jax.random.fold_in(key, t), 0)
-            groups, state = assignment.assign(round_key, t, state)
-            return state, groups
+            round_key = keys.assignment_key(keys.round_key(key, t))
+            groups, state = assignment.assign(round_key, t, state, NOTHING_TO_SEE)
+            return state, groups.clients
 
-        start = assignment.init(jax.random.fold_in(jax.random.fold_in(key, 0), 0))
+        start = assignment.init(keys.assignment_key(keys.round_key(key, 0)))
         return jax.lax.scan(one_round, start, jnp.arange(1, ROUNDS + 1))[1]
 
-    np.testing.assert_array_equal(jax.vmap(rolled)(keys)[2], alone)
+    np.testing.assert_array_equal(jax.vmap(rolled)(seeds)[2], alone)
     with jax.enable_x64(True):
         np.testing.assert_array_equal(roll_out(assignment, key, ROUNDS), alone)
 

@@ -17,6 +17,7 @@ from fedjax_mm import (
     Algorithm,
     Assignment,
     DivergenceError,
+    Groups,
     Setup,
     appealing,
     fedavg,
@@ -228,9 +229,9 @@ def sequentially():
 
 def rotating():
     """Of the three clients that visit three models in turn, the first never trains."""
-    algorithm = requiring(fedavg(0.1, local_steps=2), thresholds=jnp.array([-1e3, 1e3, 1e3]))
+    task = requiring(quadratic(3, 2, mu=0.05), jnp.array([-1e3, 1e3, 1e3]))
     assignment = appealing(mfa_rr(3, 3), cohort_size=1, from_round=4)
-    return Setup(quadratic(3, 2, mu=0.05), algorithm, assignment)
+    return Setup(task, fedavg(0.1, local_steps=2), assignment)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +422,7 @@ def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
 class Hits(Towards):
     """Its metrics stay finite when its parameters do not, and one is infinite from the start."""
 
-    def metrics(self, params):
+    def metrics(self, rng_key, params):
         return {"hits": jnp.sum(params["w"] > 0, dtype=jnp.int32), "log": -jnp.inf}
 
 
@@ -569,9 +570,9 @@ def remembering():
 def keyed(num_clients, num_models):
     """Who trains what is drawn from a key that the assignment itself keeps and splits."""
 
-    def assign(rng_key, t, state):
+    def assign(rng_key, t, state, look):
         state, draw = jax.random.split(state)
-        return jax.random.permutation(draw, num_clients).reshape(num_models, -1), state
+        return Groups(jax.random.permutation(draw, num_clients).reshape(num_models, -1)), state
 
     return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
 

@@ -16,7 +16,6 @@ import xarray as xr
 from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
-from fedjax_mm import keys
 from fedjax_mm.algorithm_configs import (
     DEFAULT_METHOD,
     METHOD_TABLES,
@@ -291,7 +290,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
             rate, draw = pair
             task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
             return own_models(
-                keys.preparation_key(_key(config, draw), jnp.int32(0)),
+                _key(config, draw),
                 task,
                 _start(config, task, draw),
                 learning_rate=rate,

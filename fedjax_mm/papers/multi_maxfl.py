@@ -16,7 +16,7 @@ import xarray as xr
 from jax import lax
 from matplotlib.figure import Figure
 
-from fedjax_mm import keys, plots
+from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
@@ -92,9 +92,9 @@ def run_multi(config: MultiAppeal, execution: Execution | None = None) -> xr.Dat
         def of_question(column: Any) -> OwnModels:
             task = classifier(mine, dropout_rate=0.5, column=column)
             return own_models(
-                keys.preparation_key(rng_key, column),
+                rng_key,
                 task,
-                task.init(keys.start_keys(rng_key, column[None])[0]),
+                model=column,
                 learning_rate=config.learning_rate,
                 num_steps=config.warm_up_steps,
                 batch_size=config.batch_size,

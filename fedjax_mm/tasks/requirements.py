@@ -63,21 +63,23 @@ class Tuning:
 def own_models(
     rng_key: PRNGKeyArray,
     task: Task,
-    params: Params,
+    params: Params | None = None,
     *,
     learning_rate: Scalar,
     num_steps: int = 100,
     batch_size: int | None = None,
+    model: int | Index = 0,
 ) -> OwnModels:
-    """Every client's own model, trained by local SGD from a common start.
+    """Every client's own model, trained by local SGD from where the global model starts.
 
     Args:
-      rng_key: of the draws; `keys.preparation_key` makes one of a seed and a model's number.
+      rng_key: the seed, the same that `simulate` gets.
       task: what is learned, by all clients that there are.
-      params: where all start, such as the global model does.
+      params: initial parameters, if `simulate` gets some; of one model.
       learning_rate: a number; it may be traced.
       num_steps: of local SGD.
       batch_size: examples of a step, drawn independently; None takes all.
+      model: the global model's number, from 0; it may be traced.
 
     Raises:
       ValueError: if a number is not positive, or the task does not give its clients' losses.
@@ -86,19 +88,26 @@ def own_models(
       >>> import jax
       >>> from fedjax_mm import own_models, quadratic
       >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
-      >>> own_models(key, task, task.init(key), learning_rate=0.1, num_steps=2).threshold.shape
+      >>> own_models(key, task, learning_rate=0.1, num_steps=2).threshold.shape
       (24,)
 
     Reference: Cho et al., section 2.
     """
     tuning, measured = Tuning(learning_rate, num_steps, batch_size), needs(task, MeasuredTask)
+    (start_key,) = keys.start_keys(rng_key, jnp.asarray(model)[None])
+    drawn = task.init(start_key)
+    start = (
+        drawn
+        if params is None
+        else jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), params, drawn)
+    )
 
     def of_client(client: Index) -> OwnModels:
-        own = tuning.of_client(rng_key, task, client, params)
+        own = tuning.of_client(keys.preparation_key(start_key), task, client, start)
         threshold = measured.client_loss(own, client)
         return OwnModels(threshold, _on_test(task, own, client).get("accuracy"))
 
-    stacked, size = jax.tree.map(lambda x: x[None], params), task.num_clients
+    stacked, size = jax.tree.map(lambda x: x[None], start), task.num_clients
     at_once = chunk_size_of("auto", task, stacked, size) or size
     return lax.map(of_client, jnp.arange(size), batch_size=at_once)
 
@@ -143,7 +152,7 @@ def requiring(
       >>> from fedjax_mm import fedavg, full_participation, own_models, quadratic, requiring
       >>> from fedjax_mm import simulate
       >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
-      >>> own = own_models(key, task, task.init(key), learning_rate=0.1, num_steps=2)
+      >>> own = own_models(key, task, learning_rate=0.1, num_steps=2)
       >>> algorithm, everybody = fedavg(0.1, local_steps=5), full_participation(24)
       >>> _, trace = simulate(key, requiring(task, own), algorithm, everybody, 10)
       >>> trace.metrics["train_appeal"].shape  # records, models
