@@ -1,0 +1,74 @@
+"""Every benchmark's programs lower for accelerators, on a machine that has none.
+
+They are traced for arguments of given shapes and lowered, never compiled. What a GPU's or a TPU's
+own compiler makes of them, and kernels that a plugin for one adds, are not seen here.
+"""
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+from fedjax_mm import bench
+from fedjax_mm.devices import layout
+from fedjax_mm.plan import jitted
+from fedjax_mm.tasks.classification import classification
+
+POINTS = [(name, label) for name, each in bench.WORKLOADS.items() for label in each.labels]
+REPLICAS = 8  # of a sweep's programs, instead of a thousand
+
+
+@pytest.fixture
+def no_examples(monkeypatch):
+    """Examples that take neither time nor memory."""
+
+    def examples(self, seed):
+        shape = (self.num_clients, self.num_examples)
+        inputs = np.broadcast_to(np.float32(0), (*shape, *self.model.example_shape))
+        return inputs, np.broadcast_to(np.int32(0), shape)
+
+    monkeypatch.setattr(bench.LearningWorkload, "examples", examples)
+
+
+def shapes_of(tree):
+    return jax.eval_shape(lambda tree: tree, tree)
+
+
+def programs(workload, label, client_map, devices):
+    """The programs of a workload, each with the shapes of its arguments."""
+    if isinstance(workload, bench.SweepWorkload):
+        where = layout(REPLICAS, devices, axis="replicas")
+        for each in workload.grid().programs:
+            yield jitted(each, where), shapes_of(each.inputs(where, np.zeros(REPLICAS, int)))
+        return
+    if isinstance(workload, bench.Workload):
+        program = bench.quadratic_program(workload, label, client_map, devices)
+    else:
+        task = classification(workload.data(), workload.model.module())
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+        program = bench.learning_program(workload, client_map, devices, zeros)
+    yield jax.jit(program.function), shapes_of(program.arguments)
+
+
+@pytest.mark.parametrize(("name", "label"), POINTS)
+def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
+    # All clients at once is what "auto" means there.
+    for program, shapes in programs(bench.WORKLOADS[name], label, "vmap", jax.devices()[:1]):
+        for platform in ("cuda", "tpu"):
+            exported = export.export(program, platforms=[platform])(*shapes)
+            assert (exported.platforms, exported.nr_devices) == ((platform,), 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [point for point in POINTS if point[0] in ("W1", "S1", "W2", "W4", "A8")]
+)
+def test_a_workload_lowers_for_all_platforms_at_once(no_examples, name, label):
+    """On many devices and in chunks of clients, as "auto" is on the CPU that traces it here.
+
+    The workloads that are left out differ from these in sizes only.
+    """
+    platforms = ("cpu", "cuda", "tpu")
+    for program, shapes in programs(bench.WORKLOADS[name], label, "auto", jax.devices()):
+        exported = export.export(program, platforms=platforms)(*shapes)
+        assert (exported.platforms, exported.nr_devices) == (platforms, jax.device_count())
