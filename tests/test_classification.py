@@ -1,6 +1,7 @@
 """Evaluation and losses of classification, against plain loops."""
 
 import dataclasses
+import functools
 from functools import partial
 
 import flax.linen as nn
@@ -41,6 +42,28 @@ def some_params(seed=0):
     return params, np.concatenate([bias, kernel.ravel()])
 
 
+@jax.jit
+def metrics_of(task, params):
+    return task.metrics(jax.random.key(0), params)
+
+
+@jax.jit
+def evaluated(task, params):
+    """Each client's and everybody's, of the training and of the test data."""
+    return [
+        [task.evaluate(params, store, per_client=per) for per in (True, False)]
+        for store in (task.train, task.test)
+    ]
+
+
+@functools.cache
+def evaluations(num_draws):
+    """`evaluated` of each of some draws of the data, each alone."""
+    params, _ = some_params()
+    draws = [labelled_data(seed=seed) for seed in range(num_draws)]
+    return [evaluated(classification(one, LogisticRegression(3)), params) for one in draws]
+
+
 @pytest.mark.usefixtures("x64")
 @every_size
 @pytest.mark.parametrize("sigmoid_head", [False, True])
@@ -50,11 +73,10 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
     task = classification(DATA, LogisticRegression(3, sigmoid_head), block_size=block_size)
     store = getattr(DATA, split)
     problem, (params, w) = problem_of(store, sigmoid_head), some_params()
-    pooled = task.evaluate(params, store)
+    apart, pooled = evaluated(task, params)[["train", "test"].index(split)]
     loss, accuracy = reference.softmax_metrics(problem, w, range(7))
     assert pooled["loss"] == pytest.approx(loss, rel=1e-12)
     assert pooled["accuracy"] == pytest.approx(accuracy, rel=1e-12)
-    apart = task.evaluate(params, store, per_client=True)
     for k in range(7):
         loss, accuracy = reference.softmax_metrics(problem, w, [k])
         assert apart["loss"][k] == pytest.approx(loss, rel=1e-12)
@@ -65,7 +87,7 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
 def test_metrics_are_of_all_examples(block_size):
     task = classification(DATA, LogisticRegression(3), block_size=block_size)
     params, w = some_params(1)
-    metrics = task.metrics(jax.random.key(0), params)
+    metrics = metrics_of(task, params)
     for names, store in (
         (("loss", "train_accuracy"), DATA.train),
         (("test_loss", "test_accuracy"), DATA.test),
@@ -78,15 +100,16 @@ def test_metrics_are_of_all_examples(block_size):
 @every_size
 def test_selected_data_are_evaluated_alone(block_size):
     """Of a stack of stores of different sizes, the blocks of one read no other's examples."""
-    draws = [labelled_data(seed=seed) for seed in range(3)]
-    both, (params, _) = stack_data(draws), some_params()
-    for i, one in enumerate(draws):
+    both, (params, _) = stack_data([labelled_data(seed=seed) for seed in range(3)]), some_params()
+
+    @jax.jit
+    def selected(i):
         got = classification(both.select(i), LogisticRegression(3), block_size=block_size)
-        want = classification(one, LogisticRegression(3))
-        for per in (False, True):
-            actual = got.evaluate(params, got.train, per_client=per)
-            expected = want.evaluate(params, want.train, per_client=per)
-            for name, value in expected.items():
+        return evaluated(got, params)[0]
+
+    for i, expected in enumerate(evaluations(3)):
+        for actual, wanted in zip(selected(i), expected[0], strict=True):
+            for name, value in wanted.items():
                 np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
 
 
@@ -105,12 +128,12 @@ def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
             (evaluate(data, per_client=True), evaluate(data)) for data in (task.train, task.test)
         ]
 
-    stacked = jax.vmap(first)(jnp.arange(3))
-    for i, one in enumerate(draws):
-        task = classification(one, LogisticRegression(3))
+    stacked = jax.device_get(jax.jit(jax.vmap(first))(jnp.arange(3)))
+    for i, (one, expected) in enumerate(zip(draws, evaluations(3), strict=True)):
         for got in (first(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
-            for (apart, pooled), data in zip(got, (task.train, task.test), strict=True):
-                for name, each in task.evaluate(params, data, per_client=True).items():
+            stores = (one.train, one.test)
+            for (apart, pooled), (wanted, _), data in zip(got, expected, stores, strict=True):
+                for name, each in wanted.items():
                     np.testing.assert_allclose(apart[name], each[:num_clients], rtol=1e-5)
                     mean = np.average(each[:num_clients], weights=data.counts[:num_clients])
                     assert pooled[name] == pytest.approx(mean, rel=1e-5)
@@ -123,10 +146,21 @@ def test_the_first_clients_are_evaluated_one_by_one():
     store = dataclasses.replace(DATA.train, examples=(images, DATA.train.examples[1] % 2))
     task = classification(dataclasses.replace(DATA, train=store, test=store), CelebACNN())
     params = task.init(jax.random.key(0))
-    everybody = task.evaluate(params, store, per_client=True)
-    first = task.evaluate(params, store, per_client=True, num_clients=3)
+
+    @partial(jax.jit, static_argnums=0)
+    def evaluate(num_clients):
+        return task.evaluate(params, store, per_client=True, num_clients=num_clients)
+
+    everybody, first = evaluate(None), evaluate(3)
     for name, values in everybody.items():
         np.testing.assert_allclose(first[name], values[:3], rtol=1e-6)
+
+
+@jax.jit
+@partial(jax.grad, argnums=1)
+def total_gradient(task, params):
+    """Of the clients' losses times 1, 2, ..."""
+    return jnp.arange(1.0, 8) @ jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
 
 
 @every_size
@@ -136,6 +170,7 @@ def test_losses_of_all_clients_have_gradients(block_size):
     both, (params, _) = stack_data(draws), some_params()
     factors = jnp.arange(1.0, 8)
 
+    @jax.jit
     def gradient(i):
         task = classification(both.select(i), LogisticRegression(3), block_size=block_size)
 
@@ -148,10 +183,7 @@ def test_losses_of_all_clients_have_gradients(block_size):
     for i, one in enumerate(draws):
         task = classification(one, LogisticRegression(3))
 
-        def total(params, task=task):
-            return factors @ jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
-
-        expected = jax.grad(total)(params)
+        expected = total_gradient(task, params)
         for got in (gradient(i), jax.tree.map(lambda x, i=i: x[i], stacked)):
             for one_leaf, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
                 np.testing.assert_allclose(one_leaf, other, rtol=1e-4, atol=1e-5)
@@ -174,9 +206,7 @@ def test_evaluation_is_bounded_by_the_block():
     def temporaries(block_size):
         task = classification(data, module, block_size=block_size)
         params = task.init(jax.random.key(0))
-        program = jax.jit(lambda task, params: task.metrics(jax.random.key(0), params)).lower(
-            task, params
-        )
+        program = metrics_of.lower(task, params)
         return program.compile().memory_analysis().temp_size_in_bytes
 
     num_examples = len(data.train.examples[0])
@@ -212,37 +242,36 @@ def test_the_module_gets_the_weights_it_asks_for():
     assert task.takes_weights
     assert not classification(DATA, LogisticRegression(3)).takes_weights
     params = task.init(jax.random.key(0))
-    alone = task.loss(params, (jnp.array([1, 2]), jnp.ones(2), None))
-    filled = task.loss(params, (jnp.array([1, 2, 5]), jnp.array([1.0, 1, 0]), None))
+    loss = jax.jit(task.loss)
+    alone = loss(params, (jnp.array([1, 2]), jnp.ones(2), None))
+    filled = loss(params, (jnp.array([1, 2, 5]), jnp.array([1.0, 1, 0]), None))
     assert filled == pytest.approx(float(alone), rel=1e-5)
     # Each client's examples are one batch, whatever the block and whoever is next to it.
     each = [
-        float(task.loss(params, (start + jnp.arange(n), jnp.ones(n), None)))
+        float(loss(params, (start + jnp.arange(n), jnp.ones(n), None)))
         for start, n in zip(store.offsets.tolist(), store.counts.tolist(), strict=True)
     ]
     for block_size in (1, 3, 100):
         there = classification(data, CelebACNN(), block_size=block_size)
-        losses = there.evaluate(params, store, per_client=True)["loss"]
-        np.testing.assert_allclose(losses, each, rtol=1e-5)
+        apart, pooled = evaluated(there, params)[0]
+        np.testing.assert_allclose(apart["loss"], each, rtol=1e-5)
         mean = np.average(each, weights=store.counts)
-        assert there.evaluate(params, store)["loss"] == pytest.approx(mean, rel=1e-5)
+        assert pooled["loss"] == pytest.approx(mean, rel=1e-5)
 
 
 def test_random_streams_are_fresh_every_step_and_off_in_evaluation():
     task = classification(DATA, MLP(3, hidden=(50,), dropout_rate=0.5), rngs=("dropout",))
     params = task.init(jax.random.key(0))
 
+    @jax.jit
     def loss(step, seed=0):
         batch = task.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(step), Batching())
-        return float(task.loss(params, batch))
+        return task.loss(params, batch)
 
     assert loss(0) == loss(0)
-    assert len({loss(0), loss(1), loss(0, seed=1)}) == 3
+    assert len({float(each) for each in (loss(0), loss(1), loss(0, seed=1))}) == 3
     plain = classification(DATA, MLP(3, hidden=(50,)))
-    assert (
-        task.metrics(jax.random.key(0), params)["loss"]
-        == plain.metrics(jax.random.key(0), params)["loss"]
-    )
+    assert metrics_of(task, params)["loss"] == metrics_of(plain, params)["loss"]
 
 
 def test_scale_makes_numbers_of_bytes():
@@ -271,10 +300,8 @@ def test_a_column_is_learned_of_many():
             data.train, examples=(data.train.examples[0], data.train.examples[1][:, column])
         )
         one = dataclasses.replace(data, train=alone, test=alone)
-        want = classification(one, LogisticRegression(3)).metrics(jax.random.key(0), params)
-        got = classification(data, LogisticRegression(3), column=column).metrics(
-            jax.random.key(0), params
-        )
+        want = metrics_of(classification(one, LogisticRegression(3)), params)
+        got = metrics_of(classification(data, LogisticRegression(3), column=column), params)
         for name in ("loss", "train_accuracy"):
             assert got[name] == pytest.approx(float(want[name]))
 

@@ -1,6 +1,7 @@
 """The simulator against the NumPy float64 loops of `reference`, fed with the same assignments."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -67,39 +68,61 @@ def error(params, expected):
     return np.abs(np.asarray(params) - expected).max() / np.abs(expected).max()
 
 
+def frame_length(name):
+    """Rounds in which FedCluster, or a frame of the others, sees everybody."""
+    return int(name.split("M=")[1].split()[0])  # FedCluster's is its number of clusters
+
+
+def first_models(assignment):
+    return np.random.default_rng(0).normal(size=(assignment.num_models, N * P + 1))
+
+
+@functools.cache
+def quadratic_runs(name):
+    """The groups, the final parameters and the metrics, by one program for all schedules."""
+    assignment, rng_key = ASSIGNMENTS[name], jax.random.key(7)
+
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(0, None, None, None))
+    def program(which, rng_key, task, start):
+        def schedule(t):
+            rates = [each(t) for each in schedules(frame_length(name)).values()]
+            return jnp.stack([jnp.asarray(rate, float) for rate in rates])[which]
+
+        algorithm = fedavg(schedule, local_steps=5)
+        state, trace = simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
+        return state.models.params, trace.metrics
+
+    task, numbers = quadratic(N, P, mu=MU), jnp.arange(len(schedules(1)))
+    params, metrics = jax.device_get(program(numbers, rng_key, task, first_models(assignment)))
+    return roll_out(assignment, rng_key, ROUNDS), params, metrics
+
+
 @pytest.mark.parametrize("schedule", ["constant", "decaying", "per frame"])
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 def test_quadratic(name, schedule):
-    assignment = ASSIGNMENTS[name]
-    frame_length = int(name.split("M=")[1].split()[0])  # FedCluster's is its number of clusters
-    rates = printed_rates(frame_length)[schedule]
-    schedule = schedules(frame_length)[schedule]
-    rng_key = jax.random.key(7)
-    start = np.random.default_rng(0).normal(size=(assignment.num_models, N * P + 1))
-    task = quadratic(N, P, mu=MU)
-
-    def program(rng_key, task, start):
-        algorithm = fedavg(schedule, local_steps=5)
-        return simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
-
-    state, trace = jax.jit(program)(rng_key, task, start)
+    which = list(schedules(1)).index(schedule)
+    groups, params, metrics = quadratic_runs(name)
+    start = first_models(ASSIGNMENTS[name])
     expected = reference.simulate(
         lambda m, k, w, t, e: reference.client_gradient(PROBLEM, k, w),
         start,
-        roll_out(assignment, rng_key, ROUNDS),
-        rates,
+        groups,
+        printed_rates(frame_length(name))[schedule],
         5,
     )
-    assert error(state.models.params, expected[-1]) < 1e-12
+    assert error(params[which], expected[-1]) < 1e-12
     # The metrics of every round, against differences of dense losses.
-    optimum = reference.global_loss(PROBLEM, reference.minimizer(PROBLEM))
+    metrics = {key: values[which] for key, values in metrics.items()}
+    best = reference.minimizer(PROBLEM)
+    optimum = reference.global_loss(PROBLEM, best)
     for t in (0, 1, 2, 50, ROUNDS):
-        for m in range(assignment.num_models):
+        for m in range(len(start)):
             loss = reference.global_loss(PROBLEM, expected[t, m])
-            assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
-            assert trace.metrics["excess_loss"][t, m] == pytest.approx(loss - optimum, rel=1e-9)
-            distance = np.linalg.norm(expected[t, m] - reference.minimizer(PROBLEM))
-            assert trace.metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
+            assert metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
+            assert metrics["excess_loss"][t, m] == pytest.approx(loss - optimum, rel=1e-9)
+            distance = np.linalg.norm(expected[t, m] - best)
+            assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +146,8 @@ def test_local_optimizers_and_server_scale(
         local_optimizer=local_optimizer,
         server_scale=server_scale,
     )
-    state, _ = simulate(rng_key, quadratic(N, P, mu=0.05), algorithm, assignment, 40, params=start)
+    task = quadratic(N, P, mu=0.05)
+    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 40, params=start))()
     problem = reference.dense_quadratic(N, P, 0.05)
     expected = reference.simulate(
         lambda m, k, w, t, e: reference.client_gradient(problem, k, w),
@@ -155,13 +179,32 @@ def test_least_squares_constants():
     np.testing.assert_allclose(task.minimizer, w, rtol=1e-12)
     assert task.optimum == pytest.approx(reference.least_squares_loss(problem, w), rel=1e-12)
     other = w + np.arange(4)
-    metrics = task.metrics(jax.random.key(0), jnp.asarray(other))
+    metrics = jax.jit(task.metrics)(jax.random.key(0), jnp.asarray(other))
     assert metrics["loss"] == pytest.approx(reference.least_squares_loss(problem, other), rel=1e-12)
 
 
 def row_numbers(targets):
     """In place of the examples, the number of each among its client's."""
     return jnp.concatenate([jnp.arange(len(each)) for each in targets])
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _drawn_rows(store, how, num_steps):
+    def rows(t, m, k, e):
+        key = jax.random.key(5)
+        for number in (t, m + 1, k):
+            key = jax.random.fold_in(key, number)
+        places, weights = store.batch(key, k, e, how)
+        return store.take(places), weights
+
+    for axis in reversed(range(4)):
+        rows = jax.vmap(rows, [0 if i == axis else None for i in range(4)])
+    return rows(*map(jnp.arange, (21, 3, 7, num_steps)))
+
+
+def drawn_rows(store, how, num_steps):
+    """What all clients draw with key 5, and the weights, ``[rounds, models, clients, steps]``."""
+    return jax.device_get(_drawn_rows(store, how, num_steps))
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -177,19 +220,13 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
     start = np.random.default_rng(2).normal(size=(3, 4))
 
     numbered = dataclasses.replace(task.data, examples=row_numbers(targets))
-
-    def rows(m, k, t, e):
-        key = rng_key
-        for number in (t, m + 1, k):
-            key = jax.random.fold_in(key, number)
-        places, _ = numbered.batch(key, jnp.int32(k), jnp.int32(e), Batching(batch_size))
-        return np.asarray(numbered.take(places))
+    places, _ = drawn_rows(numbered, Batching(batch_size), 6)
 
     def gradient(m, k, w, t, e):
-        chosen = None if batch_size is None else rows(m, k, t, e)
+        chosen = None if batch_size is None else places[t, m, k, e]
         return reference.least_squares_gradient(problem, k, w, chosen)
 
-    state, _ = simulate(rng_key, task, algorithm, assignment, 20, params=start)
+    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 20, params=start))()
     expected = reference.simulate(
         gradient,
         start,
@@ -254,17 +291,14 @@ def test_logistic_regression(make, reduction, sigmoid_head, sampling, client_map
         per_epoch = 1 if how.size is None else -(-counts[k] // how.size)
         return options.get("local_steps") or options["epochs"] * per_epoch
 
-    @jax.jit
-    def drawn(m, k, t, e):
-        key = rng_key
-        for number in (t, m + 1, k):
-            key = jax.random.fold_in(key, number)
-        return clients.batch(key, k, e, how)
+    most_steps = max(num_steps(k) for k in range(7))
+    numbered = dataclasses.replace(clients, examples=jnp.arange(counts.sum()))
+    all_rows, all_weights = drawn_rows(numbered, how, most_steps)
 
     def gradient(m, k, w, t, e):
         if e >= num_steps(k):
             return np.zeros_like(w)
-        rows, weights = map(np.asarray, drawn(m, jnp.int32(k), t, jnp.int32(e)))
+        rows, weights = all_rows[t, m, k, e], all_weights[t, m, k, e]
         rows = rows[weights > 0] - counts[:k].sum()
         assert (rows >= 0).all()
         assert (rows < counts[k]).all()
@@ -281,13 +315,14 @@ def test_logistic_regression(make, reduction, sigmoid_head, sampling, client_map
             client_map=client_map,
         )
     )(task)
+    trace = jax.device_get(trace)
     groups = roll_out(assignment, rng_key, 20)
     expected = reference.simulate(
         gradient,
         flat(params),
         groups,
         [0.1] * 20,
-        max(num_steps(k) for k in range(7)),
+        most_steps,
         weights=counts.astype(float),
     )
     assert error(flat(state.models.params), expected[-1]) < 1e-10
@@ -305,7 +340,7 @@ def test_server_momentum_follows_each_model():
     assignment, rng_key = sequential(N, 2, rounds_per_model=3), jax.random.key(0)
     task = quadratic(N, P, mu=0.05)
     algorithm = fedavg(0.1, local_steps=2, server_optimizer=optax.sgd(0.5, momentum=0.9))
-    state, _ = simulate(rng_key, task, algorithm, assignment, 9)
+    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 9))()
     problem = reference.dense_quadratic(N, P, 0.05)
     w, v = np.zeros((2, N * P + 1)), np.zeros((2, N * P + 1))
     for t in range(1, 10):

@@ -24,6 +24,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Task
+from fedjax_mm.simulate import init
 from tests.helpers import NOTHING_TO_SEE, STRATEGIES, Towards, counting, replay, roll_out
 
 N, ROUNDS = 13, 12
@@ -58,10 +59,34 @@ def build(strategy, task):
 
 
 @functools.cache
-def reference_run(strategy, task):
-    """The compiled run with key 0, everything at its default."""
+def program(strategy, task):
+    """The compiled run, everything at its default, and its data."""
     run, data = build(strategy, task)
-    return jax.jit(run)(jax.random.key(0), data)
+    return jax.jit(run), data
+
+
+@functools.cache
+def reference_run(strategy, task):
+    """With key 0."""
+    run, data = program(strategy, task)
+    return run(jax.random.key(0), data)
+
+
+@functools.cache
+def swept(strategy):
+    """One run as a function of key, learning rate and mu, its grid, and what the grid traced."""
+    assignment, traces = STRATEGIES[strategy](N), []
+
+    def run(rng_key, learning_rate, mu):
+        algorithm = fedavg(learning_rate, local_steps=2)
+        return simulate(rng_key, quadratic(N, 2, mu=mu), algorithm, assignment, ROUNDS)
+
+    def traced(*numbers):
+        traces.append(numbers)
+        return run(*numbers)
+
+    grid = jax.jit(jax.vmap(jax.vmap(traced, (0, None, None)), (None, 0, None)))
+    return run, grid, traces
 
 
 def assert_close(actual, expected, tolerance=1e-6):
@@ -82,9 +107,13 @@ def assert_close(actual, expected, tolerance=1e-6):
 def test_every_client_map_agrees(strategy, task):
     """vmap = scan = chunks, divisors of the group or not, larger than it or not."""
     run, data = build(strategy, task)
-    for client_map in ("scan", 2, 100):
-        program = jax.jit(functools.partial(run, client_map=client_map))
-        assert_close(program(jax.random.key(0), data), reference_run(strategy, task))
+
+    @jax.jit
+    def runs(rng_key, data):
+        return [run(rng_key, data, client_map=each) for each in ("scan", 2, 100)]
+
+    for actual in runs(jax.random.key(0), data):
+        assert_close(actual, reference_run(strategy, task))
 
 
 @every_task
@@ -93,7 +122,7 @@ def test_seeds_vmapped_equal_seeds_looped(strategy, task):
     run, data = build(strategy, task)
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(jnp.arange(3))
     together = jax.jit(jax.vmap(run, (0, None)))(keys, data)
-    compiled = jax.jit(run)
+    compiled, _ = program(strategy, task)
     for i in range(3):
         alone = compiled(keys[i], data)
         assert_close(jax.tree.map(operator.itemgetter(i), together), alone)
@@ -108,40 +137,27 @@ def test_jit_equals_eager(strategy):
 @every_strategy
 def test_one_compilation_for_all_numbers(strategy):
     """20 seeds x 8 learning rates: one compilation, and none on a second call."""
-    assignment = STRATEGIES[strategy](N)
-    traces = 0
-
-    def run(rng_key, learning_rate, mu):
-        nonlocal traces
-        traces += 1
-        task = quadratic(N, 2, mu=mu)
-        return simulate(rng_key, task, fedavg(learning_rate, local_steps=2), assignment, 5)[1]
-
-    program = jax.jit(jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, None)))
+    _, grid, traces = swept(strategy)
+    num_models = STRATEGIES[strategy](N).num_models
     keys = jax.random.split(jax.random.key(0), 20)
-    first = program(keys, jnp.linspace(0.01, 0.2, 8), 0.1)
-    assert first.metrics["loss"].shape == (8, 20, 6, assignment.num_models)
-    second = program(jax.random.split(jax.random.key(1), 20), jnp.linspace(0.02, 0.3, 8), 0.2)
-    assert traces == 1
-    assert program._cache_size() == 1
+    first = grid(keys, jnp.linspace(0.01, 0.2, 8), 0.1)[1]
+    assert first.metrics["loss"].shape == (8, 20, ROUNDS + 1, num_models)
+    other = jax.random.split(jax.random.key(1), 20)
+    second = grid(other, jnp.linspace(0.02, 0.3, 8), 0.2)[1]
+    assert len(traces) == 1
+    assert grid._cache_size() == 1
     assert not np.array_equal(first.metrics["loss"][:, :, -1], second.metrics["loss"][:, :, -1])
 
 
 @every_strategy
 def test_a_point_of_a_sweep_equals_its_single_run(strategy):
-    assignment = STRATEGIES[strategy](N)
-
-    def run(rng_key, learning_rate):
-        algorithm = fedavg(learning_rate, local_steps=2)
-        return simulate(rng_key, quadratic(N, 2, mu=0.1), algorithm, assignment, ROUNDS)
-
-    rates = jnp.array([0.05, 0.1, 0.2])
-    keys = jax.random.split(jax.random.key(4), 5)
-    swept = jax.jit(jax.vmap(jax.vmap(run, (0, None)), (None, 0)))(keys, rates)
+    run, grid, _ = swept(strategy)
+    rates, keys = jnp.linspace(0.05, 0.2, 8), jax.random.split(jax.random.key(4), 20)
+    points = grid(keys, rates, 0.1)
     alone = jax.jit(run)
-    for point in ((0, 0), (2, 3)):
-        expected = alone(keys[point[1]], rates[point[0]])
-        assert_close(jax.tree.map(operator.itemgetter(point), swept), expected)
+    for point in ((0, 0), (2, 3), (7, 19)):
+        expected = alone(keys[point[1]], rates[point[0]], 0.1)
+        assert_close(jax.tree.map(operator.itemgetter(point), points), expected)
 
 
 @every_strategy
@@ -150,20 +166,24 @@ def test_a_run_continues_where_it_stopped(strategy):
     whole_state, whole = reference_run(strategy, "least squares")
     (data, algorithm), assignment = TASKS["least squares"](), STRATEGIES[strategy](N)
 
+    half = ROUNDS // 2
+
+    @jax.jit
     def start(rng_key, task):
-        return simulate(rng_key, task, algorithm, assignment, 5)
+        return init(rng_key, task, algorithm, assignment)
 
+    @jax.jit
     def resume(state, task):
-        return advance(state, task, algorithm, assignment, ROUNDS - 5)
+        return advance(state, task, algorithm, assignment, half)
 
-    state, first = jax.jit(start)(jax.random.key(0), data)
-    state, second = jax.jit(resume)(state, data)
+    state, first = resume(start(jax.random.key(0), data), data)
+    state, second = resume(state, data)
     assert_close(state, whole_state, tolerance=0)
-    np.testing.assert_array_equal(second.round, np.arange(5, ROUNDS + 1))
+    np.testing.assert_array_equal(second.round, np.arange(half, ROUNDS + 1))
     for name, values in whole.metrics.items():
-        np.testing.assert_array_equal(first.metrics[name], values[:6])
-        np.testing.assert_array_equal(second.metrics[name][1:], values[6:])
-        np.testing.assert_allclose(second.metrics[name][0], values[5], rtol=1e-6)
+        np.testing.assert_array_equal(first.metrics[name], values[: half + 1])
+        np.testing.assert_array_equal(second.metrics[name][1:], values[half + 1 :])
+        np.testing.assert_allclose(second.metrics[name][0], values[half], rtol=1e-6)
 
 
 @every_strategy
