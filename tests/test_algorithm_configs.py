@@ -135,19 +135,19 @@ def own_by_hand(rng_key, task, start=None, **how):
 def test_every_method_of_a_file_is_that_of_python(label):
     name, settings = EXAMPLES.get(label, ("fedavg", {"local_steps": 2}))
     text = in_toml(settings if label not in EXAMPLES else {"name": name} | settings)
-    algorithm = methods()[name](0.1, **settings)
     experiment = read(f"{QUADRATIC}{A}{text}")
     assert validate(Experiment, experiment.model_dump()) == experiment
-    task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
+    by_hand = methods()[name](0.1, **settings)
 
     def prepare(rng_key, algorithm, data):
+        task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
         return own_by_hand(rng_key, task, start, learning_rate=0.2, num_steps=3)
 
     def build(prepared, algorithm, data):
-        asked = requiring(task, jax.tree.map(operator.itemgetter(0), prepared))
+        asked = requiring(quadratic(6, 2, mu=0.1), jax.tree.map(operator.itemgetter(0), prepared))
+        start = experiment.task.initial_params()
         return Setup([asked], by_hand, mfa_rand(6, 1, cohort_size=4), start)
 
-    by_hand = algorithm
     expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None}, prepare=prepare)
     assert lowered(experiment.grid()) == lowered(expected)
 
@@ -176,7 +176,8 @@ from typing import Literal
 import optax
 
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Algorithm, Scalar, Schedule
+from fedjax_mm.base import Algorithm, Scalar
+from fedjax_mm.schedules import Schedule
 
 
 def toy(
@@ -374,7 +375,7 @@ def test_a_file_with_everything_is_that_of_python():
         asked = requiring(task(data), own, num_unseen=4, tuning=Tuning(0.1, 2, 16))
         return Setup(
             [attacked(asked, attacks)],
-            noisy(methods[algorithm], attacks),
+            noisy(methods[algorithm], attacks.copy()),
             appealing(full_participation(8), cohort_size=3, from_round=3),
         )
 
@@ -437,7 +438,8 @@ def test_assignments_of_one_and_of_all():
 
 def test_the_assignment_is_for_clients_that_are_seen():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
-    assignment = read(text).grid().programs[0].setup({}, {"data": None}).assignment
+    (program,), own = read(text).grid().programs, OwnModels(jnp.zeros((1, 6)))
+    assignment = program.setup({}, {"data": None}, own).assignment
     assert assignment.num_clients == 4
     assert roll_out(assignment, jax.random.key(0), 20).max() == 3
 
