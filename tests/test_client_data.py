@@ -18,7 +18,12 @@ LARGE = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 40, 
 def steps_of(client, how, steps, clients=DATA, seed=1):
     """The examples and weights of a client's steps ``0 ... steps - 1``."""
     data = client_data(clients)
-    draw = jax.vmap(lambda step: data.batch(jax.random.key(seed), jnp.int32(client), step, how))
+
+    @jax.jit
+    @jax.vmap
+    def draw(step):
+        return data.batch(jax.random.key(seed), jnp.int32(client), step, how)
+
     rows, weights = draw(jnp.arange(steps))
     return np.asarray(data.examples[rows]), np.asarray(weights)
 

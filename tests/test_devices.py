@@ -1,5 +1,6 @@
 """1, 2 and 8 devices, the replica axis and the client axis, against one device without a mesh."""
 
+import functools
 import os
 import socket
 import subprocess
@@ -44,52 +45,67 @@ def close(actual, expected, tolerance):
             np.testing.assert_array_equal(a, b)
 
 
+def quadratic_run(name, client_axis=None):
+    """Of some replicas."""
+
+    def one(rng_key, task):
+        return simulate(
+            rng_key,
+            task,
+            fedavg(0.1, local_steps=3),
+            ASSIGNMENTS[name],
+            20,
+            client_map=2,
+            client_axis=client_axis,
+        )
+
+    return jax.vmap(one, (0, None))
+
+
+@functools.cache
+def alone(name, precision):
+    """Four replicas on one device."""
+    with jax.enable_x64(precision == "float64"):
+        program = jax.jit(quadratic_run(name))
+        return jax.device_get(program(seed_keys(0, 4), quadratic(N, 2, mu=0.01)))
+
+
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize("name", ASSIGNMENTS)
 @layouts
 def test_devices_agree(count, axis, name, precision):
     where = layout(3, jax.devices()[:count], axis)
-    assignment = ASSIGNMENTS[name]
-
-    def program(client_axis):
-        def one(rng_key, task):
-            return simulate(
-                rng_key,
-                task,
-                fedavg(0.1, local_steps=3),
-                assignment,
-                20,
-                client_map=2,
-                client_axis=client_axis,
-            )
-
-        return one
-
+    replicas = where.padded(3)
+    expected = jax.tree.map(lambda x: x[:replicas], alone(name, precision))
     with jax.enable_x64(precision == "float64"):
-        task = quadratic(N, 2, mu=0.01)
-        keys = seed_keys(0, where.padded(3))
-        expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
-        replicas = jax.vmap(program(where.client_axis), (0, None))
-        actual = jax.jit(where.over(replicas, (0, None)))(keys, task)
+        task, keys = quadratic(N, 2, mu=0.01), seed_keys(0, replicas)
+        program = where.over(quadratic_run(name, where.client_axis), (0, None))
+        actual = jax.jit(program)(keys, task)
         close(actual, expected, 1e-6 if precision == "float32" else 1e-12)
+
+
+def counting_run(client_axis=None):
+    """Of some replicas: the models."""
+
+    def one(rng_key, task):
+        options = {"client_axis": client_axis}
+        return simulate(rng_key, task, counting(), mfa_rand(N, 3), 9, **options)[0].models
+
+    return jax.vmap(one, (0, None))
+
+
+@functools.cache
+def counted_alone():
+    """Two replicas on one device."""
+    return jax.jit(counting_run())(seed_keys(1, 2), Towards(jnp.arange(float(N))))
 
 
 @layouts
 def test_client_states_come_home_from_every_device(count, axis):
     where = layout(2, jax.devices()[:count], axis)
-
-    def program(client_axis):
-        def one(rng_key, task):
-            return simulate(rng_key, task, counting(), mfa_rand(N, 3), 9, client_axis=client_axis)[
-                0
-            ].models
-
-        return one
-
     task, keys = Towards(jnp.arange(float(N))), seed_keys(1, 2)
-    expected = jax.jit(jax.vmap(program(None), (0, None)))(keys, task)
-    replicas = jax.vmap(program(where.client_axis), (0, None))
-    close(jax.jit(where.over(replicas, (0, None)))(keys, task), expected, 0)
+    program = where.over(counting_run(where.client_axis), (0, None))
+    close(jax.jit(program)(keys, task), counted_alone(), 0)
 
 
 def test_dense_updates_and_gradients_are_summed_once():
@@ -148,9 +164,11 @@ def test_the_number_of_devices_is_checked():
 
 
 def command_line(*arguments, cache):
+    """In a process that does not know of the tests' cache."""
+    usual = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     return subprocess.run(
         [sys.executable, "-m", "fedjax_mm.cli", *map(str, arguments)],
-        env=os.environ | {"XDG_CACHE_HOME": str(cache)},
+        env=usual | {"XDG_CACHE_HOME": str(cache)},
         capture_output=True,
         text=True,
         check=False,
@@ -214,7 +232,7 @@ def test_two_processes_agree_with_one(tmp_path, split, precision, tolerance):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "fedjax_mm.cli", "--no-cache", "--devices", "1"]
+    command = [sys.executable, "-m", "fedjax_mm.cli", "--devices", "1"]
     sweep = ["sweep", "two.toml", "--out", "out", "--set", f"precision={precision}"]
     processes = [
         subprocess.Popen(

@@ -140,11 +140,12 @@ def test_one_compilation_for_all_numbers(strategy):
     _, grid, traces = swept(strategy)
     num_models = STRATEGIES[strategy](N).num_models
     keys = jax.random.split(jax.random.key(0), 20)
+    before = len(traces)
     first = grid(keys, jnp.linspace(0.01, 0.2, 8), 0.1)[1]
     assert first.metrics["loss"].shape == (8, 20, ROUNDS + 1, num_models)
     other = jax.random.split(jax.random.key(1), 20)
     second = grid(other, jnp.linspace(0.02, 0.3, 8), 0.2)[1]
-    assert len(traces) == 1
+    assert len(traces) <= before + 1
     assert grid._cache_size() == 1
     assert not np.array_equal(first.metrics["loss"][:, :, -1], second.metrics["loss"][:, :, -1])
 

@@ -5,6 +5,8 @@ table hardly depends on what else the machine does. A test is charged with all s
 before it ended in the same worker: fixtures and their ends are included.
 """
 
+import contextlib
+import ctypes
 import gc
 import json
 import resource
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import psutil
 import pytest
 
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_ROOM = 700 * 2**20  # a worker that holds more forgets what it compiled, file by file
+_ROOM = 700 * 2**20  # a worker that holds more forgets what it compiled at the end of a file,
+_MOST = 1100 * 2**20  # one that holds more at the end of a test
 
 
 class Cost(NamedTuple):
@@ -54,7 +58,7 @@ class Times:
 
     def __init__(self, report: str | None):
         self.report = report
-        self.compiled = self.read = 0
+        self.compiled = self.read = self.held = 0
         self.module, self.before, self.costs = "", self._now(), {}
         jax.monitoring.register_event_duration_secs_listener(self._note_duration)
         jax.monitoring.register_event_listener(self._note_event)
@@ -92,9 +96,13 @@ class Times:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Any:
         result = yield
-        if (nextitem is None or nextitem.path != item.path) and _resident() > _ROOM:
+        is_last = nextitem is None or nextitem.path != item.path
+        if _resident() > (_ROOM if is_last else max(_MOST, self.held + 300 * 2**20)):
             jax.clear_caches()
             gc.collect()
+            with contextlib.suppress(OSError, AttributeError):  # not every C library can
+                ctypes.CDLL(None).malloc_trim(0)
+            self.held = _resident()
         return result
 
     def pytest_runtest_logreport(self, report: Any) -> None:
@@ -125,6 +133,4 @@ class Times:
 
 def _resident() -> int:
     """Bytes of memory that this process holds now."""
-    import psutil
-
     return psutil.Process().memory_info().rss
