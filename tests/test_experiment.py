@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential, task_configs
+from fedjax_mm import (
+    Experiment,
+    LocalProblem,
+    fedcluster,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+    task_configs,
+)
 from fedjax_mm.algorithm_configs import METHOD_TABLES, InverseTime
 from fedjax_mm.experiment import Range, Sweep, load, validate
 from fedjax_mm.task_configs import QuadraticConfig
@@ -284,9 +292,10 @@ def test_the_server_scale_reaches_the_algorithm(scale, expected):
     params = jnp.ones(task.dim)
     server, _ = algorithm.init(task, params)
     key = jax.random.key(0)
-    client, _ = algorithm.client(key, 1, task, jnp.int32(0), params, server, ())
+    local = LocalProblem(key, 1, task, jnp.int32(0), params)
+    client, _ = algorithm.client(local, server, ())
     total = client._replace(update=jnp.full(task.dim, 3.0), weight=jnp.float32(2))
-    moved, _ = algorithm.server(1, params, server, total)
+    moved, _ = algorithm.server(1, task, params, server, (), total)
     np.testing.assert_allclose(moved - params, expected * 3 / 2, rtol=1e-6)
 
 
@@ -341,7 +350,8 @@ def test_a_task_with_data_is_read_and_built(name):
     assert (data.num_clients, task.num_clients) == (20, 20)
     assert experiment.task.initial_params() is None
     assert data.kind == ("synthetic" if TASKS[name]["name"] == "synthetic" else "real")
-    metrics = task.metrics(task.init(jax.random.key(0)))
+    key = jax.random.key(0)
+    metrics = jax.jit(lambda task: task.metrics(key, task.init(key)))(task)
     assert np.isfinite(metrics["test_loss"])
 
 
@@ -367,16 +377,17 @@ def test_epochs_and_batches_reach_the_algorithm(algorithm, expected):
     config = validate(Experiment, learning({"name": "digits", "num_clients": 20}, **algorithm))
     task = config.task.build(config.task.data())
     built = config.algorithms["A"].build(2)
-    assert int(built.num_steps(task, jnp.int32(0))) == expected
+    assert int(built.num_steps(task, jnp.int32(0), ())) == expected
 
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_clients_are_weighted_or_not(weighted):
     config = validate(Experiment, learning({"name": "synthetic"}, weighted=weighted))
     task, algorithm = config.task.build(config.task.data()), config.algorithms["A"].build(2)
-    server, _ = algorithm.init(task, task.init(jax.random.key(0)))
-    total = task.train.num_examples if weighted else 100
-    assert float(server.population_weight) == total
+    key, client = jax.random.key(0), jnp.int32(3)
+    local = LocalProblem(key, 1, task, client, task.init(key))
+    sent, _ = jax.jit(algorithm.client)(local, algorithm.init(task, local.params)[0], ())
+    assert sent.weight == (task.train.counts[client] if weighted else 1)
 
 
 def image_files(directory):
@@ -612,10 +623,10 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
         params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
         steps = []
         for program in grid.programs:
-            task, algorithm, *_ = program.setup({}, {})
+            task, algorithm, *_ = program.setup({}, {}, ())
             server, _ = algorithm.init(task, params)
             key = jax.random.key(0)
-            sent, _ = algorithm.client(key, 1, task, client, params, server, ())
+            sent, _ = algorithm.client(LocalProblem(key, 1, task, client, params), server, ())
             steps.append(int(sent.num_gradients))
         assert steps == expected
 

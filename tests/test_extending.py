@@ -205,7 +205,7 @@ def test_sweeps_on_two_devices_agree_with_one(
 
 
 def rank_list_loop(losses, num_clients, num_models, cohort_size, gamma=0.9):
-    """Who trains what, ``[T, M]`` sets of clients, where training loses ``losses[t, m, client]``."""
+    """Who trains what, ``[T, M]`` sets of clients, given the losses ``[t, m, client]``."""
     total, count = np.zeros((2, num_models, num_clients))
     time, rounds = 0.0, []
     for t, loss in enumerate(losses, start=1):

@@ -4,6 +4,7 @@ import importlib
 import re
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import xarray as xr
@@ -111,7 +112,9 @@ def test_the_start_is_where_the_papers_plots_begin(name):
             Comparison, REPRODUCTIONS[name].config.model_dump(), [f"task.start={kind}"]
         )
         task = config.at(config.num_models, config.local_steps).task
-        start[kind] = np.log10(task.build().metrics(task.initial_params())["excess_loss"])
+        start[kind] = np.log10(
+            task.build().metrics(jax.random.key(0), task.initial_params())["excess_loss"]
+        )
     assert 0 < start["normal"] < 1
     assert start["zeros"] == pytest.approx(np.log10(0.019439088226487246), abs=1e-5)
     assert REPRODUCTIONS[name].config.task.start == "normal"

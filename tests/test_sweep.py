@@ -659,7 +659,7 @@ def test_every_run_of_the_benchmark_sweep_is_its_single_run(x64, tolerance):
 
             @jax.jit
             def alone(key, rate, program=program):
-                task, algorithm, assignment, _ = program.setup({"learning_rate": rate}, {})
+                task, algorithm, assignment, _ = program.setup({"learning_rate": rate}, {}, ())
                 every = grid.record_every
                 return simulate(
                     key, task, algorithm, assignment, grid.num_rounds, record_every=every
