@@ -92,7 +92,10 @@ def saved(directory):
 
 TELLING = """\
 import sys
-from fedjax_mm import cli
+from fedjax_mm import cli, plan
+
+plan._CACHE_BYTES = 1
+sys.modules["fedjax_mm.sweep"]._SEGMENT_SECONDS = 0
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
@@ -101,7 +104,10 @@ def tell(label, done, total):
 cli._log_lines = lambda: tell
 cli.start()
 """
-"""The command line, which tells of every segment, and goes on when it is told to, if it can be."""
+"""The command line, a replica a device and a record at a time.
+
+It tells of every record, and waits for an answer if its input is a pipe.
+"""
 
 
 def progress(process):
@@ -112,6 +118,11 @@ def progress(process):
             yield tuple(map(int, numbers))
 
 
+def without_progress(errors):
+    lines = errors.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("progress "))
+
+
 def wait_for(process, share):
     """Reads on until more than this share of the work is done, or to the end."""
     for done, total in progress(process):
@@ -120,7 +131,7 @@ def wait_for(process, share):
 
 
 class Killable(NamedTuple):
-    """A sweep of four batches, some seconds long, that runs in a process of its own."""
+    """A sweep of four batches of 16 records that runs in a process of its own."""
 
     config: Path
     expected: xr.Dataset
@@ -139,7 +150,7 @@ class Killable(NamedTuple):
     def call(self, *arguments, **how):
         with self.start(*arguments, **how) as process:
             _, errors = process.communicate()
-        return Outcome(process.returncode, "", errors)
+        return Outcome(process.returncode, "", without_progress(errors))
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +158,7 @@ def killable(tmp_path_factory):
     """Run to the end."""
     directory = tmp_path_factory.mktemp("killable")
     config = write_config(
-        directory, num_models=3, num_rounds=600, num_seeds=60, num_clients=24, block_size=40
+        directory, num_models=3, num_rounds=16, num_seeds=2, num_clients=24, block_size=4
     )
     sweep = Killable(config, xr.Dataset())
     code, _, errors = sweep.call(directory / "whole", "--save-every", 0)
@@ -198,8 +209,7 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
             process.send_signal(number)
             _, errors = process.communicate()  # which closes its input: it goes on
         assert process.returncode == 128 + number
-        said = [line for line in errors.splitlines() if not line.startswith("progress ")]
-        *_, notice, last = said
+        *_, notice, last = without_progress(errors).splitlines()
         assert notice == "saving after this segment; once more stops at once"
         assert last.startswith(f"fedjax-mm: {number.name}: stopped at ")
         assert "continue with --resume" in errors

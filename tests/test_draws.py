@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
+from tests.compiling import optimised
 
 # Both ways of drawing, on both sides of their border; 1000 = 32 * 32 - 24 needs walking.
 SIZES = [1, 2, 3, 24, RANK_LIMIT, RANK_LIMIT + 1, 1000]
@@ -18,7 +19,8 @@ SIZES = [1, 2, 3, 24, RANK_LIMIT, RANK_LIMIT + 1, 1000]
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), size=st.sampled_from(SIZES))
 def test_is_a_permutation(seed, size):
-    assert sorted(permutation(jax.random.key(seed), size).tolist()) == list(range(size))
+    values = jax.jit(permutation, static_argnums=1)(jax.random.key(seed), size)
+    assert sorted(values.tolist()) == list(range(size))
 
 
 @pytest.mark.parametrize("size", [24, 1000])
@@ -39,7 +41,8 @@ def test_draws_do_not_depend_on_precision_or_company(size):
 def samples(size, length, count, seed=0):
     keys = jax.random.split(jax.random.key(seed), count)
     draw = jax.jit(jax.vmap(lambda key: permutation(key, size, length)))
-    return np.asarray(draw(keys))
+    with optimised():  # here computing takes longer than compiling
+        return np.asarray(draw(keys))
 
 
 def largest_z(counts, trials, probability):
@@ -187,7 +190,7 @@ def test_traced_draws_do_not_depend_on_precision_or_company(size):
     def both(words, size):
         return shuffled(words, jnp.arange(40), size), drawn(words, jnp.arange(40), size)
 
-    together = jax.vmap(both)(words, sizes)
+    together = jax.jit(jax.vmap(both))(words, sizes)
     alone = both(words[1], size)
     with jax.enable_x64(True):
         double = both(words[1], jnp.int64(size))

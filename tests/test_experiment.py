@@ -623,7 +623,7 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
         params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
         steps = []
         for program in grid.programs:
-            task, algorithm, *_ = program.setup({}, {}, ())
+            (task, *_), algorithm, *_ = program.setup({}, {}, ())
             server, _ = algorithm.init(task, params)
             key = jax.random.key(0)
             sent, _ = algorithm.client(LocalProblem(key, 1, task, client, params), server, ())

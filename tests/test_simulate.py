@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.errors import KeyReuseError
 
 from fedjax_mm import (
     advance,
@@ -339,7 +340,7 @@ def test_draws_do_not_depend_on_precision_or_company(strategy):
         start = assignment.init(keys.assignment_key(keys.round_key(key, 0)))
         return jax.lax.scan(one_round, start, jnp.arange(1, ROUNDS + 1))[1]
 
-    np.testing.assert_array_equal(jax.vmap(rolled)(seeds)[2], alone)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(rolled))(seeds)[2], alone)
     with jax.enable_x64(True):
         np.testing.assert_array_equal(roll_out(assignment, key, ROUNDS), alone)
 
@@ -353,7 +354,8 @@ def test_minibatch_draws_do_not_depend_on_precision_or_company(how):
     keys = jax.random.split(jax.random.key(3), 3)
 
     def batches(keys, clients):
-        draw = jax.vmap(lambda key, k: examples().batch(key, k, jnp.int32(1), how))
+        task = examples()
+        draw = jax.jit(jax.vmap(lambda key, k: task.batch(key, k, jnp.int32(1), how)))
         return [np.asarray(x) for x in draw(keys, clients)]
 
     together = batches(keys, jnp.array([2, 5, 2]))
@@ -365,13 +367,22 @@ def test_minibatch_draws_do_not_depend_on_precision_or_company(how):
         np.testing.assert_array_equal(precise, all_)
 
 
+def test_a_key_that_is_reused_is_found_while_tracing():
+    def twice(key):
+        return jax.random.normal(key) + jax.random.uniform(key)
+
+    keys = jax.random.split(jax.random.key(0), 2)
+    with jax.debug_key_reuse(True), pytest.raises(KeyReuseError):
+        jax.jit(jax.vmap(twice)).trace(keys)
+
+
 @every_strategy
 def test_keys_are_never_reused(strategy):
-    """JAX's own checker, on sampled minibatches, under jit and vmap."""
+    """JAX's own checker, on sampled minibatches, under jit and vmap; it looks while tracing."""
     run, data = build(strategy, "least squares")
     keys = jax.random.split(jax.random.key(0), 2)
     with jax.debug_key_reuse(True):
-        jax.jit(jax.vmap(lambda key, data: run(key, data)[1], (0, None)))(keys, data)
+        jax.jit(jax.vmap(lambda key, data: run(key, data)[1], (0, None))).trace(keys, data)
 
 
 @pytest.mark.parametrize(
@@ -382,6 +393,7 @@ def test_keys_are_never_reused(strategy):
 def test_is_differentiable(assignment):
     """d loss / d learning rate, against a central difference; an idle model's 0/0 stays out."""
 
+    @jax.jit
     def final_loss(learning_rate):
         algorithm = fedavg(learning_rate, local_steps=3)
         task = quadratic(N, 2, mu=0.1)
@@ -390,7 +402,7 @@ def test_is_differentiable(assignment):
 
     with jax.enable_x64(True):
         slope = (final_loss(0.1 + 1e-5) - final_loss(0.1 - 1e-5)) / 2e-5
-        assert jax.grad(final_loss)(0.1) == pytest.approx(float(slope), rel=1e-6)
+        assert jax.jit(jax.grad(final_loss))(0.1) == pytest.approx(float(slope), rel=1e-6)
 
 
 # Several tasks and initial parameters.
