@@ -123,6 +123,8 @@ def fit_params(params: Any, like: Any) -> Any:
 
 def check_alike(problem: str, *trees: Any) -> None:
     """Raises `ValueError` with the problem and where it is, unless pytrees have equal structure."""
+    if len(trees) < 2:  # which chex takes for a mistake
+        return
     try:
         chex.assert_trees_all_equal_structs(*trees)
     except AssertionError as error:
