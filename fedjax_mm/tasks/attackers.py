@@ -57,8 +57,8 @@ class Attacked(View):
       stays: whether every model appeals to them.
     """
 
-    attacks: Bool[Array, "*clients"]
-    loss_factor: Float[Array, ""]
+    attacks: Array
+    loss_factor: Array
     stays: bool = dataclasses.field(metadata={"static": True})
 
     def client_loss(self, params: Params, client: Client) -> Float[Array, ""]:
