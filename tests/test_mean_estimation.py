@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
-from fedjax_mm.algorithms.views import client_losses, thresholds
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedjax_mm import (
@@ -50,6 +49,7 @@ from fedjax_mm.papers.maxfl_shape import (
     run_rate,
 )
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES
+from fedjax_mm.tasks.view import client_losses, thresholds
 from tests import reference
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -100,7 +100,7 @@ def test_losses_gradients_and_metrics():
             loss, gradient = jax.value_and_grad(task.loss)(jnp.asarray(w), jnp.int32(k))
             assert loss == pytest.approx(losses[k], rel=1e-14)
             assert gradient == pytest.approx(2 * (w - THETA_HAT[k]), rel=1e-14)
-        metrics = task.metrics(jnp.asarray(w))
+        metrics = task.metrics(jax.random.key(0), jnp.asarray(w))
         mean = THETA_HAT.mean()
         optimum = reference.mean_estimation_losses(mean, THETA, THETA_HAT).mean()
         assert metrics["loss"] == pytest.approx(losses.mean(), rel=1e-14)

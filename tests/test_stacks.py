@@ -7,11 +7,11 @@ import os
 import signal
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fedjax_mm.stacks import stacks_of
 
 from fedjax_mm import (
     Checkpoints,
@@ -27,6 +27,7 @@ from fedjax_mm import (
     sweep,
 )
 from fedjax_mm.data.federated import stack_data
+from fedjax_mm.stacks import stacks_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import Towards, labelled_data
@@ -36,9 +37,9 @@ LINEAR, NETWORK = LogisticRegression(3), MLP(3, hidden=(5,))
 FAST, SLOW = fedavg(0.3, epochs=1, batch_size=4), fedavg(0.03, epochs=1, batch_size=4)
 
 
-def model_of(state, trace, kind, place, model):
+def model_of(state, trace, stack, place, model):
     """One model's parameters and records."""
-    params = state.models.params if kind is None else state.models.params[kind]
+    params = state.models.params if stack is None else state.models.params[stack]
     records = trace.metrics, {"up": trace.client_updates, "gradients": trace.gradients}
     return (
         jax.tree.map(operator.itemgetter(place), params),
@@ -64,7 +65,7 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
 @pytest.mark.parametrize(
     ("assignment", "client_map"), [(mfa_rand(N, 3), "auto"), (mfa_rr(N, 3, cohort_size=5), 2)]
 )
-def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
+def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
     """A logistic regression, a network and a logistic regression, each as if all were of its kind.
 
     Draws are keyed by the model's number, so every model sees the same clients and examples.
@@ -75,55 +76,52 @@ def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
     assert len(mixed[0].models.params) == 2
     all_linear = run(linear, FAST, assignment, client_map)
     all_networks = run(network, FAST, assignment, client_map)
-    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
-        alone = all_networks if kind else all_linear
+    for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        alone = all_networks if stack else all_linear
         expected = model_of(*alone, None, model, model)
-        check(model_of(*mixed, kind, place, model), expected)
+        check(model_of(*mixed, stack, place, model), expected)
     assert mixed[1].upload_size == mixed[1].download_size == (15, 43, 15)
 
 
-def test_one_compilation_for_all_kinds():
-    data, traces = labelled_data(), 0
+def test_one_compilation_for_all_stacks():
+    data = labelled_data()
 
     def program(key, data, rate):
-        nonlocal traces
-        traces += 1
         tasks = [classification(data, LINEAR), classification(data, NETWORK)]
         return simulate(key, tasks, fedavg(rate, epochs=1, batch_size=4), mfa_rr(N, 2), 3)[1]
 
-    program = jax.jit(program)
-    for rate in (0.1, 0.2):
-        program(jax.random.key(0), data, rate)
-    assert traces == program._cache_size() == 1
+    program = jax.jit(chex.assert_max_traces(program, n=1))
+    ends = [program(jax.random.key(0), data, rate).metrics["loss"][-1] for rate in (0.1, 0.2)]
+    assert (ends[0] != ends[1]).all()
 
 
 def test_each_model_has_its_own_algorithm():
     task, assignment = classification(labelled_data(), LINEAR), mfa_rr(N, 3)
     mixed = run(task, [FAST, SLOW, FAST], assignment)
     fast, slow = run(task, FAST, assignment), run(task, SLOW, assignment)
-    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
-        expected = model_of(*(slow if kind else fast), None, model, model)
-        check(model_of(*mixed, kind, place, model), expected)
+    for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        expected = model_of(*(slow if stack else fast), None, model, model)
+        check(model_of(*mixed, stack, place, model), expected)
 
 
 def test_algorithms_are_alike_if_they_are_the_same():
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 3)
-    assert len(kinds_of(task, FAST, assignment)) == 1
-    assert len(kinds_of([task] * 3, [FAST] * 3, assignment)) == 1
-    assert [kind.models for kind in kinds_of(task, [SLOW, FAST, SLOW], assignment)] == [
+    assert len(stacks_of(task, FAST, assignment)) == 1
+    assert len(stacks_of([task] * 3, [FAST] * 3, assignment)) == 1
+    assert [stack.models for stack in stacks_of(task, [SLOW, FAST, SLOW], assignment)] == [
         (0, 2),
         (1,),
     ]
 
 
 def test_arrays_that_all_tasks_share_are_there_once():
-    """Nine labels of the same examples; a tenth kind of model shares them too."""
+    """Nine labels of the same examples; a tenth model of another kind shares them too."""
     data = labelled_data(10, dim=5000, columns=9)
     image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
     tasks = [classification(data, LINEAR, column=c) for c in range(9)]
-    (kind,) = kinds_of(tasks, FAST, mfa_rr(10, 9))
-    assert kind.task.train.examples[0] is data.train.examples[0]
-    assert kind.task.column.tolist() == list(range(9))
+    (stack,) = stacks_of(tasks, FAST, mfa_rr(10, 9))
+    assert stack.task.train.examples[0] is data.train.examples[0]
+    assert stack.task.column.tolist() == list(range(9))
 
     def program(key, data):
         tasks = [classification(data, LINEAR, column=c) for c in range(9)]
@@ -153,8 +151,8 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
     options = {"epochs": 2, "batch_size": 4} if epochs else {"local_steps": 4, "batch_size": 3}
     algorithm = fedavg(0.1, **options)
     stacked = [classification(both.select(i), LINEAR) for i in range(3)]
-    (kind,) = kinds_of(stacked, algorithm, assignment)
-    assert kind.task.train.examples[0] is both.train.examples[0]
+    (stack,) = stacks_of(stacked, algorithm, assignment)
+    assert stack.task.train.examples[0] is both.train.examples[0]
     together = run(stacked, algorithm, assignment)
     apart = run([classification(each, LINEAR) for each in draws], algorithm, assignment)
     assert isinstance(apart[0].models.params, tuple), "stores of other sizes are other kinds"
@@ -168,7 +166,7 @@ def test_parameters_are_given_for_each_model():
     given = [task.init(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
     _, trace = run(tasks, FAST, mfa_rr(N, 3), params=given)
     for model, (task, params) in enumerate(zip(tasks, given, strict=True)):
-        for name, value in task.metrics(params).items():
+        for name, value in task.metrics(jax.random.key(0), params).items():
             np.testing.assert_allclose(trace.metrics[name][0, model], value, rtol=1e-6)
 
 
@@ -196,13 +194,14 @@ def build_mixed(learning_rate):
 SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
 
 
-def test_a_sweep_of_kinds_equals_its_single_runs():
+def test_a_sweep_of_stacks_equals_its_single_runs():
     result = sweep(build_mixed, {"learning_rate": [0.1, 0.2]}, **SIZES)
     assert (result.diverged == -1).all(), "a model without a loss has not diverged"
     keys = [jax.random.fold_in(jax.random.key(3), i) for i in range(2)]
+    run = jax.jit(lambda key, rate: simulate(key, *build_mixed(rate)[:3], 6)[1])
     for rate in (0.1, 0.2):
         for seed, key in enumerate(keys):
-            _, trace = simulate(key, *build_mixed(rate)[:3], 6)
+            trace = run(key, rate)
             point = result.sel(learning_rate=rate, seed=seed)
             for name, values in trace.metrics.items():
                 np.testing.assert_allclose(point[name], values, rtol=1e-5, atol=1e-7, err_msg=name)
@@ -211,7 +210,7 @@ def test_a_sweep_of_kinds_equals_its_single_runs():
             )
 
 
-def test_divergence_of_one_kind_is_marked_and_stops():
+def test_divergence_of_one_stack_is_marked_and_stops():
     """The quadratic diverges, its neighbours without a loss do not."""
 
     def build(learning_rate):
@@ -228,7 +227,7 @@ def test_divergence_of_one_kind_is_marked_and_stops():
     assert error.value.partial.diverged.max() > 0
 
 
-def test_a_sweep_of_kinds_continues(tmp_path, monkeypatch):
+def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
     axes = {"learning_rate": [0.1, 0.2]}
     whole = sweep(build_mixed, axes, **SIZES)
@@ -290,14 +289,16 @@ def test_one_number_per_seed(numbers):
         )
 
 
-def test_a_kind_may_be_replaced_by_data_of_the_same_shape():
+def test_data_of_a_stack_may_be_replaced_by_data_of_the_same_shape():
     """Data are arguments: the same compiled program with other targets."""
-    program = jax.jit(
-        lambda key, tasks: simulate(key, tasks, fedavg(0.1, local_steps=1), mfa_rr(N, 3), 2)[1]
-    )
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def program(key, tasks):
+        return simulate(key, tasks, fedavg(0.1, local_steps=1), mfa_rr(N, 3), 2)[1]
+
     tasks = towards_and_quadratic()
     first = program(jax.random.key(0), tasks)
     tasks[0] = dataclasses.replace(tasks[0], targets=tasks[0].targets + 100)
     second = program(jax.random.key(0), tasks)
-    assert program._cache_size() == 1
     assert (first.metrics["norm"][-1, 0] != second.metrics["norm"][-1, 0]).all()
