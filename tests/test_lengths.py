@@ -235,6 +235,7 @@ def check(actual, expected, tolerance=1e-12):
 @pytest.fixture(scope="module")
 def expected():
     """Of both cases, one client after the other; a second call, of other data, traces nothing."""
+    chex.clear_trace_counter()
     with jax.enable_x64(True):
         one, task = jax.jit(chex.assert_max_traces(program(client_map="scan"), n=1)), clients()
         results = [one(*(x[i] for x in cases()), task) for i in range(2)]

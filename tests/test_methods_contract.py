@@ -57,10 +57,10 @@ def tasks():
 
 @functools.cache
 def cases():
-    """Arguments of four runs, stacked: keys, rates, groups ``[T, M, N]``, and freedom.
+    """Arguments of four runs, stacked: keys, rates, groups ``[T, M, N]``, and who stays away.
 
-    In the last one clients stay away to whom a model does not appeal, but for two attackers; in the second one models have groups of 1 and 2, in
-    the third two of three models are idle.
+    In the second one models have groups of 1 and 2; in the third two of three are idle; in the last
+    one clients stay away to whom a model does not appeal.
     """
     strategies = [
         mfa_rand(N, M),
@@ -142,6 +142,7 @@ def expected(method):
 @pytest.mark.parametrize(("client_map", "num_models"), [(3, M), ("scan", 1)])
 def test_client_maps_agree_and_nothing_recompiles(method, client_map, num_models):
     """With runs vmapped too, wherever padding stands, and whichever models train beside."""
+    chex.clear_trace_counter()
     rng, (rng_keys, rates, groups, is_free) = np.random.default_rng(0), cases()
     compiled = jax.jit(chex.assert_max_traces(program(method, client_map, num_models), n=1))
     together, nothing = expected(method)
@@ -197,8 +198,8 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
     if method == "scaffold":  # c remains the mean of the c_k
         assert_close(larger["c"], update["c"])
         update, larger = update["params"], larger["params"]
-    assert_close(larger, 3 * update)
-    assert np.abs(update).max() > 1e-3
+    np.testing.assert_allclose(larger, 3 * update, rtol=1e-10)
+    assert np.abs(update).max() > 0
     if method != "afl":  # which has a mixture in place of weights
         assert three.weight == pytest.approx(3 * float(one.weight), rel=1e-12)
     assert set(one.report) == {"loss"}
