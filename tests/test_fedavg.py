@@ -97,7 +97,7 @@ def test_scales_multiply_weights(client_map):
     one, same = average(clients, [np.nan, 1.0, 1.0]), average(clients, [1e9, 2.5, 2.5])
     np.testing.assert_allclose(one, averages()(clients), rtol=1e-6)
     factors = [2.5 if options["server_scale"] == "1/N" else 1.0 for options in EVERY_AVERAGE]
-    np.testing.assert_allclose(same, factors * one, rtol=1e-6)
+    np.testing.assert_allclose(same, np.array(factors) * one, rtol=1e-6)
 
 
 def test_scales_of_one_over_p_make_sampling_unbiased():
