@@ -30,7 +30,7 @@ from fedjax_mm.data.federated import stack_data
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-from tests.helpers import Towards, labelled_data
+from tests.helpers import Towards, labelled_data, replay, roll_out
 
 N = 7
 LINEAR, NETWORK = LogisticRegression(3), MLP(3, hidden=(5,))
@@ -62,20 +62,61 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
     return jax.jit(program)(jax.random.key(4), options)
 
 
-@pytest.mark.parametrize(
-    ("assignment", "client_map"), [(mfa_rand(N, 3), "auto"), (mfa_rr(N, 3, cohort_size=5), 2)]
-)
+@functools.cache
+def program(modules, client_map="auto", ratios=(1,)):
+    """A compiled run of models that learn the same data; nothing else is part of it.
+
+    Args:
+      modules: one for each model.
+      client_map: as in `simulate`.
+      ratios: of the algorithms' rates, one for all models or one for each.
+    """
+
+    def run(rng_key, groups, rate, params, data):
+        tasks = [classification(data, module) for module in modules]
+        every = {each: fedavg(rate * each, epochs=1, batch_size=4) for each in ratios}
+        algorithms = [every[each] for each in ratios] * (3 // len(ratios))
+        strategy, how = replay(groups, N), {"client_map": client_map, "params": params}
+        return simulate(rng_key, tasks, algorithms, strategy, 6, **how)
+
+    chex.clear_trace_counter()
+    return jax.jit(chex.assert_max_traces(run, n=1))
+
+
+@functools.cache
+def starts(modules):
+    tasks = [classification(labelled_data(), module) for module in modules]
+    return [jax.jit(task.init)(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
+
+
+@functools.cache
+def groups_of(assignment):
+    groups = roll_out(assignment, jax.random.key(4), 6)
+    return np.pad(groups, ((0, 0), (0, 0), (0, 3 - groups.shape[2])), constant_values=-1)
+
+
+EVERYBODY, COHORT = mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)
+MIXED, ALL_LINEAR, ALL_NETWORKS = (LINEAR, NETWORK, LINEAR), (LINEAR,) * 3, (NETWORK,) * 3
+
+
+def train(modules, assignment=EVERYBODY, rate=0.3, given=None, **options):
+    """Three models of one or two structures, that start each in its own place."""
+    params = list(given or starts(modules))
+    if len(set(modules)) == 1 and len(set(options.get("ratios", (1,)))) == 1:
+        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    run = program(modules, **options)
+    return run(jax.random.key(4), groups_of(assignment), rate, params, labelled_data())
+
+
+@pytest.mark.parametrize(("assignment", "client_map"), [(EVERYBODY, "auto"), (COHORT, 2)])
 def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
     """A logistic regression, a network and a logistic regression, each as if all were of its kind.
 
     Draws are keyed by the model's number, so every model sees the same clients and examples.
     """
-    data = labelled_data()
-    linear, network = (classification(data, module) for module in (LINEAR, NETWORK))
-    mixed = run([linear, network, linear], FAST, assignment, client_map)
+    mixed = train(MIXED, assignment, client_map=client_map)
     assert len(mixed[0].models.params) == 2
-    all_linear = run(linear, FAST, assignment, client_map)
-    all_networks = run(network, FAST, assignment, client_map)
+    all_linear, all_networks = train(ALL_LINEAR, assignment), train(ALL_NETWORKS, assignment)
     for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
         alone = all_networks if stack else all_linear
         expected = model_of(*alone, None, model, model)
@@ -84,21 +125,14 @@ def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
 
 
 def test_one_compilation_for_all_stacks():
-    data = labelled_data()
-
-    def program(key, data, rate):
-        tasks = [classification(data, LINEAR), classification(data, NETWORK)]
-        return simulate(key, tasks, fedavg(rate, epochs=1, batch_size=4), mfa_rr(N, 2), 3)[1]
-
-    program = jax.jit(chex.assert_max_traces(program, n=1))
-    ends = [program(jax.random.key(0), data, rate).metrics["loss"][-1] for rate in (0.1, 0.2)]
+    """Rates and parameters are arguments, as are seeds, groups and data."""
+    ends = [train(MIXED, rate=rate)[1].metrics["loss"][-1] for rate in (0.1, 0.2)]
     assert (ends[0] != ends[1]).all()
 
 
 def test_each_model_has_its_own_algorithm():
-    task, assignment = classification(labelled_data(), LINEAR), mfa_rr(N, 3)
-    mixed = run(task, [FAST, SLOW, FAST], assignment)
-    fast, slow = run(task, FAST, assignment), run(task, SLOW, assignment)
+    mixed = train(ALL_LINEAR, ratios=(1, 0.1, 1))
+    fast, slow = train(ALL_LINEAR), train(ALL_LINEAR, rate=0.03)
     for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
         expected = model_of(*(slow if stack else fast), None, model, model)
         check(model_of(*mixed, stack, place, model), expected)
@@ -161,12 +195,11 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
 
 
 def test_parameters_are_given_for_each_model():
-    data = labelled_data()
-    tasks = [classification(data, module) for module in (LINEAR, NETWORK, LINEAR)]
-    given = [task.init(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
-    _, trace = run(tasks, FAST, mfa_rr(N, 3), params=given)
+    given = [jax.tree.map(lambda x, i=i: x + i, each) for i, each in enumerate(starts(MIXED))]
+    _, trace = train(MIXED, given=given)
+    tasks = [classification(labelled_data(), module) for module in MIXED]
     for model, (task, params) in enumerate(zip(tasks, given, strict=True)):
-        for name, value in task.metrics(jax.random.key(0), params).items():
+        for name, value in jax.jit(task.metrics)(jax.random.key(0), params).items():
             np.testing.assert_allclose(trace.metrics[name][0, model], value, rtol=1e-6)
 
 
