@@ -1,4 +1,7 @@
-"""Problems on which methods are compared with their NumPy loops, fed with the same batches."""
+"""Problems on which methods are compared with their NumPy loops, fed with the same batches.
+
+They are built once, in double precision.
+"""
 
 import functools
 from collections.abc import Callable
@@ -14,7 +17,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 from tests import reference
 from tests.reference_maxfl import Problem
 
-SEED, MODELS, ROUNDS, BATCHES = 5, 2, 20, 12  # that are drawn for the oracle
+SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # that are drawn for the oracle
 N, DIM, CLASSES, BATCH = 7, 4, 3, 3
 
 
@@ -63,6 +66,7 @@ def all_rows() -> np.ndarray:
     return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 
+@functools.cache
 def regression() -> Compared:
     """Ridge regression."""
     features, targets, _, counts = examples()
@@ -82,6 +86,7 @@ def regression() -> Compared:
     return Compared(task, np.asarray, lambda w: w, DIM, problem)
 
 
+@functools.cache
 def softmax() -> Compared:
     """Multinomial logistic regression."""
     features, _, labels, counts = examples()

@@ -198,8 +198,8 @@ def onto_simplex(x: Array) -> Array:
 
 def afl(
     problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int, *, mixture_rate: float
-) -> tuple[Array, Array]:
-    """AFL; w and the mean of the w of all rounds in which somebody trained."""
+) -> tuple[Array, Array, Array]:
+    """AFL; the mean of the w of rounds in which somebody trained, the last w, and lambda [N]."""
     assert num_steps == 1
     N = len(problem.num_examples)
     mixture, all_w = np.full(N, 1.0 / N), []
@@ -212,7 +212,12 @@ def afl(
             w = w - rate(t) * step
             mixture = onto_simplex(mixture + mixture_rate * gain)
             all_w.append(w)
-    return w, np.mean(all_w, axis=0)
+    return np.mean(all_w, axis=0), w, mixture
+
+
+def mwfed_steps(v: Array, num_steps: int) -> list[int]:
+    """tau_k = clip(round(tau N v_k), 1, 4 tau), for every client."""
+    return [int(np.clip(np.round(num_steps * len(v) * x), 1, 4 * num_steps)) for x in v]
 
 
 def mwfed(
@@ -224,28 +229,33 @@ def mwfed(
     *,
     growth: float,
     factors: Array | None = None,
-) -> tuple[Array, Array, list[int]]:
-    """MW-Fed; w, the weights v [N] after the last round, and the local steps of each round.
+    lengths: list[int] | None = None,
+) -> tuple[Array, Array]:
+    """MW-Fed; w and the weights v [N] after the last round.
 
-    Client k reports `factors[k]` times its loss.
+    Client k reports `factors[k]` times its loss. The local steps of each round are appended to
+    `lengths`.
     """
     N = len(problem.num_examples)
-    v, steps = np.full(N, 1.0 / N), []
     factors = np.ones(N) if factors is None else factors
-    for t, clients in enumerate(rounds, start=1):
+
+    def grown(v: Array, w: Array) -> Array:
+        larger = v.copy()
         for k in range(N):
             if factors[k] * problem.loss(k, w) >= problem.thresholds[k]:
-                v[k] *= growth
-        v = v / v.sum()
-        lengths = [int(np.clip(np.round(num_steps * N * v[k]), 1, 4 * num_steps)) for k in clients]
-        steps.append(sum(lengths))
+                larger[k] *= growth
+        return np.asarray(larger / larger.sum())
+
+    v = grown(np.full(N, 1.0 / N), w)
+    for t, clients in enumerate(rounds, start=1):
+        steps = mwfed_steps(v, num_steps)
+        if lengths is not None:
+            lengths.append(sum(steps[k] for k in clients))
         if clients:
-            changes = [
-                sgd(problem, k, w, t, rate(t), length) - w
-                for k, length in zip(clients, lengths, strict=True)
-            ]
+            changes = [sgd(problem, k, w, t, rate(t), steps[k]) - w for k in clients]
             w = w + mean(changes, [v[k] for k in clients])
-    return w, v, steps
+            v = grown(v, w)
+    return w, v
 
 
 def ditto(

@@ -1,6 +1,8 @@
 """FedAvg's options and its checks."""
 
 import dataclasses
+import functools
+import itertools
 import re
 from typing import Any
 
@@ -9,11 +11,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_mm.algorithms.local import train_locally
 
-from fedjax_mm import Quadratic, fedavg, full_participation, mfa_rand, quadratic, simulate
+from fedjax_mm import (
+    Groups,
+    LocalProblem,
+    Quadratic,
+    fedavg,
+    full_participation,
+    least_squares,
+    mfa_rand,
+    quadratic,
+    simulate,
+)
 from fedjax_mm.base import Batching
-from tests.helpers import Towards, replay
+from fedjax_mm.local import train_locally
+from tests import reference
+from tests.helpers import Towards, roll_out
 
 
 class Heavy(Towards):
@@ -26,27 +39,128 @@ class Heavy(Towards):
 jax.tree_util.register_dataclass(Heavy, data_fields=["targets"], meta_fields=["dim"])
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, (2 * 4.0 + 4 * 8.0) / 6),
-        ({"weighted": False}, (4.0 + 8.0) / 2),
-        ({"server_scale": "1/N"}, (2 * 4.0 + 4 * 8.0) / 10),
-        ({"server_scale": "1/N", "weighted": False}, (4.0 + 8.0) / 4),
-    ],
-)
-def test_averages(options, expected):
-    """A step of rate 1 puts client k at its target, so the model moves to the average."""
-    task = Heavy(jnp.array([0.0, 4.0, 100.0, 8.0]))
-    state, _ = simulate(
-        jax.random.key(0),
-        task,
-        fedavg(1.0, local_steps=1, **options),
-        replay([[[3, 1]]], 4),
-        1,
-        params={"w": jnp.zeros(3)},
+TARGETS = jnp.array([0.0, 4.0, 100.0, 8.0])
+EVERY_AVERAGE = [{"weighted": w, "server_scale": s} for w in (True, False) for s in ("mean", "1/N")]
+
+
+@functools.cache
+def averages(client_map="vmap"):
+    """One round from 0, by clients of a padded group who each end at their target.
+
+    One model for each way to average; the clients and their scales are arguments.
+    """
+    algorithms = [fedavg(1.0, local_steps=1, **options) for options in EVERY_AVERAGE]
+
+    def run(clients, scale):
+        def assign(rng_key, round, state, look):
+            groups = jnp.tile(clients, (4, 1)), None if scale is None else jnp.tile(scale, (4, 1))
+            return Groups(*groups), state
+
+        assignment = full_participation(4)._replace(num_models=4, assign=assign)
+        start = [{"w": jnp.zeros(3)}] * 4
+        task, how = Heavy(TARGETS), {"params": start, "client_map": client_map}
+        state, _ = simulate(jax.random.key(0), task, algorithms, assignment, 1, **how)
+        return jnp.stack([each["w"][0, 0] for each in state.models.params])
+
+    program = jax.jit(run)
+    return lambda clients, scale=None: program(
+        jnp.array(clients), None if scale is None else jnp.array(scale)
     )
-    np.testing.assert_allclose(state.models.params["w"][0], expected, rtol=1e-6)
+
+
+def expected_averages(clients, scale):
+    """From the definition: the weight is n_k, or 1, times the scale; 1/N does not know scales."""
+    values = []
+    for options in EVERY_AVERAGE:
+        n = np.arange(1.0, 5.0) if options["weighted"] else np.ones(4)
+        weights = [n[k] * s for k, s in zip(clients, scale, strict=True)]
+        total = sum(w * TARGETS[k] for k, w in zip(clients, weights, strict=True))
+        values.append(total / (sum(weights) if options["server_scale"] == "mean" else n.sum()))
+    return np.array(values, float)
+
+
+def test_averages():
+    """A step of rate 1 puts client k at its target, so the model moves to the average."""
+    ends = averages()([3, 1, -1])
+    expected = [(2 * 4.0 + 4 * 8.0) / each for each in (6, 10)]
+    expected += [(4.0 + 8.0) / each for each in (2, 4)]
+    np.testing.assert_allclose(ends, expected, rtol=1e-6)
+    np.testing.assert_allclose(ends, expected_averages([3, 1], [1, 1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("client_map", ["vmap", 2, "scan"])
+def test_scales_multiply_weights(client_map):
+    """Each its own; padding has none, wherever it stands. A common one matters to 1/N alone."""
+    average, clients = averages(client_map), [-1, 3, 1]
+    each = average(clients, [np.nan, 0.5, 3.0])
+    np.testing.assert_allclose(each, expected_averages([3, 1], [0.5, 3.0]), rtol=1e-6)
+    one, same = average(clients, [np.nan, 1.0, 1.0]), average(clients, [1e9, 2.5, 2.5])
+    np.testing.assert_allclose(one, averages()(clients), rtol=1e-6)
+    factors = [2.5 if options["server_scale"] == "1/N" else 1.0 for options in EVERY_AVERAGE]
+    np.testing.assert_allclose(same, np.array(factors) * one, rtol=1e-6)
+
+
+def test_scales_of_one_over_p_make_sampling_unbiased():
+    """Client k alone with probability p_k, by a scale of 1/p_k: the mean is that of everybody."""
+    p = np.array([0.1, 0.4, 0.2, 0.3])
+    alone = [averages()([k, -1, -1], [1 / p[k], 0.0, 0.0]) for k in range(4)]
+    everybody = expected_averages(range(4), np.ones(4))
+    mean = p @ np.array(alone)
+    is_exact = [options["server_scale"] == "1/N" for options in EVERY_AVERAGE]
+    np.testing.assert_allclose(mean[is_exact], everybody[is_exact], rtol=1e-6)
+    assert np.all(np.abs(mean / everybody - 1)[np.logical_not(is_exact)] > 0.01)
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_mean_training_loss_is_reported():
+    """Of the batches of a client's steps, each before it: full ones, and those of two epochs."""
+    rng = np.random.default_rng(0)
+    features = [rng.normal(size=(n, 2)) for n in (5, 2)]
+    targets = [rng.normal(size=n) for n in (5, 2)]
+    task = least_squares(features, targets, ridge=0.3)
+    data, start = reference.LeastSquares(features, targets, 0.3), np.array([1.0, -2.0])
+    key = jax.random.key(6)
+    options = [{"local_steps": 3}, {"epochs": 2, "batch_size": 2}]
+    algorithms = [fedavg(0.1, **each) for each in options]
+
+    @jax.jit
+    def send(client):
+        local = LocalProblem(key, 1, task, client, jnp.asarray(start))
+        sent = [each.client(local, each.init(task, start)[0], ())[0] for each in algorithms]
+        batches = [task.batch(key, client, jnp.int32(i), Batching(2, "epochs")) for i in range(6)]
+        return [each.report["loss"] for each in sent], batches
+
+    for k in range(2):
+        reported, batches = send(jnp.int32(k))
+        steps = 2 * -(-len(targets[k]) // 2)
+        drawn = [
+            [int(row) - 5 * k for row, weight in zip(*batch, strict=True) if weight > 0]
+            for batch in batches[:steps]
+        ]
+        assert sorted(itertools.chain(*drawn[: steps // 2])) == list(range(len(targets[k])))
+        for loss, rows in zip(reported, ([range(len(targets[k]))] * 3, drawn), strict=True):
+            w, losses = start, []
+            for batch in map(list, rows):
+                residuals = features[k][batch] @ w - targets[k][batch]
+                losses.append(0.5 * np.mean(residuals**2) + 0.5 * 0.3 * w @ w)
+                w = w - 0.1 * reference.least_squares_gradient(data, k, w, batch)
+            assert loss == pytest.approx(np.mean(losses), rel=1e-12)
+
+
+def test_closed_forms_report_the_loss_at_the_start():
+    """Where a task tells it, and else none."""
+    algorithm = fedavg(0.1, local_steps=1)
+    task, params = quadratic(5, 2, mu=0.3), jnp.arange(11.0)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def reported(algorithm, task):
+        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(2), params)
+        return algorithm.client(local, algorithm.init(task, params)[0], ())[0].report["loss"]
+
+    by_steps = fedavg(0.1, local_steps=1, local_optimizer=lambda rate: optax.sgd(rate))
+    loss = float(task.client_loss(params, jnp.int32(2)))
+    assert reported(algorithm, task) == pytest.approx(loss, rel=1e-6)
+    assert reported(by_steps, task) == pytest.approx(loss, rel=1e-6)
 
 
 class HeavyQuadratic(Quadratic):
@@ -68,29 +182,28 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
     """The quadratic's closed form against automatic differentiation."""
     plain = quadratic(5, 2, mu=0.3)
     task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
-    sparse, dense = (
-        simulate(
-            jax.random.key(0),
-            task,
-            fedavg(0.2, local_steps=3, server_scale=server_scale, local_optimizer=optimizer),
-            mfa_rand(5, 2),
-            4,
-            params=jnp.arange(11.0),
-        )[0].models.params
-        for optimizer in (optax.sgd, lambda rate: optax.sgd(rate))
-    )
+    groups = roll_out(mfa_rand(5, 2), jax.random.key(1), 4)
+    scale = jnp.linspace(0.5, 2.0, groups[0].size).reshape(groups[0].shape)
+
+    def assign(rng_key, round, state, look):
+        return Groups(jnp.asarray(groups)[round - 1], scale), state
+
+    assignment = full_participation(5)._replace(num_models=2, assign=assign)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def end(optimizer):
+        options = {"server_scale": server_scale, "local_optimizer": optimizer}
+        algorithm = fedavg(0.2, local_steps=3, **options)
+        how = {"params": jnp.arange(11.0)}
+        return simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models.params
+
+    sparse, dense = end(optax.sgd), end(lambda rate: optax.sgd(rate))
     np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
 
 
 def test_server_scales_agree_with_full_participation():
-    task, assignment = Towards(jnp.arange(5.0)), full_participation(5)
-    ends = [
-        simulate(
-            jax.random.key(0), task, fedavg(0.1, local_steps=2, server_scale=scale), assignment, 4
-        )[0].models.params["w"]
-        for scale in ("mean", "1/N")
-    ]
-    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-6)
+    ends = averages()([2, 0, 3, 1])
+    np.testing.assert_allclose(ends[::2], ends[1::2], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -112,11 +225,13 @@ def test_wrong_arguments_are_refused_before_compilation(arguments, message):
 
 
 def test_traced_learning_rates_are_accepted():
+    @jax.jit
+    @jax.vmap
     def end(learning_rate):
         algorithm = fedavg(learning_rate, local_steps=1)
         return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
 
-    assert jax.vmap(end)(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)
+    assert end(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +262,18 @@ def test_large_models():
 
     def run(params):
         sgd, how = optax.sgd(0.01), Batching(20)
-        return train_locally(jax.random.key(0), task, jnp.int32(0), params, sgd, 3, how)
+        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(0), params)
+        return train_locally(local, sgd, 3, how)
 
-    expected = params
+    expected, losses, gradient = params, [], jax.jit(jax.value_and_grad(task.loss))
     for examples in task.examples:
-        gradients = jax.grad(task.loss)(expected, examples)
+        loss, gradients = gradient(expected, examples)
+        losses.append(float(loss))
         expected = jax.tree.map(lambda x, dx: x - 0.01 * dx, expected, gradients)
     program = jax.jit(run).lower(params).compile()
-    for name, got in program(params).items():
+    trained, loss = program(params)
+    assert loss == pytest.approx(np.mean(losses), rel=1e-5)
+    for name, got in trained.items():
         np.testing.assert_allclose(got, expected[name], rtol=1e-5, atol=1e-5)
         assert got.size == 0 or np.abs(got - params[name]).max() > 1e-4
     # Once, before the first step: the argument is not the program's to overwrite.

@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
-import operator
+from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,18 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm import (
+    Assignment,
+    Groups,
+    LocalProblem,
     client_data,
     fedavg,
     full_participation,
+    keys,
     layout,
     least_squares,
     mfa_rand,
     mfa_rr,
+    sequential,
     simulate,
 )
+from fedjax_mm.chunks import chunks_of
 from fedjax_mm.data.synthetic import sample_counts
-from fedjax_mm.simulate import chunks_of
-from tests.helpers import STRATEGIES, Towards, replay
+from tests.helpers import Towards, replay, roll_out
 
 
 @settings(deadline=None, max_examples=300)
@@ -82,7 +88,7 @@ class Counted:
         )
         return jnp.sum(params) * count
 
-    def metrics(self, params):
+    def metrics(self, rng_key, params):
         return {}
 
 
@@ -95,27 +101,23 @@ def count_lanes(batch):
     return np.zeros(np.shape(batch), np.float32)
 
 
-def steps_executed(counts, assignment, client_map, num_rounds=1, **options):
-    """Local steps that were computed, and those that count."""
+def steps_executed(counts, assignment, client_map):
+    """Local steps that were computed in one round, and those that count."""
     global executed
     task = Counted(jnp.asarray(counts, jnp.int32))
     algorithm = fedavg(1.0, epochs=1, batch_size=10)
-    run = functools.partial(
-        simulate,
-        algorithm=algorithm,
-        assignment=assignment,
-        num_rounds=num_rounds,
-        client_map=client_map,
-    )
-    program = jax.jit(lambda key, task: run(key, task))
+    run = functools.partial(simulate, algorithm=algorithm, assignment=assignment)
+    program = jax.jit(lambda key, task: run(key, task, num_rounds=1, client_map=client_map))
     executed = 0
     _, trace = jax.block_until_ready(program(jax.random.key(0), task))
     jax.effects_barrier()
     return executed, int(trace.gradients.sum())
 
 
-@pytest.mark.parametrize("client_map", ["auto", "vmap", "scan", 7, 16])
-@pytest.mark.parametrize("num_models", [1, 4])
+@pytest.mark.parametrize(
+    ("num_models", "client_map"),
+    [(1, "auto"), (1, 7), (1, "scan"), (4, "auto"), (4, "vmap"), (4, "scan"), (4, 16)],
+)
 def test_at_most_twice_the_steps_are_executed(num_models, client_map):
     """Counts of Synthetic(1, 1), whose largest client has a hundred times the median's."""
     counts = sample_counts(50)
@@ -152,20 +154,73 @@ def remembering(algorithm):
     def init(task, params):
         return algorithm.init(task, params)[0], (jnp.zeros_like(params), jnp.int32(0))
 
-    def client(rng_key, t, task, number, params, server_state, client_state):
+    def client(local, server_state, client_state):
         sent, count = client_state
-        contribution, _ = algorithm.client(rng_key, t, task, number, params, server_state, ())
+        contribution, _ = algorithm.client(local, server_state, ())
         return contribution, (sent + contribution.update, count + 1)
 
     return algorithm._replace(init=init, client=client)
 
 
-EPOCHS = {
-    "epochs": fedavg(0.05, epochs=2, batch_size=4),
-    "growing sample": fedavg(0.05, local_steps=3, batch_size=lambda t: 2 * t),
-    "epochs, states": remembering(fedavg(0.05, epochs=1, batch_size=4)),
-}
-every_algorithm = pytest.mark.parametrize("algorithm", EPOCHS)
+N, M, ROUNDS = 13, 3, 4
+EPOCHS = remembering(fedavg(0.05, epochs=2, batch_size=4))
+GROWING = fedavg(0.05, local_steps=3, batch_size=lambda t: 2 * t)
+EACH = [EPOCHS, GROWING, EPOCHS]  # two stacks
+
+
+class Seen(NamedTuple):
+    """What an assignment was shown in all rounds."""
+
+    clients: jax.Array  # [T, M, n]
+    losses: jax.Array  # [T, M, n]
+    sums: jax.Array  # [M]
+
+
+def watching(groups, scale):
+    """An assignment of given groups ``[T, M, n]`` and scales that keeps what it observes."""
+    groups, scale = jnp.asarray(groups), jnp.asarray(scale)
+
+    def assign(rng_key, round, state, look):
+        return Groups(groups[round - 1], scale[round - 1]), state
+
+    def observe(round, groups, reports, state):
+        losses = reports["loss"]
+        rows = (groups.clients, losses)
+        seen = [x.at[round - 1].set(row) for x, row in zip(state[:2], rows, strict=True)]
+        return Seen(*seen, state.sums + losses.sum(1))
+
+    nothing = Seen(jnp.zeros_like(groups), jnp.zeros(groups.shape), jnp.zeros(M))
+    return Assignment(N, M, lambda rng_key: nothing, assign, observe)
+
+
+@functools.cache
+def cases():
+    """Two runs, stacked: keys, groups with padding at any place, and scales."""
+    rng, rng_keys = np.random.default_rng(1), jax.random.split(jax.random.key(0), 2)
+    strategies = mfa_rand(N, M, cohort_size=9), sequential(N, M, rounds_per_model=1)
+    groups = [roll_out(*each, ROUNDS) for each in zip(strategies, rng_keys, strict=True)]
+    groups = [
+        rng.permuted(
+            np.pad(each, ((0, 0), (0, 0), (0, N - each.shape[2])), constant_values=-1), axis=2
+        )
+        for each in groups
+    ]
+    scale = rng.uniform(0.5, 2.0, np.shape(groups))
+    return rng_keys, np.stack(groups), np.where(np.stack(groups) >= 0, scale, np.nan)
+
+
+def program(**options):
+    """One run; data are an argument."""
+
+    def run(rng_key, groups, scale, task):
+        return simulate(rng_key, task, EACH, watching(groups, scale), ROUNDS, **options)
+
+    return run
+
+
+def vmapped(**options):
+    """Of several keys, groups and scales."""
+    return jax.vmap(program(**options), (0, 0, 0, None))
 
 
 def check(actual, expected, tolerance=1e-12):
@@ -176,52 +231,69 @@ def check(actual, expected, tolerance=1e-12):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.fixture(scope="module")
+def expected():
+    """Of both cases, one client after the other; a second call, of other data, traces nothing."""
+    chex.clear_trace_counter()
+    with jax.enable_x64(True):
+        one, task = jax.jit(chex.assert_max_traces(program(client_map="scan"), n=1)), clients()
+        results = [one(*(x[i] for x in cases()), task) for i in range(2)]
+        other = one(*(x[0] for x in cases()), dataclasses.replace(task, ridge=2 * task.ridge))
+        loss = results[0][1].metrics["loss"][-1]
+        assert not np.array_equal(other[1].metrics["loss"][-1], loss)
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *results)
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize(
-    ("algorithm", "strategy"),
-    list(zip(EPOCHS, ["mfa_rand cohort", "mfa_rr", "sequential"], strict=True)),
-)
-def test_every_client_map_and_device_agrees(algorithm, strategy):
-    assignment = STRATEGIES[strategy](13)
-
-    def program(**options):
-        def one(key, task):
-            return simulate(key, task, EPOCHS[algorithm], assignment, 6, **options)
-
-        return one
-
-    key, task = jax.random.key(0), clients()
-    expected = jax.jit(program(client_map="scan"))(key, task)
-    for client_map in ("vmap", 3, "auto"):
-        check(jax.jit(program(client_map=client_map))(key, task), expected)
-    for count in (2, 3):
-        where = layout(1, jax.devices()[:count], "clients")
-        one = jax.vmap(program(client_map=3, client_axis="clients"), (0, None))
-        actual = jax.jit(where.over(one, (0, None)))(key[None], task)
-        check(jax.tree.map(lambda x: x[0], actual), expected)
+@pytest.mark.parametrize("client_map", ["vmap", 3])
+def test_every_client_map_agrees(client_map, expected):
+    """And runs vmapped with runs one by one."""
+    check(jax.jit(vmapped(client_map=client_map))(*cases(), clients()), expected)
 
 
-@every_algorithm
-def test_a_second_call_compiles_nothing(algorithm):
-    task, assignment = clients(), mfa_rand(13, 3)
-    program = jax.jit(lambda key, task: simulate(key, task, EPOCHS[algorithm], assignment, 3)[1])
-    first = program(jax.random.key(0), task)
-    other = dataclasses.replace(task, ridge=task.ridge * 2)
-    second = program(jax.random.key(1), other)
-    assert program._cache_size() == 1
-    assert not np.array_equal(first.metrics["loss"][-1], second.metrics["loss"][-1])
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_devices_that_share_clients_agree(num_devices, expected):
+    where = layout(1, jax.devices()[:num_devices], "clients")
+    shared = where.over(vmapped(client_map=3, client_axis="clients"), (0, 0, 0, None))
+    check(jax.jit(shared)(*cases(), clients()), expected)
 
 
-def test_seeds_vmapped_equal_seeds_looped():
-    task, assignment = clients(), mfa_rand(13, 3)
+def test_reports_come_in_the_order_of_groups(expected):
+    """Beside the clients that they are of, wherever they were computed; nothing for padding."""
+    rng_keys, groups, _ = cases()
+    seen = jax.tree.map(np.asarray, expected[0].assignment)
+    np.testing.assert_array_equal(seen.clients, groups)
+    present = groups >= 0
+    np.testing.assert_array_equal(seen.losses[~present], 0)
+    np.testing.assert_allclose(seen.sums, seen.losses.sum((1, 3)), rtol=1e-12)
+    assert np.isfinite(np.asarray(expected[0].models.params[0])).all(), "padding has no scale"
+    # In round 1 all start at 0.
+    with jax.enable_x64(True):
+        for m, algorithm in enumerate(EACH):
+            each = np.stack([first_losses(algorithm, key, m) for key in rng_keys])
+            for r, i in np.argwhere(present[:, 0, m]):
+                loss = each[r, groups[r, 0, m, i]]
+                assert seen.losses[r, 0, m, i] == pytest.approx(loss, rel=1e-12)
+            assert len(np.unique(each)) == 2 * N
 
-    def run(key):
-        return simulate(key, task, EPOCHS["epochs"], assignment, 4)
 
-    keys = jax.random.split(jax.random.key(0), 3)
-    together = jax.jit(jax.vmap(run))(keys)
-    for i in range(3):
-        check(jax.tree.map(operator.itemgetter(i), together), jax.jit(run)(keys[i]), 1e-6)
+@functools.cache
+def reporter(algorithm):
+    """Of all clients, in round 1, from 0."""
+
+    def report(model_key, client, task):
+        params = jnp.zeros(3)
+        local = LocalProblem(keys.client_key(model_key, client), 1, task, client, params)
+        states = algorithm.init(task, params)
+        return algorithm.client(local, *states)[0].report["loss"]
+
+    return jax.jit(jax.vmap(report, (None, 0, None)))
+
+
+def first_losses(algorithm, rng_key, model):
+    (model_key,) = keys.model_keys(keys.round_key(rng_key, 1), [model])
+    return np.asarray(reporter(algorithm)(model_key, jnp.arange(N), clients()))
 
 
 def test_equal_lengths_are_computed_in_lockstep():
@@ -235,11 +307,6 @@ def test_equal_lengths_are_computed_in_lockstep():
 
 
 def test_epochs_need_a_task_that_has_them():
-    with pytest.raises(ValueError, match="Towards has no num_batches; give local_steps"):
-        simulate(
-            jax.random.key(0),
-            Towards(jnp.ones(3)),
-            fedavg(0.1, epochs=1),
-            full_participation(3),
-            1,
-        )
+    task, algorithm = Towards(jnp.ones(3)), fedavg(0.1, epochs=1)
+    with pytest.raises(ValueError, match="Towards is not a EpochTask: A task with num_batches"):
+        simulate(jax.random.key(0), task, algorithm, full_participation(3), 1)

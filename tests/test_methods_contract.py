@@ -1,99 +1,124 @@
-"""Every method x every assignment x every client map x one or three models."""
+"""What every method owes the contract, however its clients are computed."""
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fedjax_mm import (
+    Assignment,
+    LocalProblem,
     LogisticRegression,
-    afl,
+    Tuning,
     appealing,
-    byzantine,
+    attacked,
     classification,
-    ditto,
-    fedavg,
-    fedcluster,
-    fedprox,
     full_participation,
+    keys,
     least_squares,
-    maxfl,
     mfa_rand,
     mfa_rr,
-    mwfed,
-    perfedavg,
-    qffl,
+    noisy,
+    own_models,
     requiring,
-    scaffold,
     sequential,
     simulate,
 )
 from tests.helpers import Measured, labelled_data, replay, roll_out
+from tests.methods import METHODS
 
-N, ROUNDS = 6, 4
-STEPS = {"local_steps": 2, "batch_size": 2}
-METHODS = {
-    "fedavg": lambda rate: fedavg(rate, **STEPS),
-    "maxfl": lambda rate: maxfl(rate, **STEPS),
-    "fedprox": lambda rate: fedprox(rate, mu=0.5, **STEPS),
-    "scaffold": lambda rate: scaffold(rate, **STEPS),
-    "perfedavg": lambda rate: perfedavg(rate, **STEPS),
-    "qffl": lambda rate: qffl(rate, q=1.0, **STEPS),
-    "afl": lambda rate: afl(rate, mixture_rate=0.1, batch_size=2),
-    "mwfed": lambda rate: mwfed(rate, **STEPS),
-    "ditto": lambda rate: ditto(rate, lam=0.5, **STEPS),
-    "byzantine": lambda rate: byzantine(maxfl(rate, **STEPS), jnp.arange(N) < 2),
-}
-ASSIGNMENTS = {
-    1: [
-        mfa_rand(N, 1, cohort_size=4),
-        mfa_rr(N, 1, cohort_size=3),
-        full_participation(N),
-        fedcluster(N, 2),
-        appealing(full_participation(N), cohort_size=2, from_round=2),
-    ],
-    3: [
-        mfa_rand(N, 3),
-        mfa_rr(N, 3),
-        mfa_rand(N, 3, cohort_size=4),
-        sequential(N, 3, rounds_per_model=1),
-        appealing(mfa_rr(N, 3), cohort_size=1, from_round=2),
-    ],
-}
-every_method = pytest.mark.parametrize("method", METHODS)
+N, M, ROUNDS = 6, 3, 4
+ATTACKS = np.arange(N) < 2
+RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
+ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
+every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+
+
+def algorithm_of(method, rate):
+    """Of two local steps on batches of two."""
+    algorithm = ALGORITHMS[method].build(rate, 2, batch_size=2)
+    return noisy(algorithm, ATTACKS) if method == "noisy" else algorithm
 
 
 @functools.cache
-def groups_of(num_models, index, seed):
-    """Who may train what, ``[T, M, N]``: drawn beforehand, by programs that all methods share."""
-    groups = roll_out(ASSIGNMENTS[num_models][index], jax.random.key(seed), ROUNDS)
-    return np.pad(groups, ((0, 0), (0, 0), (0, N - groups.shape[2])), constant_values=-1)
-
-
-def one_of(num_models, index, groups):
-    """The assignment of that number, which may be traced, with these groups."""
-
-    def select(rng_key, t, groups, appeal):
-        selected = ASSIGNMENTS[num_models][-1].select(rng_key, t, groups, appeal)
-        padding = ((0, 0), (0, N - selected.shape[1]))
-        stays = index == len(ASSIGNMENTS[num_models]) - 1
-        return jnp.where(stays, jnp.pad(selected, padding, constant_values=-1), groups)
-
-    return replay(groups, N)._replace(select=select)
-
-
-def tasks(num_models):
+def tasks():
     """Regressions with 1 to 5 examples per client, one for each model."""
-    counts = [1, 5, 2, 3, 5, 4]
 
     def one(seed):
         rng = np.random.default_rng(seed)
-        features = [rng.normal(size=(n, 2)) for n in counts]
+        features = [rng.normal(size=(n, 2)) for n in (1, 5, 2, 3, 5, 4)]
         return least_squares(features, [x.sum(1) + rng.normal() for x in features], ridge=0.1)
 
-    return [one(seed) for seed in range(num_models)]
+    return [one(seed) for seed in range(M)]
+
+
+@functools.cache
+def cases():
+    """Arguments of four runs, stacked: keys, rates, groups ``[T, M, N]``, and who stays away.
+
+    In the second one models have groups of 1 and 2; in the third two of three are idle; in the last
+    one clients stay away to whom a model does not appeal.
+    """
+    strategies = [
+        mfa_rand(N, M),
+        mfa_rand(N, M, cohort_size=4),
+        sequential(N, M, rounds_per_model=1),
+        mfa_rr(N, M),
+    ]
+    rng_keys = jax.random.split(jax.random.key(1), len(strategies))
+    groups = [roll_out(*each, ROUNDS) for each in zip(strategies, rng_keys, strict=True)]
+    padded = [
+        np.pad(each, ((0, 0), (0, 0), (0, N - each.shape[2])), constant_values=-1)
+        for each in groups
+    ]
+    rates, is_free = np.array([0.1, 0.1, 0.05, 0.1]), np.arange(4) == 3
+    return rng_keys, rates, np.stack(padded), is_free
+
+
+def assignment_of(groups, is_free, num_models):
+    """Of given groups, whose clients may be free to stay away, and that keeps what it observes."""
+    given = replay(groups, N)
+    flexible = appealing(given, cohort_size=N, from_round=2)
+
+    def assign(*args):
+        (all_of_them, _), (some, state) = given.assign(*args), flexible.assign(*args)
+        clients = jnp.where(is_free, some.clients, all_of_them.clients)
+        return all_of_them._replace(clients=clients), state
+
+    nothing = jnp.zeros((num_models, N)), jnp.zeros(())
+    return Assignment(N, num_models, lambda rng_key: nothing, assign, remember)
+
+
+def remember(round, groups, reports, state):
+    """The sum of what every client reported of every model, and of what padding did."""
+    (losses,) = jax.tree.leaves(reports)
+    present = groups.clients >= 0
+    rows = jnp.arange(len(groups.clients))[:, None], jnp.where(present, groups.clients, N)
+    by_client = state[0].at[rows].add(losses, mode="drop")
+    return by_client, state[1] + jnp.sum(jnp.where(present, 0, jnp.abs(losses)))
+
+
+def program(method, client_map, num_models):
+    """One run of the first models; data are an argument."""
+
+    def run(rng_key, rate, groups, is_free, tasks):
+        learned = [requiring(task, RHO) for task in tasks[:num_models]]
+        if method == "noisy":
+            learned = [attacked(task, ATTACKS) for task in learned]
+        strategy = assignment_of(groups, is_free, num_models)
+        algorithm = algorithm_of(method, rate)
+        state, trace = simulate(
+            rng_key, learned, algorithm, strategy, ROUNDS, client_map=client_map
+        )
+        gradients = trace.client_updates, trace.gradients, trace.idle_rounds
+        metrics = trace.metrics["loss"], trace.metrics["train_appeal"]
+        by_model = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (gradients, metrics))
+        return (state.models, by_model, state.assignment[0]), state.assignment[1]
+
+    return run
 
 
 def assert_close(actual, expected):
@@ -104,51 +129,112 @@ def assert_close(actual, expected):
             np.testing.assert_array_equal(a, b)
 
 
+@functools.cache
+def expected(method):
+    """All clients of all models at once, and the runs vmapped; a leading axis of runs."""
+    with jax.enable_x64(True):
+        together = jax.vmap(program(method, "vmap", M), (0, 0, 0, 0, None))
+        return jax.jit(together)(*cases(), tasks())
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("num_models", ASSIGNMENTS)
-@every_method
-def test_client_maps_agree_and_nothing_recompiles(method, num_models):
-    data, rho = tasks(num_models), jnp.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
-    key = jax.random.key(1)
-    calls = [
-        (key, 0.1, index, groups_of(num_models, index, 1))
-        for index in range(len(ASSIGNMENTS[num_models]))
-    ]
-    calls.append((jax.random.key(2), 0.05, 0, groups_of(num_models, 0, 2)))
-    results = []
-    for client_map in ("vmap", 3, "scan"):
+@every_algorithm
+def test_client_maps_agree_and_nothing_recompiles(method):
+    """Wherever padding stands, and whichever models train beside: here one alone.
 
-        def run(rng_key, rate, index, groups, tasks, rho, client_map=client_map):
-            algorithm = requiring(METHODS[method](rate), thresholds=rho)
-            assignment = one_of(num_models, index, groups)
-            state, trace = simulate(
-                rng_key, tasks, algorithm, assignment, ROUNDS, client_map=client_map
-            )
-            return state.models, trace
+    In `test_methods`, chunks of two clients and all at once agree with the same loop.
+    """
+    chex.clear_trace_counter()
+    rng, (rng_keys, rates, groups, is_free) = np.random.default_rng(0), cases()
+    compiled = jax.jit(chex.assert_max_traces(program(method, "scan", 1), n=1))
+    together, nothing = expected(method)
+    np.testing.assert_array_equal(nothing, 0)
+    for run, key in enumerate(rng_keys):
+        shuffled = rng.permuted(groups[run, :, :1], axis=2)
+        alone, nothing = compiled(key, rates[run], shuffled, is_free[run], tasks())
+        assert nothing == 0
+        assert_close(alone, jax.tree.map(lambda x, run=run: x[run, :1], together))
 
-        program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
-        results.append([program(*call, data, rho) for call in calls])
-        assert program._cache_size() == 1
-    for other in results[1:]:
-        assert_close(other, results[0])
-    ends = [np.asarray(models.params) for models, _ in results[0]]
-    assert all(np.isfinite(end).all() for end in ends)
+
+@pytest.mark.usefixtures("x64")
+@every_algorithm
+def test_every_run_is_one_of_its_own(method):
+    """What is compared above are numbers, and differ."""
+    (models, ((updates, _, _), (loss, appeal)), reports), _ = expected(method)
+    assert models.params.shape == (4, M, 2)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((models, loss, reports)))
+    ends = np.asarray(models.params)
     assert all(np.abs(a - b).max() > 1e-6 for i, a in enumerate(ends) for b in ends[:i])
-    for (models, trace), each in zip(results[0], ASSIGNMENTS[num_models], strict=False):
-        assert trace.metrics["train_appeal"].shape == (1 + ROUNDS, num_models)
-        if each.select is None:
-            assert (trace.client_updates[1:].sum(1) >= 3).all()
-        assert models.params.shape == (num_models, 2)
+    _, _, groups, _ = cases()
+    present = (groups >= 0).sum(3).swapaxes(1, 2)
+    np.testing.assert_array_equal(updates[:3, :, 1:], present[:3])
+    assert 0 < updates[3].sum() < present[3].sum(), "some stay away, and not all"
+    assert appeal.shape == (4, M, 1 + ROUNDS)
+    trained = np.array(
+        [[[(groups[r, :, m] == k).any() for k in range(N)] for m in range(M)] for r in range(3)]
+    )
+    np.testing.assert_array_equal(reports[:3] > 0, trained)
 
 
-@every_method
+@pytest.mark.usefixtures("x64")
+@every_algorithm
+def test_a_scale_multiplies_what_a_client_weighs(method):
+    """Its weight and what the server adds up; the report, its gradients and its state stay.
+
+    Eager and compiled it is the same.
+    """
+    task = attacked(requiring(tasks()[0], RHO), ATTACKS)
+    algorithm, params = algorithm_of(method, 0.1), jnp.ones(2)
+    server, client_state = algorithm.init(task, params)
+
+    def send(scale):
+        key = jax.random.key(0)
+        local = LocalProblem(key, jnp.int32(1), task, jnp.int32(1), params, scale)
+        return algorithm.client(local, server, client_state)
+
+    compiled = jax.jit(send)
+    (one, state), (three, same) = compiled(1.0), compiled(3.0)
+    assert_close(send(1.0), (one, state))
+    assert_close((three.report, three.num_gradients, same), (one.report, one.num_gradients, state))
+    update, larger = one.update, three.update
+    if method == "scaffold":  # c remains the mean of the c_k
+        assert_close(larger["c"], update["c"])
+        update, larger = update["params"], larger["params"]
+    np.testing.assert_allclose(larger, 3 * update, rtol=1e-10)
+    assert np.abs(update).max() > 0
+    if method != "afl":  # which has a mixture in place of weights
+        assert three.weight == pytest.approx(3 * float(one.weight), rel=1e-12)
+    assert set(one.report) == {"loss"}
+    assert one.report["loss"].shape == ()
+
+
+def test_all_report_alike():
+    """An assignment may look at models that are trained by different methods."""
+    strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
+    strategy = strategy._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
+    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"][:, 0])
+    task = requiring(Measured(jnp.arange(1.0, 1 + len(METHODS))), jnp.ones(len(METHODS)))
+    algorithms = [row.build(0.1, 2) for row in METHODS.values()]
+
+    @jax.jit
+    def run(rng_key):
+        params = {"w": jnp.zeros(3)}
+        return simulate(rng_key, task, algorithms, strategy, 1, params=[params] * len(METHODS))[0]
+
+    reports = run(jax.random.key(0)).assignment
+    first = 1.5 * np.arange(1.0, 1 + len(METHODS)) ** 2  # F_k(0)
+    assert np.all((0.5 * first < reports) & (reports <= first))
+
+
+@every_algorithm
 def test_single_precision_in_a_double_precision_program(method):
     """States and parameters keep their types: what a scan carries may not change."""
     with jax.enable_x64(True):
-        task = Measured(jnp.arange(N, dtype=jnp.float32))
+        task = requiring(Measured(jnp.arange(N, dtype=jnp.float32)), jnp.ones(N))
 
         def run(rng_key):
-            algorithm = requiring(METHODS[method](lambda t: 0.1 / t), learning_rate=0.1)
+            algorithm = algorithm_of(method, lambda t: 0.1 / t) if method != "noisy" else None
+            algorithm = algorithm or noisy(ALGORITHMS[method].build(0.1, 2), ATTACKS)
             strategy = appealing(full_participation(N), cohort_size=2)
             return simulate(rng_key, task, algorithm, strategy, 2)[0].models
 
@@ -156,17 +242,19 @@ def test_single_precision_in_a_double_precision_program(method):
         assert {leaf.dtype for leaf in jax.tree.leaves(models.params)} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("method", ["ditto", "perfedavg", "byzantine"])
-def test_keys_are_never_reused(method):
-    """JAX's own checker, with a warm-up, clients that stay away, and tuning."""
+def test_keys_are_never_reused():
+    """JAX's own checker, with own models, clients that stay away, noise and tuning."""
     task = classification(labelled_data(N), LogisticRegression(3))
+    algorithms = [METHODS[name].build(0.1, 2, batch_size=2) for name in ("ditto", "perfedavg")]
+    algorithms[1] = noisy(algorithms[1], ATTACKS)
 
     def run(rng_key, task):
-        algorithm = requiring(
-            METHODS[method](0.1), learning_rate=0.1, batch_size=2, num_steps=2, tuning_steps=2
-        )
-        strategy = appealing(full_participation(N), cohort_size=2, from_round=1)
-        return simulate(rng_key, task, algorithm, strategy, 2)[1]
+        own_key = keys.preparation_key(rng_key, jnp.int32(0))
+        options = {"learning_rate": 0.1, "num_steps": 2, "batch_size": 2}
+        own = own_models(own_key, task, task.init(jax.random.key(7)), **options)
+        demanding = requiring(task, own, tuning=Tuning(0.1, 2, 2))
+        strategy = appealing(mfa_rand(N, 2), cohort_size=2, from_round=1)
+        return simulate(rng_key, demanding, algorithms, strategy, 2)[1]
 
     with jax.debug_key_reuse(True):
         jax.jit(run)(jax.random.key(0), task)

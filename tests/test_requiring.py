@@ -1,43 +1,61 @@
-"""Thresholds, appeal, unseen clients, tuning, and clients that stay away."""
+"""Own models, thresholds, appeal, unseen clients, tuning, staying away; prepared sweeps."""
 
 import dataclasses
+import functools
 import itertools
+import os
+import signal
+import sys
 from functools import partial
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fedjax_mm.algorithms.local import train_locally
-from fedjax_mm.algorithms.views import client_losses, thresholds
 
 from fedjax_mm import (
+    Checkpoints,
+    DemandingTask,
+    Execution,
+    InterruptedRunError,
     LogisticRegression,
+    Look,
+    OwnModels,
+    Setup,
+    Tuning,
     appealing,
-    byzantine,
+    attacked,
     classification,
     client_data,
     fedavg,
     full_participation,
+    keys,
+    layout,
     maxfl,
     mfa_rand,
     mfa_rr,
     mwfed,
+    noisy,
+    own_models,
     qffl,
     quadratic,
     requiring,
     simulate,
+    sweep,
 )
-from fedjax_mm.base import Batching
+from fedjax_mm.base import Batching, LocalProblem
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.simulate import init
+from fedjax_mm.local import train_locally
 from fedjax_mm.tasks.classification import Classification
-from tests.helpers import Measured, Towards, counting, labelled_data
+from fedjax_mm.tasks.view import client_losses, thresholds
+from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data
 
 N, SEEN = 7, 5
 RATE, STEPS = 0.3, 6
+KEY = jax.random.key(4)
 
 
 class Linear(nn.Module):
@@ -48,195 +66,216 @@ class Linear(nn.Module):
         return nn.Dense(2, kernel_init=nn.initializers.zeros)(x)
 
 
-def learners():
+@functools.cache
+def learners(double=True):
     """Logistic regression of clients with 1 to 9 training and 1 to 4 test examples."""
-    return classification(labelled_data(N), LogisticRegression(3))
+    with jax.enable_x64(double):
+        return classification(labelled_data(N), LogisticRegression(3))
 
 
-def warm_up(task, params, client):
+@functools.cache
+def compiled(function):
+    """Of a function of this module, once."""
+    return jax.jit(function)
+
+
+@jax.jit
+def descend(task, params, client):
     """w_hat_k by plain full-gradient steps."""
-    gradient = jax.grad(task.client_loss)
     for _ in range(STEPS):
-        step = gradient(params, jnp.int32(client))
+        step = jax.grad(task.client_loss)(params, client)
         params = jax.tree.map(lambda w, g: w - RATE * g, params, step)
     return params
 
 
-def mean_of(task, params, data, name, clients):
-    return np.mean([float(task.client_metrics(params, jnp.int32(k), data)[name]) for k in clients])
+@partial(jax.jit, static_argnums=4)
+def train(rng_key, task, params, client, num_steps):
+    """The client's parameters after steps on batches of two."""
+    local = LocalProblem(rng_key, 0, task, client, params)
+    return train_locally(local, optax.sgd(RATE), num_steps, Batching(2))[0]
+
+
+@jax.jit
+def of_client(task, params, client):
+    """The loss on training examples, and the loss and the accuracy on those for testing."""
+    return task.client_loss(params, client), task.client_metrics(params, client, task.test)
+
+
+def own_by_hand(rng_key, task, params, batch_size=None):
+    options = {"learning_rate": RATE, "num_steps": STEPS, "batch_size": batch_size}
+    return own_models(rng_key, task, params, **options)
+
+
+full_own_models = jax.jit(own_by_hand)
+own_models_of_batches = jax.jit(partial(own_by_hand, batch_size=2))
+
+
+# Own models.
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("num_models", [1, 2])
-def test_thresholds_are_losses_of_a_warm_up_by_hand(num_models):
-    """rho_k = F_k(w_hat_k) for every client and model, each model from its own start."""
+@pytest.mark.parametrize("seed", [3, 4])
+def test_thresholds_are_losses_of_own_models_by_hand(seed):
+    """rho_k = F_k(w_hat_k) for every client, and the accuracy on its test examples."""
     task = learners()
-    algorithm = requiring(fedavg(0.1, local_steps=1), learning_rate=RATE, num_steps=STEPS)
-    keys = jax.random.split(jax.random.key(3), num_models)
-    start = [task.init(key) for key in keys]
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *start)
-    state, _ = simulate(
-        jax.random.key(0), task, algorithm, mfa_rand(N, num_models), 1, params=stacked
-    )
-    demands = state.models.clients
-    for m, k in itertools.product(range(num_models), range(N)):
-        own = warm_up(task, start[m], k)
-        assert demands.threshold[m, k] == pytest.approx(
-            float(task.client_loss(own, jnp.int32(k))), rel=1e-5
-        )
-        accuracy = task.client_metrics(own, jnp.int32(k), task.test)["accuracy"]
-        assert demands.own_accuracy[m, k] == pytest.approx(float(accuracy))
-    assert len(np.unique(demands.threshold)) == num_models * N
+    start = task.init(jax.random.key(seed))
+    own = full_own_models(KEY, task, start)
+    for k in range(N):
+        loss, test = of_client(task, descend(task, start, jnp.int32(k)), jnp.int32(k))
+        assert own.threshold[k] == pytest.approx(float(loss), rel=1e-5)
+        assert own.accuracy[k] == pytest.approx(float(test["accuracy"]))
+    assert len(np.unique(own.threshold)) == N
 
 
 @pytest.mark.usefixtures("x64")
-def test_own_models_of_before_may_be_given():
-    """Thresholds and accuracies of a warm-up, given, are as good as the warm-up itself."""
-    task, strategy = learners(), mfa_rand(SEEN, 1)
-    start = task.init(jax.random.key(1))
-    base, key = fedavg(0.1, local_steps=2), jax.random.key(0)
-    warmed = requiring(base, learning_rate=RATE, num_steps=STEPS, num_unseen=N - SEEN)
-    state, trace = simulate(key, task, warmed, strategy, 3, params=start)
-    own = jax.tree.map(lambda x: x[0], state.models.clients)
-    given = requiring(
-        base,
-        thresholds=own.threshold,
-        own_accuracies=own.own_accuracy,
-        num_unseen=N - SEEN,
-    )
-    _, again = simulate(key, task, given, strategy, 3, params=start)
-    assert set(again.metrics) == set(trace.metrics)
-    for name, values in trace.metrics.items():
-        np.testing.assert_array_equal(again.metrics[name], values)
-    alone = requiring(base, thresholds=own.threshold, num_unseen=N - SEEN)
-    _, without = simulate(key, task, alone, strategy, 1, params=start)
-    assert set(trace.metrics) - set(without.metrics) == {
-        "preferred_accuracy",
-        "unseen_preferred_accuracy",
-    }
-
-
-def test_own_accuracies_go_with_thresholds():
-    base = fedavg(0.1, local_steps=1)
-    with pytest.raises(ValueError, match="own_accuracies are given, but no thresholds"):
-        requiring(base, learning_rate=0.1, own_accuracies=np.ones(N))
-    algorithm = requiring(base, thresholds=np.ones(N), own_accuracies=np.ones(N + 1))
-    with pytest.raises(ValueError, match=r"own_accuracies have shape \(8,\)"):
-        simulate(jax.random.key(0), learners(), algorithm, mfa_rand(N, 1), 1)
-
-
-def test_warm_up_draws_batches_with_keys_of_its_own():
-    """By (seed, model, client); not those of round 1."""
-    task, rng_key = learners(), jax.random.key(4)
-    algorithm = requiring(
-        fedavg(0.1, local_steps=1), learning_rate=RATE, batch_size=2, num_steps=STEPS
-    )
+def test_own_models_draw_batches_with_keys_of_their_own():
+    """That of the client; a preparation's key depends on the model, and is none of a round."""
+    task, key = learners(), keys.preparation_key(KEY, jnp.int32(1))
+    by_hand = KEY
+    for number in (0, 1 + 1, 1):
+        by_hand = jax.random.fold_in(by_hand, number)
+    np.testing.assert_array_equal(*map(jax.random.key_data, (key, by_hand)))
     start = task.init(jax.random.key(9))
-    state, _ = simulate(rng_key, task, algorithm, full_participation(N), 1, params=start)
+    own = own_models_of_batches(key, task, start)
     for k in (0, 3, 6):
-        key = rng_key
-        for number in (0, 1, 1, k):
-            key = jax.random.fold_in(key, number)
-        own = train_locally(key, task, jnp.int32(k), start, optax.sgd(RATE), STEPS, Batching(2))
-        expected = float(task.client_loss(own, jnp.int32(k)))
-        assert state.models.clients.threshold[0, k] == pytest.approx(expected, rel=1e-5)
+        trained = train(jax.random.fold_in(key, k), task, start, jnp.int32(k), STEPS)
+        expected = of_client(task, trained, jnp.int32(k))[0]
+        assert own.threshold[k] == pytest.approx(float(expected), rel=1e-5)
 
 
-@pytest.mark.usefixtures("x64")
+def test_own_models_of_tasks_without_test_examples():
+    """They have no accuracy; large ones are trained a few at a time, with equal results."""
+    targets = jnp.arange(1.0, 7.0)
+    for dim in (3, 4096):  # of which two fit at once
+        task = Measured(targets, dim)
+        start = {"w": jnp.zeros(dim)}
+        own = jax.jit(partial(own_models, learning_rate=0.5, num_steps=2))(KEY, task, start)
+        assert own.accuracy is None
+        np.testing.assert_allclose(own.threshold, dim / 2 * (targets / 4) ** 2, rtol=1e-5)
+
+
+# Metrics. Of one model with all options, and of the same without some.
+
+
+@functools.cache
+def measured():
+    """What a task with unseen clients says of a model, by what their own are worth."""
+    with jax.enable_x64(True):
+        task = learners()
+        params, own = task.init(jax.random.key(8)), full_own_models(KEY, task, start_of(task))
+
+        def metrics(task, params, own):
+            return requiring(task, own, num_unseen=N - SEEN).metrics(KEY, params)
+
+        program = jax.jit(metrics)
+        return params, own, program(task, params, own), program(task, params, own.threshold)
+
+
+def start_of(task):
+    return task.init(jax.random.key(3))
+
+
 def test_metrics_are_means_over_clients():
     """Also of unseen ones, apart; a client to whom the model does not appeal uses its own."""
+    params, own, values, _ = measured()
     task = learners()
-    algorithm = requiring(
-        fedavg(0.3, local_steps=4), learning_rate=RATE, num_steps=STEPS, num_unseen=N - SEEN
-    )
-    state, trace = simulate(jax.random.key(0), task, algorithm, full_participation(SEEN), 3)
-    params = jax.tree.map(lambda x: x[0], state.models.params)
-    demands = jax.tree.map(lambda x: np.asarray(x[0]), state.models.clients)
-    for prefix, clients in (("", range(SEEN)), ("unseen_", range(SEEN, N))):
-        values = {name: float(x[-1, 0]) for name, x in trace.metrics.items()}
-        for name, data, of in (
-            ("loss", task.test, "loss"),
-            ("accuracy", task.test, "accuracy"),
-            ("train_loss", task.train, "loss"),
-        ):
-            expected = mean_of(task, params, data, of, clients)
-            assert values[prefix + name] == pytest.approx(expected, rel=1e-6)
-        test = [task.client_metrics(params, jnp.int32(k), task.test) for k in clients]
-        happy = [
-            float(m["loss"]) < demands.threshold[k] for m, k in zip(test, clients, strict=True)
-        ]
-        content = [
-            float(task.client_loss(params, jnp.int32(k))) < demands.threshold[k] for k in clients
-        ]
-        preferred = [
-            float(m["accuracy"]) if is_happy else demands.own_accuracy[k]
-            for m, k, is_happy in zip(test, clients, happy, strict=True)
-        ]
-        assert values[prefix + "appeal"] == pytest.approx(np.mean(happy))
-        assert values[prefix + "train_appeal"] == pytest.approx(np.mean(content))
-        assert values[prefix + "preferred_accuracy"] == pytest.approx(np.mean(preferred))
-    assert len(trace.metrics) == 12
+    with jax.enable_x64(True):
+        each = [of_client(task, params, jnp.int32(k)) for k in range(N)]
+    train_loss = np.array([float(loss) for loss, _ in each])
+    loss, accuracy = (np.array([float(m[name]) for _, m in each]) for name in ("loss", "accuracy"))
+    rho = np.asarray(own.threshold)
+    expected = {
+        "loss": loss,
+        "accuracy": accuracy,
+        "train_loss": train_loss,
+        "appeal": loss < rho,
+        "train_appeal": train_loss < rho,
+        "preferred_accuracy": np.where(loss < rho, accuracy, np.asarray(own.accuracy)),
+    }
+    assert set(values) == {prefix + name for prefix in ("", "unseen_") for name in expected}
+    for prefix, clients in (("", slice(SEEN)), ("unseen_", slice(SEEN, N))):
+        for name, of_each in expected.items():
+            assert values[prefix + name] == pytest.approx(of_each[clients].mean(), rel=1e-6)
+    assert len({float(x) for x in values.values()}) > 6
+
+
+def test_thresholds_alone_prefer_nothing():
+    """All other metrics are the same."""
+    _, _, values, without = measured()
+    assert set(values) - set(without) == {"preferred_accuracy", "unseen_preferred_accuracy"}
+    for name, value in without.items():
+        np.testing.assert_array_equal(value, values[name])
 
 
 @pytest.mark.usefixtures("x64")
 def test_tuning_takes_local_steps_before_measuring():
     task = learners()
-    algorithm = requiring(
-        fedavg(0.1, local_steps=1), learning_rate=RATE, num_steps=1, tuning_steps=STEPS
-    )
-    state, trace = simulate(jax.random.key(0), task, algorithm, full_participation(N), 2)
-    params = jax.tree.map(lambda x: x[0], state.models.params)
-    tuned = [warm_up(task, params, k) for k in range(N)]
-    losses = [float(task.client_loss(w, jnp.int32(k))) for k, w in enumerate(tuned)]
-    tests = [task.client_metrics(w, jnp.int32(k), task.test) for k, w in enumerate(tuned)]
-    values = {name: float(x[-1, 0]) for name, x in trace.metrics.items()}
-    assert values["train_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-    expected = np.mean([float(each["accuracy"]) for each in tests])
-    assert values["accuracy"] == pytest.approx(expected)
-    rho = np.asarray(state.models.clients.threshold[0])
-    assert values["train_appeal"] == pytest.approx(np.mean(losses < rho))
-    assert (losses < rho).any()
+    params, own = start_of(task), full_own_models(KEY, task, task.init(jax.random.key(8)))
+
+    @jax.jit
+    def metrics(task, rate):
+        return requiring(task, own, tuning=Tuning(rate, STEPS)).metrics(KEY, params)
+
+    values = metrics(task, RATE)
+    each = [of_client(task, descend(task, params, jnp.int32(k)), jnp.int32(k)) for k in range(N)]
+    losses = np.array([float(loss) for loss, _ in each])
+    assert values["train_loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    accuracy = np.mean([float(test["accuracy"]) for _, test in each])
+    assert values["accuracy"] == pytest.approx(accuracy)
+    satisfied = losses < np.asarray(own.threshold)
+    assert values["train_appeal"] == pytest.approx(satisfied.mean())
+    assert 0 < satisfied.mean() < 1
+    before = np.mean([float(of_client(task, params, jnp.int32(k))[0]) for k in range(N)])
+    assert values["train_loss"] < before
+
+
+@functools.cache
+def tuned_run():
+    """Two models of which the clients measure the tuned ones."""
+    task = learners(double=False)
+    wrapped = requiring(task, jnp.ones(N), num_unseen=N - SEEN, tuning=Tuning(RATE, STEPS, 2))
+
+    def run(rng_key):
+        algorithm, strategy = fedavg(0.1, epochs=2, batch_size=2), mfa_rand(SEEN, 2, cohort_size=4)
+        return simulate(rng_key, wrapped, algorithm, strategy, 2, record_every=2)
+
+    return jax.jit(run)(KEY)
 
 
 def test_tuning_draws_batches_with_keys_of_its_own():
-    """By (seed, round, model, client)."""
-    task, rng_key = learners(), jax.random.key(4)
-    algorithm = requiring(
-        fedavg(0.1, local_steps=1),
-        learning_rate=RATE,
-        batch_size=2,
-        num_steps=1,
-        tuning_steps=STEPS,
+    """By (seed, round, model, client): that of the metrics, after the models' own."""
+    task, (state, trace) = learners(double=False), tuned_run()
+    for m in range(2):
+        params, losses = jax.tree.map(lambda x, m=m: x[m], state.models.params), []
+        for k in range(N):
+            key = KEY
+            for number in (2, 2 + 2, 1 + m, k):
+                key = jax.random.fold_in(key, number)
+            tuned = train(key, task, params, jnp.int32(k), STEPS)
+            losses.append(float(of_client(task, tuned, jnp.int32(k))[0]))
+        seen, unseen = np.mean(losses[:SEEN]), np.mean(losses[SEEN:])
+        assert trace.metrics["train_loss"][-1, m] == pytest.approx(seen, rel=1e-5)
+        assert trace.metrics["unseen_train_loss"][-1, m] == pytest.approx(unseen, rel=1e-5)
+
+
+def test_the_wrapped_task_is_trained_as_it_would_be_alone():
+    """Where all clients may train: tuning and thresholds change nothing."""
+    data = labelled_data(N)
+    first = dataclasses.replace(
+        data.train, offsets=data.train.offsets[:SEEN], counts=data.train.counts[:SEEN]
     )
-    state, trace = simulate(rng_key, task, algorithm, full_participation(N), 2, record_every=2)
-    params, losses = jax.tree.map(lambda x: x[0], state.models.params), []
-    for k in range(N):
-        key = rng_key
-        for number in (2, 3, 1, k):
-            key = jax.random.fold_in(key, number)
-        tuned = train_locally(key, task, jnp.int32(k), params, optax.sgd(RATE), STEPS, Batching(2))
-        losses.append(float(task.client_loss(tuned, jnp.int32(k))))
-    assert trace.metrics["train_loss"][-1, 0] == pytest.approx(np.mean(losses), rel=1e-5)
+    alone = classification(dataclasses.replace(data, train=first), LogisticRegression(3))
 
+    @jax.jit
+    def run(rng_key):
+        algorithm, strategy = fedavg(0.1, epochs=2, batch_size=2), mfa_rand(SEEN, 2, cohort_size=4)
+        return simulate(rng_key, alone, algorithm, strategy, 2, record_every=2)
 
-def test_states_of_the_wrapped_algorithm_start_with_keys_and_thresholds():
-    """The keys are not those of the warm-up, and differ from client to client."""
-
-    def start(rng_key, task, client, params, state):
-        return jax.random.key_data(rng_key), task.threshold(client)
-
-    nothing = jnp.zeros(2, jnp.uint32), jnp.zeros(())
-    algorithm = counting()._replace(init=lambda task, params: ((), nothing), start=start)
-    wrapped = requiring(algorithm, learning_rate=RATE, num_steps=1)
-    task = Measured(jnp.arange(1.0, 5.0))
-    models = init(jax.random.key(0), task, wrapped, full_participation(4)).models
-    keys, rho = models.clients.state
-    np.testing.assert_array_equal(rho, models.clients.threshold)
-    for k in range(4):
-        key = jax.random.key(0)
-        for number in (0, 1, 1, k, 1):
-            key = jax.random.fold_in(key, number)
-        np.testing.assert_array_equal(keys[0, k], jax.random.key_data(key))
+    (expected, counts), (state, trace) = run(KEY), tuned_run()
+    for a, b in zip(*(jax.tree.leaves(x.models) for x in (state, expected)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(trace.gradients, counts.gradients)
+    assert trace.metrics["appeal"].shape == (2, 2)
 
 
 def test_a_loss_equal_to_the_threshold_does_not_appeal():
@@ -244,121 +283,152 @@ def test_a_loss_equal_to_the_threshold_does_not_appeal():
     rng = np.random.default_rng(0)
     clients = client_data([(rng.normal(size=(2, 3)), np.arange(2)) for _ in range(4)])
     task = classification(FederatedData("four", "synthetic", 2, clients, clients), Linear())
+    params = task.init(KEY)
 
     @jax.jit
-    def run(thresholds):
-        algorithm = requiring(mwfed(1e-30, local_steps=1), thresholds=thresholds)
-        return simulate(jax.random.key(0), task, algorithm, full_participation(4), 1)
+    def ask(rho):
+        demanding = requiring(task, rho)
+        weights, _ = mwfed(0.1, local_steps=1).init(demanding, params)
+        return demanding.metrics(KEY, params), demanding.appeals(params), weights
 
-    loss = run(jnp.zeros(4))[1].metrics["loss"][0, 0]
-    for factor, appeal in ((1.0, 0.0), (1.001, 1.0)):
-        state, trace = run(jnp.full(4, factor * loss))
-        for name in ("appeal", "train_appeal"):
-            np.testing.assert_array_equal(trace.metrics[name], appeal)
-        np.testing.assert_array_equal(state.models.server.is_satisfied, bool(appeal))
-
-
-def test_the_wrapped_algorithm_trains_as_it_would_alone():
-    task, strategy = learners(), mfa_rand(N, 2, cohort_size=5)
-    base = fedavg(0.1, epochs=2, batch_size=2)
-    alone, _ = simulate(jax.random.key(0), task, base, strategy, 3)
-    wrapped = requiring(base, learning_rate=RATE, num_steps=1)
-    both, trace = simulate(jax.random.key(0), task, wrapped, strategy, 3)
-    for a, b in zip(
-        jax.tree.leaves(alone.models.params), jax.tree.leaves(both.models.params), strict=True
-    ):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-    assert trace.metrics["appeal"].shape == (4, 2)
-
-
-def test_unseen_clients_never_train():
-    """Nor do their data matter: they are NaN."""
-    targets = jnp.arange(1.0, N + 1).at[SEEN:].set(jnp.nan)
-    task = Measured(targets)
-    algorithm = requiring(counting(), thresholds=jnp.ones(N), num_unseen=N - SEEN)
-    strategy = mfa_rand(SEEN, 2)
-    state, trace = simulate(jax.random.key(0), task, algorithm, strategy, 6)
-    assert (state.models.clients.state.count[:, SEEN:] == 0).all()
-    assert state.models.clients.state.count[:, :SEEN].sum() == 6 * SEEN
-    assert trace.client_updates[1:].sum(1).tolist() == [SEEN] * 6
-    averaged = requiring(
-        fedavg(0.5, local_steps=1, server_scale="1/N"), thresholds=jnp.ones(N), num_unseen=2
-    )
-    state, _ = simulate(
-        jax.random.key(0),
-        task,
-        averaged,
-        full_participation(SEEN),
-        1,
-        params={"w": jnp.zeros(3)},
-    )
-    np.testing.assert_allclose(state.models.params["w"], np.mean(targets[:SEEN]) / 2)
-
-
-def test_given_thresholds_have_no_own_models():
-    algorithm = requiring(fedavg(0.1, local_steps=1), thresholds=np.linspace(0.5, 2, N))
-    state, trace = simulate(jax.random.key(0), learners(), algorithm, full_participation(N), 2)
-    np.testing.assert_allclose(state.models.clients.threshold[0], np.linspace(0.5, 2, N), rtol=1e-6)
-    assert "preferred_accuracy" not in trace.metrics
-    assert np.isfinite(trace.metrics["appeal"]).all()
+    first = jnp.arange(4) < 1
+    loss = ask(jnp.zeros(4))[0]["loss"]
+    metrics, appeals, weights = ask(jnp.where(first, jnp.float32(1.001) * loss, loss))
+    assert metrics["appeal"] == metrics["train_appeal"] == 0.25
+    np.testing.assert_array_equal(appeals, first)
+    np.testing.assert_allclose(np.exp(weights), np.where(first, 1, 4) / 13, rtol=1e-6)
 
 
 def test_tasks_without_test_examples_keep_their_own_metrics():
-    algorithm = requiring(fedavg(0.1, local_steps=1), learning_rate=0.1, num_steps=2)
+    """Tuned or not, these are of the model as it is."""
     task = quadratic(N, 2, mu=0.1)
-    _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(N), 2)
-    names = {"loss", "excess_loss", "distance", "train_loss", "train_appeal"}
-    assert set(trace.metrics) == names
-    np.testing.assert_allclose(trace.metrics["loss"], trace.metrics["train_loss"], rtol=1e-5)
+    params = jnp.linspace(0.0, 1.0, task.dim)
+
+    @partial(jax.jit, static_argnums=0)
+    def metrics(is_tuned):
+        tuning = Tuning(0.1, 1) if is_tuned else None
+        return requiring(task, jnp.zeros(N), tuning=tuning).metrics(KEY, params)
+
+    own = task.metrics(KEY, params)
+    for is_tuned in (False, True):
+        values = metrics(is_tuned)
+        assert set(values) == {*own, "train_loss", "train_appeal"}
+        for name, value in own.items():
+            np.testing.assert_allclose(values[name], value, rtol=1e-6)
+        is_lower = float(values["train_loss"]) < 0.999 * float(own["loss"])
+        assert is_lower == is_tuned
+        assert is_tuned or values["train_loss"] == pytest.approx(float(own["loss"]), rel=1e-5)
 
 
-# Staying away.
+def test_unseen_clients_never_train():
+    """Nor do their data matter: they are NaN; "1/N" is that of those that may train."""
+    targets = jnp.arange(1.0, N + 1).at[SEEN:].set(jnp.nan)
+    task = requiring(Measured(targets), jnp.arange(1.0, N + 1), num_unseen=N - SEEN)
+    assert task.num_clients == SEEN
+
+    @jax.jit
+    def run(rng_key):
+        averaged = fedavg(0.5, local_steps=1, server_scale="1/N")
+        return simulate(rng_key, task, [counting(), averaged], mfa_rand(SEEN, 2), 6)
+
+    state, trace = run(KEY)
+    (counted, _) = state.models.clients
+    assert counted.count.shape == (1, SEEN)
+    assert trace.client_updates[1:].sum(1).tolist() == [SEEN] * 6
+    start = {"w": jnp.zeros(3)}
+    averaged = fedavg(0.5, local_steps=1, server_scale="1/N")
+
+    @jax.jit
+    def once(rng_key):
+        everybody = full_participation(SEEN)
+        return simulate(rng_key, task, averaged, everybody, 1, params=start)[0].models.params["w"]
+
+    np.testing.assert_allclose(once(KEY), np.mean(targets[:SEEN]) / 2)
+
+
+def test_thresholds_of_the_unseen_are_the_last_ones():
+    """Appeal, losses and thresholds that algorithms see are those of clients that may train."""
+    rho = np.array([0.1, 40.0, 0.1, 40.0, 40.0, 1e9, 0.0])
+    task = requiring(Measured(jnp.arange(1.0, N + 1)), rho, num_unseen=N - SEEN)
+    assert isinstance(task, DemandingTask)
+    params = {"w": jnp.zeros(3)}
+    # F_k(0) = 3/2 (k + 1)^2 is below 40 for clients 1, 3 and 4.
+    np.testing.assert_array_equal(task.appeals(params), [False, True, False, True, True])
+    np.testing.assert_allclose(thresholds(task), rho[:SEEN])
+    np.testing.assert_allclose(client_losses(task, params), 1.5 * np.arange(1.0, 1 + SEEN) ** 2)
+    values = task.metrics(KEY, params)
+    assert values["train_appeal"] == pytest.approx(3 / 5)
+    assert values["unseen_train_appeal"] == pytest.approx(1 / 2)
+    assert values["train_loss"] == pytest.approx(1.5 * 11)
+    assert values["unseen_train_loss"] == pytest.approx(1.5 * (36 + 49) / 2)
+
+
+# Staying away. One program: who requires what, and where the model starts, are its arguments.
+
+ROUNDS = 6
+
+
+@functools.cache
+def six(from_round, cohort_size, method=None):
+    """Six clients, of whom those to whom the model appeals may train it, from a round on."""
+    algorithm = counting() if method is None else method(0.9, local_steps=1)
+    strategy = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
+
+    def run(targets, rho, start):
+        task, params = requiring(Measured(targets), rho), {"w": jnp.full(3, start)}
+        return simulate(KEY, task, algorithm, strategy, ROUNDS, params=params)
+
+    program = jax.jit(run)
+    return lambda targets, rho, start=0.0: program(
+        *(jnp.asarray(x, jnp.float32) for x in (targets, rho, start))
+    )
+
+
+SIX = np.arange(1.0, 7.0)
 
 
 def test_only_clients_to_whom_the_model_appeals_train():
-    """From round 3 on; the pool is that of the model of the round, with its own thresholds."""
-    task, rho = Measured(jnp.arange(1.0, 7.0)), jnp.array([0.1, 40.0, 0.1, 40.0, 40.0, 0.1])
-    algorithm = requiring(counting(), thresholds=rho)
-    strategy = appealing(full_participation(6), cohort_size=6, from_round=3)
-    start = {"w": jnp.zeros(3)}
-    early, trace = simulate(jax.random.key(0), task, algorithm, strategy, 2, params=start)
-    assert trace.client_updates[1:, 0].tolist() == [6, 6]
-    assert (early.models.clients.state.count == 2).all()
-    from_start = appealing(full_participation(6), cohort_size=6, from_round=1)
-    state, trace = simulate(jax.random.key(0), task, algorithm, from_start, 1, params=start)
-    # F_k(0) = 3/2 (k + 1)^2 is below 40 for clients 1, 3 and 4.
-    np.testing.assert_array_equal(state.models.clients.state.count[0], [0, 1, 0, 1, 1, 0])
+    """From round 3 on."""
+    rho = np.array([0.1, 40.0, 0.1, 40.0, 40.0, 0.1])
+    _, trace = six(3, 6)(SIX, rho)
+    # F_k(0) = 3/2 (k + 1)^2 is below 40 for clients 1, 3 and 4; at 8 it is for 3 and 4 alone.
+    assert trace.client_updates[1:3, 0].tolist() == [6, 6]
+    assert trace.client_updates[3:, 0].tolist() == [0] * (ROUNDS - 2)
+    at_once, trace = six(1, 6)(SIX, rho)
+    assert trace.client_updates[1:, 0].tolist() == [3, 2] + [0] * (ROUNDS - 2)
+    np.testing.assert_array_equal(at_once.models.clients.count[0], [0, 1, 0, 2, 2, 0])
 
 
 @pytest.mark.parametrize("method", [fedavg, mwfed])
 def test_the_pool_follows_the_model(method):
-    """One client's target draws the model near enough for the other."""
-    task = Measured(jnp.array([2.0, 4.0]))
-    algorithm = requiring(method(0.9, local_steps=1), thresholds=jnp.array([1e3, 10.0]))
-    strategy = appealing(full_participation(2), cohort_size=2, from_round=1)
-    _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 3, params={"w": jnp.zeros(3)})
+    """One client's target draws the model near enough for the others."""
+    targets, rho = np.array([2.0] + 5 * [4.0]), np.array([1e3] + 5 * [10.0])
+    _, trace = six(1, 6, method)(targets, rho)
     # F_2(0) = 24; after one step to 1.8 F_2 = 7.26.
-    assert trace.client_updates[1:, 0].tolist() == [1, 2, 2]
+    assert trace.client_updates[1:, 0].tolist() == [1] + [6] * (ROUNDS - 1)
 
 
 def test_an_empty_pool_keeps_the_model():
-    task = Measured(jnp.arange(1.0, 7.0))
-    algorithm = requiring(fedavg(0.1, local_steps=2), thresholds=jnp.full(6, -1.0))
-    strategy = appealing(full_participation(6), cohort_size=3, from_round=3)
-    after, trace = simulate(jax.random.key(0), task, algorithm, strategy, 6)
-    before, _ = simulate(jax.random.key(0), task, algorithm, strategy, 2)
+    program = six(3, 3, fedavg)
+    _, trace = program(SIX, np.full(6, -1.0))
     assert trace.client_updates[1:, 0].tolist() == [3, 3, 0, 0, 0, 0]
     assert trace.idle_rounds[:, 0].tolist() == [0, 0, 0, 1, 1, 1, 1]
-    np.testing.assert_array_equal(after.models.params["w"], before.models.params["w"])
+    norms = np.asarray(trace.metrics["train_loss"][:, 0])
+    assert len(np.unique(norms[:3])) == 3
+    np.testing.assert_array_equal(norms[3:], norms[2])
 
 
 @pytest.mark.parametrize("record_every", [1, 2, 4])
 def test_idle_rounds_are_counted(record_every):
     """Two clients visit two models in turn; only one wants to train, and only from the third."""
-    task, rho = Measured(jnp.array([2.0, 4.0])), jnp.array([-1.0, 1e3])
-    algorithm = requiring(counting(), thresholds=rho)
+    task = requiring(Measured(jnp.array([2.0, 4.0])), jnp.array([-1.0, 1e3]))
     strategy = appealing(mfa_rr(2, 2), cohort_size=1, from_round=3)
-    _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 8, record_every=record_every)
+
+    @jax.jit
+    def run(rng_key):
+        return simulate(rng_key, task, counting(), strategy, 8, record_every=record_every)[1]
+
+    trace = run(KEY)
     done = np.asarray(trace.round)
     np.testing.assert_array_equal(trace.idle_rounds[0], 0)
     idle = np.cumsum(trace.idle_rounds, axis=0)
@@ -370,101 +440,156 @@ def test_idle_rounds_are_counted(record_every):
 
 
 def test_one_model_may_idle_beside_another():
-    """Of another kind: each has its own thresholds, and so its own algorithm."""
-    task = Measured(jnp.arange(1.0, 7.0))
-    algorithms = [requiring(counting(), thresholds=jnp.full(6, rho)) for rho in (-1.0, 1e9, -1.0)]
+    """Each has its own thresholds; clients look at the model that they may train."""
+    rho = [jnp.full(6, value) for value in (-1.0, 1e9, -1.0)]
+    tasks = [requiring(Measured(jnp.asarray(SIX)), each) for each in rho]
     strategy = appealing(mfa_rr(6, 3), cohort_size=2, from_round=5)
-    _, trace = simulate(jax.random.key(0), task, algorithms, strategy, 9, record_every=3)
-    assert trace.idle_rounds.tolist() == [[0, 0, 0], [0, 0, 0], [2, 0, 2], [3, 0, 3]]
 
+    @jax.jit
+    def run(rng_key):
+        return simulate(rng_key, tasks, counting(), strategy, 9, record_every=3)[1]
+
+    assert run(KEY).idle_rounds.tolist() == [[0, 0, 0], [0, 0, 0], [2, 0, 2], [3, 0, 3]]
+
+
+# What is looked at.
 
 looks = 0
 
 
-def look(how_many, _):
+def look_at(how_many, _):
     global looks
     looks += how_many
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Watched(Classification):
-    """A task that counts the clients whose training examples are all looked at."""
+class Watched(Measured):
+    """A task that counts the clients whose losses are looked at."""
 
     def client_loss(self, params, client):
-        jax.debug.callback(partial(look, 1), client)
+        jax.debug.callback(partial(look_at, 1), client)
+        return super().client_loss(params, client)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WatchedExamples(Classification):
+    """The same of one whose training examples may be looked at in one pass."""
+
+    def client_loss(self, params, client):
+        jax.debug.callback(partial(look_at, 1), client)
         return super().client_loss(params, client)
 
     def evaluate(self, params, data, *, per_client=False, num_clients=None):
         if data is self.train:
-            jax.debug.callback(partial(look, num_clients or self.num_clients), data.counts[0])
+            jax.debug.callback(partial(look_at, num_clients or self.num_clients), data.counts[0])
         return super().evaluate(params, data, per_client=per_client, num_clients=num_clients)
 
 
-def looks_per_round(algorithm, strategy):
-    """Clients whose losses are computed in each of three rounds, beside those of two records."""
+def looks_per_round(task, algorithm, strategy):
+    """Clients whose losses are computed in each of three rounds, beside those of two records.
+
+    And of what is before the first round.
+    """
     global looks
-    task = learners()
-    fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
 
     def run(rng_key, task):
         return simulate(rng_key, task, algorithm, strategy, 3, record_every=3)
 
-    program = jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+    program = jax.jit(run)
     looks = 0
-    jax.block_until_ready(program(jax.random.key(0), Watched(**fields)))
+    jax.block_until_ready(program(jax.random.key(0), task))
     jax.effects_barrier()
     return (looks - 2 * N) / 3
+
+
+EVERYBODY = full_participation(N)
+TWO = appealing(EVERYBODY, cohort_size=2, from_round=1)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "look_alone", "look_appealing"),
     [
         (fedavg(0.1, local_steps=1), 0, N),
-        (mwfed(0.1, local_steps=1), N, N),
+        (mwfed(0.1, local_steps=1), N + N / 3, 2 * N + N / 3),
         (maxfl(0.1, local_steps=1), N, N + 2),
         (qffl(0.1, q=1.0, local_steps=1), N, N + 2),
-        (byzantine(mwfed(0.1, local_steps=1), jnp.arange(N) < 1), N, N),
-        (byzantine(maxfl(0.1, local_steps=1), jnp.arange(N) < 1), N, N + 2),
     ],
-    ids=["fedavg", "mwfed", "maxfl", "qffl", "byzantine mwfed", "byzantine maxfl"],
+    ids=["fedavg", "mwfed", "maxfl", "qffl"],
 )
-def test_a_round_looks_at_all_losses_at_most_once(algorithm, look_alone, look_appealing):
-    """And at those of the participants, if they report them."""
-    algorithm = requiring(algorithm, thresholds=jnp.full(N, 1e3))
-    everybody = full_participation(N)
-    assert looks_per_round(algorithm, everybody) == look_alone
-    strategy = appealing(everybody, cohort_size=2, from_round=1)
-    assert looks_per_round(algorithm, strategy) == look_appealing
+def test_only_what_is_asked_for_is_looked_at(algorithm, look_alone, look_appealing):
+    """By an assignment, all clients' losses; by a method, those of its participants, or of all.
+
+    MW-Fed looks once more, before the first round. Attackers are not looked at twice.
+    """
+    task = requiring(Watched(jnp.arange(float(N))), jnp.full(N, 1e3))
+    assert looks_per_round(task, algorithm, EVERYBODY) == pytest.approx(look_alone)
+    task, algorithm = attacked(task, jnp.arange(N) < 1), noisy(algorithm, jnp.arange(N) < 1)
+    assert looks_per_round(task, algorithm, TWO) == pytest.approx(look_appealing)
 
 
-@pytest.mark.parametrize("method", [fedavg, mwfed])
-def test_nobody_looks_at_losses_of_the_unseen(method):
-    algorithm = requiring(
-        method(0.1, local_steps=1), thresholds=jnp.full(N, 1e3), num_unseen=N - SEEN
-    )
+def test_nobody_looks_at_losses_of_the_unseen():
+    """One pass over the examples of the others."""
+    task = learners(double=False)
+    fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
+    task = requiring(WatchedExamples(**fields), jnp.full(N, 1e3), num_unseen=N - SEEN)
     strategy = appealing(full_participation(SEEN), cohort_size=2, from_round=1)
-    assert looks_per_round(algorithm, strategy) == SEEN
+    looked = looks_per_round(task, mwfed(0.1, local_steps=1), strategy)
+    assert looked == pytest.approx(2 * SEEN + SEEN / 3)
+
+
+def test_a_look_is_of_the_models_as_they_are():
+    """Before they are trained, and in their order, whatever they are stacked with."""
+    tasks = [
+        requiring(Measured(jnp.arange(2.0), dim), jnp.array([1.0, rho]))
+        for dim, rho in ((1, 3.0), (2, 0.0), (1, 0.1))
+    ]
+
+    def assign(rng_key, round, state, look):
+        groups, _ = mfa_rr(2, 2).assign(rng_key, round, jnp.array([[0], [1]]), None)
+        more = groups._replace(clients=jnp.concatenate([groups.clients, jnp.array([[0]])]))
+        return more, (look.losses(), look.appeals())
+
+    strategy = full_participation(2)._replace(num_models=3, assign=assign)
+    nothing = jnp.zeros((3, 2)), jnp.zeros((3, 2), bool)
+    strategy = strategy._replace(init=lambda rng_key: nothing)
+    start = [{"w": jnp.full(dim, w)} for dim, w in ((1, 2.0), (2, 1.0), (1, 0.0))]
+
+    @jax.jit
+    def run(rng_key):
+        algorithm = fedavg(0.5, local_steps=1)
+        return simulate(rng_key, tasks, algorithm, strategy, 1, params=start)[0].assignment
+
+    losses, appeals = run(KEY)
+    np.testing.assert_allclose(losses, [[2.0, 0.5], [1.0, 0.0], [0.0, 0.5]])
+    np.testing.assert_array_equal(appeals, [[False, True], [False, False], [True, False]])
+
+
+# Draws among those that stay.
+
+
+def choose(strategy, rng_key, round, appeals):
+    look = Look(losses=None, appeals=lambda: appeals)
+    return strategy.assign(rng_key, round, strategy.init(rng_key), look)[0].clients
 
 
 def test_fewer_than_asked_all_come():
     strategy = appealing(full_participation(6), cohort_size=4, from_round=1)
-    groups, _ = strategy.assign(jax.random.key(0), 1, ())
-    appeal = jnp.array([[False, True, False, False, True, False]])
-    selected = np.asarray(strategy.select(jax.random.key(1), 1, groups, appeal))
-    assert sorted(selected[0].tolist()) == [-1, -1, 1, 4]
+    appeals = jnp.array([[False, True, False, False, True, False]])
+    chosen = np.asarray(choose(strategy, jax.random.key(1), 1, appeals))
+    assert sorted(chosen[0].tolist()) == [-1, -1, 1, 4]
 
 
-@pytest.mark.parametrize("from_round", [1, 10])
+@pytest.mark.parametrize("from_round", [9, 10])
 def test_draws_are_uniform_among_those_that_stay(from_round):
     """All pairs of them equally often: chi-squared over the 6 (or, of 5 clients, 10) pairs."""
     strategy = appealing(full_participation(5), cohort_size=2, from_round=from_round)
-    appeal = jnp.array([[True, True, False, True, True]])
-    groups, _ = strategy.assign(jax.random.key(0), 1, ())
+    appeals = jnp.array([[True, True, False, True, True]])
     keys = jax.random.split(jax.random.key(7), 12_000)
-    select = jax.jit(jax.vmap(lambda key: strategy.select(key, 9, groups, appeal)[0]))
+    select = jax.jit(jax.vmap(lambda key: choose(strategy, key, 9, appeals)[0]))
     pairs = [tuple(pair) for pair in np.sort(np.asarray(select(keys)), axis=1).tolist()]
-    stay = [0, 1, 3, 4] if from_round == 1 else range(5)
+    stay = [0, 1, 3, 4] if from_round == 9 else range(5)
     expected = list(itertools.combinations(stay, 2))
     counts = np.array([pairs.count(pair) for pair in expected])
     assert counts.sum() == len(keys)
@@ -475,69 +600,219 @@ def test_draws_are_uniform_among_those_that_stay(from_round):
 
 def test_models_draw_independently():
     """Of a group of its own each, at most `cohort_size`; padding stays out."""
-    strategy = appealing(mfa_rand(7, 2), cohort_size=2, from_round=1)
-    groups, _ = strategy.assign(jax.random.key(0), 1, ())
-    appeal = jnp.ones((2, 7), bool)
+    inner = mfa_rand(7, 2)
+    strategy = appealing(inner, cohort_size=2, from_round=1)
     keys = jax.random.split(jax.random.key(1), 200)
-    selected = np.asarray(jax.vmap(lambda key: strategy.select(key, 1, groups, appeal))(keys))
-    assert selected.shape == (200, 2, 2)
-    assert (selected >= 0).all()
-    for m in range(2):
-        assert set(np.unique(selected[:, m])) == {k for k in groups[m].tolist() if k >= 0}
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
+        group = inner.assign(jax.random.split(key)[0], 1, (), NOTHING_TO_SEE)[0].clients
+        return group, choose(strategy, key, 1, jnp.ones((2, 7), bool))
+
+    groups, chosen = map(np.asarray, draw(keys))
+    assert chosen.shape == (200, 2, 2)
+    assert (chosen >= 0).all()
+    places = set()
+    for group, few in zip(groups.reshape(400, -1), chosen.reshape(400, 2), strict=True):
+        places.add(frozenset(group.tolist().index(k) for k in few))
+    assert len(places) == 6, "all pairs of the four places"
+    assert (groups == -1).any()
+
+
+def test_a_scale_stays_with_its_client():
+    scale = 10.0 * jnp.arange(1, 7)[None]
+    inner = full_participation(6)
+
+    def assign(*args):
+        groups, state = inner.assign(*args)
+        return groups._replace(scale=scale), state
+
+    strategy = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
+    appeals = jnp.array([[False, True, True, False, True, False]])
+    look = Look(losses=None, appeals=lambda: appeals)
+    groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
+    present = np.asarray(groups.clients[0]) >= 0
+    assert groups.scale.shape == groups.clients.shape == (1, 4)
+    assert sorted(groups.clients[0][present].tolist()) == [1, 2, 4]
+    np.testing.assert_allclose(groups.scale[0][present], 10.0 * (groups.clients[0][present] + 1))
+
+
+# What is computed before the first round of a sweep.
+
+TARGETS = jnp.arange(1.0, 7.0)
+SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
+prepared_for = []
+
+
+def prepare(rng_key, kind, learning_rate, targets, draw):
+    """Own models that start by chance."""
+    assert kind in ("all", "some")
+    jax.debug.callback(lambda *args: prepared_for.append(args), learning_rate, draw)
+    task = Measured(targets + draw)
+    start = task.init(keys.preparation_key(rng_key, jnp.int32(0)))
+    own = own_models(rng_key, task, start, learning_rate=learning_rate, num_steps=2)
+    return {"own": own, "start": start}
+
+
+def build(kind, learning_rate, targets, draw, prepared):
+    task = requiring(Measured(targets + draw), prepared["own"].threshold + 20.0)
+    strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 100)
+    return Setup(task, maxfl(learning_rate, local_steps=1), strategy, prepared["start"])
+
+
+AXES = {"kind": ["all", "some"], "learning_rate": [0.1, 0.2]}
+MORE = {"shared": {"targets": TARGETS}, "per_seed": {"draw": [0.0, 0.5]}, "prepare": prepare}
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+    """On several, every replica is told of by each."""
+    where = layout(4, jax.devices()[:1])
+    monkeypatch.setattr("fedjax_mm.plan.layout", lambda num_replicas, axis: where)
+
+
+@functools.cache
+def swept():
+    """The sweep in one go."""
+    prepared_for.clear()
+    result = sweep(build, AXES, **SIZES, **MORE)
+    jax.effects_barrier()
+    return result, [tuple(map(float, each)) for each in prepared_for]
+
+
+@pytest.fixture
+def whole(one_device):
+    """Its result, and what was prepared."""
+    return swept()
+
+
+def test_a_sweep_prepares_once_for_each_replica(whole):
+    _, calls = whole
+    assert len(calls) == 2 * 2 * 2
+    rates = [np.float32(rate) for rate in AXES["learning_rate"]]
+    assert sorted(calls) == sorted(2 * list(itertools.product(rates, (0.0, 0.5))))
+
+
+def test_prepared_runs_are_those_of_preparing_by_hand(whole):
+    result, _ = whole
+
+    @jax.jit
+    def run(rng_key, rate, draw):
+        given = {"kind": "some", "learning_rate": rate, "targets": TARGETS, "draw": draw}
+        setup = build(**given, prepared=prepare(rng_key, **given))
+        return simulate(rng_key, *setup[:3], 6, params=setup.params)[1]
+
+    for seed, draw in enumerate((0.0, 0.5)):
+        trace = run(jax.random.fold_in(jax.random.key(3), seed), 0.2, draw)
+        same = result.sel(kind="some", learning_rate=0.2, seed=seed)
+        for name, values in trace.metrics.items():
+            np.testing.assert_allclose(same[name], values, rtol=1e-5, atol=1e-6, err_msg=name)
+        updates = np.cumsum(trace.client_updates, axis=0)
+        np.testing.assert_array_equal(same.client_updates, updates)
+        assert 0 < trace.client_updates.sum() < 6 * 4
+
+
+def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
+    """What was prepared is saved: nothing is prepared again of what had begun."""
+    monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
+    expected, _ = whole
+
+    def stop(_, done, total):
+        if 0.3 * total < done < total:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    prepared_for.clear()
+    with Checkpoints(tmp_path) as checkpoints:
+        how = Execution(checkpoints=checkpoints, save_every=0, progress=stop)
+        with pytest.raises(InterruptedRunError):
+            sweep(build, AXES, **SIZES, **MORE, execution=how)
+    jax.effects_barrier()
+    before = len(prepared_for)
+    assert before == 4, "the first of two programs had begun"
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        rest = sweep(build, AXES, **SIZES, **MORE, execution=Execution(checkpoints=checkpoints))
+    jax.effects_barrier()
+    assert len(prepared_for) == 8
+    for name in expected.data_vars:
+        np.testing.assert_array_equal(rest[name], expected[name], err_msg=name)
+
+
+def test_an_axis_may_not_be_called_prepared():
+    with pytest.raises(ValueError, match="an axis is called 'prepared'"):
+        sweep(build, {"prepared": [1.0]}, num_rounds=1)
 
 
 # What does not fit.
 
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "give the rate of a warm-up or thresholds"),
-        ({"learning_rate": 0.1, "thresholds": [1.0]}, "give the rate of a warm-up, or thresholds"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
-        ({"learning_rate": 0.1, "num_steps": 0}, "num_steps is 0"),
-        ({"learning_rate": 0.1, "batch_size": 0}, "batch_size is 0"),
-        ({"learning_rate": 0.1, "num_unseen": -1}, "num_unseen is -1"),
-        ({"learning_rate": 0.1, "tuning_steps": -1}, "tuning_steps is -1"),
-        ({"thresholds": [1.0], "tuning_steps": 1}, "the rate of tuning"),
-    ],
-)
-def test_wrong_options_are_refused_before_compilation(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        requiring(fedavg(0.1, local_steps=1), **arguments)
+base = Measured(jnp.ones(4))
 
 
 @pytest.mark.parametrize(
-    ("task", "options", "message"),
+    ("call", "message"),
     [
-        (Measured(jnp.ones(4)), {"thresholds": jnp.ones(3)}, r"shape \(3,\); .* of 4 clients"),
-        (Measured(jnp.ones(4)), {"thresholds": 1.0}, r"shape \(\); give one number for each"),
-        (Towards(jnp.ones(4)), {"learning_rate": 0.1}, "Towards has no client_loss"),
-        (Measured(jnp.ones(4)), {"thresholds": jnp.ones(4), "num_unseen": 4}, r"\[0\] clients"),
-        (Measured(jnp.ones(4)), {"thresholds": jnp.ones(4), "num_unseen": 1}, r"\[3\] clients"),
+        (lambda: Tuning(0.0, 1), r"learning_rate is 0\.0; it must be positive"),
+        (lambda: Tuning(0.1, 0), "num_steps is 0"),
+        (lambda: Tuning(0.1, -1), "num_steps is -1"),
+        (lambda: Tuning(0.1, 1, 0), "batch_size is 0"),
+        (lambda: own_models(KEY, base, (), learning_rate=-1.0), r"learning_rate is -1\.0"),
+        (lambda: own_models(KEY, base, (), learning_rate=0.1, num_steps=0), "num_steps is 0"),
+        (
+            lambda: own_models(KEY, Towards(jnp.ones(4)), (), learning_rate=0.1),
+            "Towards is not a MeasuredTask",
+        ),
+        (lambda: requiring(base, jnp.ones(3)), r"shape \(3,\); .* of 4 clients"),
+        (lambda: requiring(base, 1.0), r"shape \(\); give one number for each"),
+        (
+            lambda: requiring(base, OwnModels(np.ones(4), np.ones(5))),
+            r"shape \(5,\); .* of 4 clients",
+        ),
+        (lambda: requiring(Towards(jnp.ones(4)), jnp.ones(4)), "Towards is not a MeasuredTask"),
+        (lambda: requiring(base, jnp.ones(4), num_unseen=4), "num_unseen is 4; .* 0 and 3"),
+        (lambda: requiring(base, jnp.ones(4), num_unseen=-1), "num_unseen is -1"),
     ],
 )
-def test_what_does_not_fit_the_task_is_refused(task, options, message):
-    algorithm = requiring(maxfl(0.1, local_steps=1), **options)
+def test_wrong_arguments_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
-        simulate(jax.random.key(0), task, algorithm, full_participation(4), 1)
+        call()
+
+
+def test_numbers_may_be_traced():
+    """As a sweep has it: thresholds, the rates of own models and of tuning."""
+    task, params = Measured(jnp.arange(1.0, 5.0)), {"w": jnp.zeros(3)}
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def losses(rate):
+        own = own_models(KEY, task, params, learning_rate=rate, num_steps=1)
+        metrics = requiring(task, own, tuning=Tuning(rate / 2, 1)).metrics(KEY, params)
+        return own.threshold, metrics["train_loss"]
+
+    for rate in (0.5, 1.0):
+        thresholds, train_loss = losses(rate)
+        first = 1.5 * np.arange(1.0, 5.0) ** 2
+        np.testing.assert_allclose(thresholds, (1 - rate) ** 2 * first, atol=1e-6)
+        np.testing.assert_allclose(train_loss, (1 - rate / 2) ** 2 * first.mean(), rtol=1e-6)
+
+
+def test_the_assignment_is_for_those_that_may_train():
+    task = requiring(base, jnp.ones(4), num_unseen=1)
+    with pytest.raises(ValueError, match=r"\[3\] clients"):
+        simulate(KEY, task, fedavg(0.1, local_steps=1), full_participation(4), 1)
 
 
 def test_one_pool_of_test_examples_is_refused():
     """A client's own are what its appeal is measured on."""
-    data = labelled_data(N)
-    task = classification(
-        dataclasses.replace(data, test=labelled_data(1).test), LogisticRegression(3)
-    )
-    algorithm = requiring(fedavg(0.1, local_steps=1), learning_rate=0.1)
-    with pytest.raises(ValueError, match="1 clients have test examples and 7 train"):
-        simulate(jax.random.key(0), task, algorithm, full_participation(N), 1)
+    data = dataclasses.replace(labelled_data(N), test=labelled_data(1).test)
+    task = classification(data, LogisticRegression(3))
+    with pytest.raises(ValueError, match="1 clients have test examples and 7 for training"):
+        requiring(task, jnp.ones(N))
 
 
 def test_staying_away_needs_appeal():
     strategy = appealing(full_participation(4), cohort_size=2)
-    with pytest.raises(ValueError, match="wrap it with `requiring`"):
-        simulate(jax.random.key(0), Measured(jnp.ones(4)), fedavg(0.1, local_steps=1), strategy, 1)
+    with pytest.raises(ValueError, match=r"Measured is not a DemandingTask: .* `requiring`"):
+        simulate(KEY, base, fedavg(0.1, local_steps=1), strategy, 1)
 
 
 @pytest.mark.parametrize(
@@ -553,16 +828,16 @@ def test_wrong_cohorts_are_refused(arguments, message):
         appealing(full_participation(4), **arguments)
 
 
-def test_losses_and_thresholds_of_all_clients():
-    """One pass over the examples, and one client after the other."""
+@pytest.mark.usefixtures("x64")
+def test_losses_of_all_clients():
+    """One pass over the examples, and one client after the other; of the first few, too."""
     task = learners()
     params = task.init(jax.random.key(0))
-    losses = client_losses(task, params)
-    expected = [float(task.client_loss(params, jnp.int32(k))) for k in range(N)]
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))(
-        params, task
-    )
-    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient))
-    with pytest.raises(ValueError, match="have no thresholds"):
+    losses = jax.jit(client_losses, static_argnums=2)
+    expected = [float(of_client(task, params, jnp.int32(k))[0]) for k in range(N)]
+    np.testing.assert_allclose(losses(task, params), expected, rtol=1e-5)
+    np.testing.assert_allclose(losses(task, params, 3), expected[:3], rtol=1e-5)
+    gradient = jax.jit(jax.grad(lambda params, task: client_losses(task, params).sum()))
+    assert all(np.abs(x).max() > 0 for x in jax.tree.leaves(gradient(params, task)))
+    with pytest.raises(ValueError, match="Classification is not a DemandingTask"):
         thresholds(task)

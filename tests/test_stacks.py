@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,18 +27,19 @@ from fedjax_mm import (
     sweep,
 )
 from fedjax_mm.data.federated import stack_data
+from fedjax_mm.stacks import stacks_of
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-from tests.helpers import Towards, labelled_data
+from tests.helpers import Towards, labelled_data, replay, roll_out
 
 N = 7
 LINEAR, NETWORK = LogisticRegression(3), MLP(3, hidden=(5,))
 FAST, SLOW = fedavg(0.3, epochs=1, batch_size=4), fedavg(0.03, epochs=1, batch_size=4)
 
 
-def model_of(state, trace, kind, place, model):
+def model_of(state, trace, stack, place, model):
     """One model's parameters and records."""
-    params = state.models.params if kind is None else state.models.params[kind]
+    params = state.models.params if stack is None else state.models.params[stack]
     records = trace.metrics, {"up": trace.client_updates, "gradients": trace.gradients}
     return (
         jax.tree.map(operator.itemgetter(place), params),
@@ -60,69 +62,100 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
     return jax.jit(program)(jax.random.key(4), options)
 
 
-@pytest.mark.parametrize(
-    ("assignment", "client_map"), [(mfa_rand(N, 3), "auto"), (mfa_rr(N, 3, cohort_size=5), 2)]
-)
-def test_models_of_two_kinds_train_as_among_their_like(assignment, client_map):
+@functools.cache
+def program(modules, client_map="auto", ratios=(1,)):
+    """A compiled run of models that learn the same data; nothing else is part of it.
+
+    Args:
+      modules: one for each model.
+      client_map: as in `simulate`.
+      ratios: of the algorithms' rates, one for all models or one for each.
+    """
+
+    def run(rng_key, groups, rate, params, data):
+        tasks = [classification(data, module) for module in modules]
+        every = {each: fedavg(rate * each, epochs=1, batch_size=4) for each in ratios}
+        algorithms = [every[each] for each in ratios] * (3 // len(ratios))
+        strategy, how = replay(groups, N), {"client_map": client_map, "params": params}
+        return simulate(rng_key, tasks, algorithms, strategy, 6, **how)
+
+    chex.clear_trace_counter()
+    return jax.jit(chex.assert_max_traces(run, n=1))
+
+
+@functools.cache
+def starts(modules):
+    tasks = [classification(labelled_data(), module) for module in modules]
+    return [jax.jit(task.init)(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
+
+
+@functools.cache
+def groups_of(assignment):
+    groups = roll_out(assignment, jax.random.key(4), 6)
+    return np.pad(groups, ((0, 0), (0, 0), (0, 3 - groups.shape[2])), constant_values=-1)
+
+
+EVERYBODY, COHORT = mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)
+MIXED, ALL_LINEAR, ALL_NETWORKS = (LINEAR, NETWORK, LINEAR), (LINEAR,) * 3, (NETWORK,) * 3
+
+
+def train(modules, assignment=EVERYBODY, rate=0.3, given=None, **options):
+    """Three models of one or two structures, that start each in its own place."""
+    params = list(given or starts(modules))
+    if len(set(modules)) == 1 and len(set(options.get("ratios", (1,)))) == 1:
+        params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
+    run = program(modules, **options)
+    return run(jax.random.key(4), groups_of(assignment), rate, params, labelled_data())
+
+
+@pytest.mark.parametrize(("assignment", "client_map"), [(EVERYBODY, "auto"), (COHORT, 2)])
+def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
     """A logistic regression, a network and a logistic regression, each as if all were of its kind.
 
     Draws are keyed by the model's number, so every model sees the same clients and examples.
     """
-    data = labelled_data()
-    linear, network = (classification(data, module) for module in (LINEAR, NETWORK))
-    mixed = run([linear, network, linear], FAST, assignment, client_map)
+    mixed = train(MIXED, assignment, client_map=client_map)
     assert len(mixed[0].models.params) == 2
-    all_linear = run(linear, FAST, assignment, client_map)
-    all_networks = run(network, FAST, assignment, client_map)
-    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
-        alone = all_networks if kind else all_linear
+    all_linear, all_networks = train(ALL_LINEAR, assignment), train(ALL_NETWORKS, assignment)
+    for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        alone = all_networks if stack else all_linear
         expected = model_of(*alone, None, model, model)
-        check(model_of(*mixed, kind, place, model), expected)
+        check(model_of(*mixed, stack, place, model), expected)
     assert mixed[1].upload_size == mixed[1].download_size == (15, 43, 15)
 
 
-def test_one_compilation_for_all_kinds():
-    data, traces = labelled_data(), 0
-
-    def program(key, data, rate):
-        nonlocal traces
-        traces += 1
-        tasks = [classification(data, LINEAR), classification(data, NETWORK)]
-        return simulate(key, tasks, fedavg(rate, epochs=1, batch_size=4), mfa_rr(N, 2), 3)[1]
-
-    program = jax.jit(program)
-    for rate in (0.1, 0.2):
-        program(jax.random.key(0), data, rate)
-    assert traces == program._cache_size() == 1
+def test_one_compilation_for_all_stacks():
+    """Rates and parameters are arguments, as are seeds, groups and data."""
+    ends = [train(MIXED, rate=rate)[1].metrics["loss"][-1] for rate in (0.1, 0.2)]
+    assert (ends[0] != ends[1]).all()
 
 
 def test_each_model_has_its_own_algorithm():
-    task, assignment = classification(labelled_data(), LINEAR), mfa_rr(N, 3)
-    mixed = run(task, [FAST, SLOW, FAST], assignment)
-    fast, slow = run(task, FAST, assignment), run(task, SLOW, assignment)
-    for model, kind, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
-        expected = model_of(*(slow if kind else fast), None, model, model)
-        check(model_of(*mixed, kind, place, model), expected)
+    mixed = train(ALL_LINEAR, ratios=(1, 0.1, 1))
+    fast, slow = train(ALL_LINEAR), train(ALL_LINEAR, rate=0.03)
+    for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
+        expected = model_of(*(slow if stack else fast), None, model, model)
+        check(model_of(*mixed, stack, place, model), expected)
 
 
 def test_algorithms_are_alike_if_they_are_the_same():
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 3)
-    assert len(kinds_of(task, FAST, assignment)) == 1
-    assert len(kinds_of([task] * 3, [FAST] * 3, assignment)) == 1
-    assert [kind.models for kind in kinds_of(task, [SLOW, FAST, SLOW], assignment)] == [
+    assert len(stacks_of(task, FAST, assignment)) == 1
+    assert len(stacks_of([task] * 3, [FAST] * 3, assignment)) == 1
+    assert [stack.models for stack in stacks_of(task, [SLOW, FAST, SLOW], assignment)] == [
         (0, 2),
         (1,),
     ]
 
 
 def test_arrays_that_all_tasks_share_are_there_once():
-    """Nine labels of the same examples; a tenth kind of model shares them too."""
+    """Nine labels of the same examples; a tenth model of another kind shares them too."""
     data = labelled_data(10, dim=5000, columns=9)
     image_bytes = data.train.examples[0].nbytes + data.test.examples[0].nbytes
     tasks = [classification(data, LINEAR, column=c) for c in range(9)]
-    (kind,) = kinds_of(tasks, FAST, mfa_rr(10, 9))
-    assert kind.task.train.examples[0] is data.train.examples[0]
-    assert kind.task.column.tolist() == list(range(9))
+    (stack,) = stacks_of(tasks, FAST, mfa_rr(10, 9))
+    assert stack.task.train.examples[0] is data.train.examples[0]
+    assert stack.task.column.tolist() == list(range(9))
 
     def program(key, data):
         tasks = [classification(data, LINEAR, column=c) for c in range(9)]
@@ -152,8 +185,8 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
     options = {"epochs": 2, "batch_size": 4} if epochs else {"local_steps": 4, "batch_size": 3}
     algorithm = fedavg(0.1, **options)
     stacked = [classification(both.select(i), LINEAR) for i in range(3)]
-    (kind,) = kinds_of(stacked, algorithm, assignment)
-    assert kind.task.train.examples[0] is both.train.examples[0]
+    (stack,) = stacks_of(stacked, algorithm, assignment)
+    assert stack.task.train.examples[0] is both.train.examples[0]
     together = run(stacked, algorithm, assignment)
     apart = run([classification(each, LINEAR) for each in draws], algorithm, assignment)
     assert isinstance(apart[0].models.params, tuple), "stores of other sizes are other kinds"
@@ -162,12 +195,11 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
 
 
 def test_parameters_are_given_for_each_model():
-    data = labelled_data()
-    tasks = [classification(data, module) for module in (LINEAR, NETWORK, LINEAR)]
-    given = [task.init(jax.random.key(i + 9)) for i, task in enumerate(tasks)]
-    _, trace = run(tasks, FAST, mfa_rr(N, 3), params=given)
+    given = [jax.tree.map(lambda x, i=i: x + i, each) for i, each in enumerate(starts(MIXED))]
+    _, trace = train(MIXED, given=given)
+    tasks = [classification(labelled_data(), module) for module in MIXED]
     for model, (task, params) in enumerate(zip(tasks, given, strict=True)):
-        for name, value in task.metrics(params).items():
+        for name, value in jax.jit(task.metrics)(jax.random.key(0), params).items():
             np.testing.assert_allclose(trace.metrics[name][0, model], value, rtol=1e-6)
 
 
@@ -195,13 +227,14 @@ def build_mixed(learning_rate):
 SIZES = {"num_rounds": 6, "num_seeds": 2, "seed": 3}
 
 
-def test_a_sweep_of_kinds_equals_its_single_runs():
+def test_a_sweep_of_stacks_equals_its_single_runs():
     result = sweep(build_mixed, {"learning_rate": [0.1, 0.2]}, **SIZES)
     assert (result.diverged == -1).all(), "a model without a loss has not diverged"
     keys = [jax.random.fold_in(jax.random.key(3), i) for i in range(2)]
+    run = jax.jit(lambda key, rate: simulate(key, *build_mixed(rate)[:3], 6)[1])
     for rate in (0.1, 0.2):
         for seed, key in enumerate(keys):
-            _, trace = simulate(key, *build_mixed(rate)[:3], 6)
+            trace = run(key, rate)
             point = result.sel(learning_rate=rate, seed=seed)
             for name, values in trace.metrics.items():
                 np.testing.assert_allclose(point[name], values, rtol=1e-5, atol=1e-7, err_msg=name)
@@ -210,7 +243,7 @@ def test_a_sweep_of_kinds_equals_its_single_runs():
             )
 
 
-def test_divergence_of_one_kind_is_marked_and_stops():
+def test_divergence_of_one_stack_is_marked_and_stops():
     """The quadratic diverges, its neighbours without a loss do not."""
 
     def build(learning_rate):
@@ -227,7 +260,7 @@ def test_divergence_of_one_kind_is_marked_and_stops():
     assert error.value.partial.diverged.max() > 0
 
 
-def test_a_sweep_of_kinds_continues(tmp_path, monkeypatch):
+def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
     axes = {"learning_rate": [0.1, 0.2]}
     whole = sweep(build_mixed, axes, **SIZES)
@@ -289,14 +322,16 @@ def test_one_number_per_seed(numbers):
         )
 
 
-def test_a_kind_may_be_replaced_by_data_of_the_same_shape():
+def test_data_of_a_stack_may_be_replaced_by_data_of_the_same_shape():
     """Data are arguments: the same compiled program with other targets."""
-    program = jax.jit(
-        lambda key, tasks: simulate(key, tasks, fedavg(0.1, local_steps=1), mfa_rr(N, 3), 2)[1]
-    )
+
+    @jax.jit
+    @chex.assert_max_traces(n=1)
+    def program(key, tasks):
+        return simulate(key, tasks, fedavg(0.1, local_steps=1), mfa_rr(N, 3), 2)[1]
+
     tasks = towards_and_quadratic()
     first = program(jax.random.key(0), tasks)
     tasks[0] = dataclasses.replace(tasks[0], targets=tasks[0].targets + 100)
     second = program(jax.random.key(0), tasks)
-    assert program._cache_size() == 1
     assert (first.metrics["norm"][-1, 0] != second.metrics["norm"][-1, 0]).all()

@@ -1,0 +1,118 @@
+"""The table of methods: a row for each, with its options and the NumPy loop that says what it does.
+
+Whatever is asked of every method goes through this table.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from fedjax_mm import afl, ditto, fedavg, fedprox, maxfl, mwfed, perfedavg, qffl, scaffold
+from fedjax_mm.base import Algorithm
+from fedjax_mm.simulate import Models
+from tests import reference_maxfl as oracle
+
+
+class Method(NamedTuple):
+    """A method with its options.
+
+    Attributes:
+      factory: of the algorithm.
+      loop: the NumPy loop, which gets the same options.
+      numbers: options that may be traced.
+      choices: all other options.
+      num_gradients: from E to the gradients of one local training; None where they differ.
+      states: what the loop returns beside w.
+      is_demanding: whether clients must have thresholds.
+      is_measured: whether they must tell what they lose.
+      has_steps: whether E is an option.
+    """
+
+    factory: Callable[..., Algorithm]
+    loop: Callable[..., Any]
+    numbers: Mapping[str, float] = {}
+    choices: Mapping[str, Any] = {}
+    num_gradients: Callable[[int], int] | None = lambda E: E
+    states: Callable[[Models], tuple[Any, ...]] = lambda models: ()
+    is_demanding: bool = False
+    is_measured: bool = False
+    has_steps: bool = True
+
+    def steps(self, local_steps: int) -> dict[str, int]:
+        """E as an option."""
+        return {"local_steps": local_steps} if self.has_steps else {}
+
+    def build(self, learning_rate: Any, local_steps: int, **options: Any) -> Algorithm:
+        """The algorithm with the options of the row, or others."""
+        given = {**self.steps(local_steps), **self.numbers, **self.choices, **options}
+        return self.factory(learning_rate, **given)
+
+
+MAXFL = Method(
+    maxfl,
+    oracle.maxfl,
+    {"server_rate": 0.7, "eps": 0.1, "slope": 1.0},
+    {"weight": "derivative"},
+    is_demanding=True,
+    is_measured=True,
+)
+SCAFFOLD = Method(
+    scaffold,
+    oracle.scaffold,
+    {"server_rate": 0.9},
+    {"option": "II"},
+    states=lambda models: (models.server, models.clients),
+)
+PERFEDAVG = Method(
+    perfedavg,
+    oracle.perfedavg,
+    {"alpha": 0.05, "delta": 1e-3},
+    {"variant": "FO"},
+    num_gradients=lambda E: 2 * E,
+)
+METHODS = {
+    "fedavg": Method(fedavg, oracle.fedavg, choices={"weighted": True}),
+    "maxfl": MAXFL,
+    "fedprox": Method(fedprox, oracle.fedprox, {"mu": 0.8}),
+    "scaffold": SCAFFOLD,
+    "perfedavg": PERFEDAVG,
+    "qffl": Method(qffl, oracle.qffl, {"q": 1.0}, is_measured=True),
+    "afl": Method(
+        afl,
+        oracle.afl,
+        {"mixture_rate": 0.05},
+        num_gradients=lambda E: 1,
+        states=lambda models: (models.server.iterate, models.server.mixture),
+        is_measured=True,
+        has_steps=False,
+    ),
+    "mwfed": Method(
+        mwfed,
+        oracle.mwfed,
+        {"growth": 4.0},
+        num_gradients=None,
+        states=lambda models: (jnp.exp(models.server),),
+        is_demanding=True,
+        is_measured=True,
+    ),
+    "ditto": Method(
+        ditto,
+        oracle.ditto,
+        {"lam": 0.5},
+        num_gradients=lambda E: 2 * E,
+        states=lambda models: (models.clients,),
+    ),
+}
+"""Every method once."""
+
+VARIANTS = METHODS | {
+    "fedavg unweighted": METHODS["fedavg"]._replace(choices={"weighted": False}),
+    "maxfl steep": MAXFL._replace(numbers={"server_rate": 0.7, "eps": 0.0, "slope": 2.5}),
+    "maxfl sigmoid": MAXFL._replace(choices={"weight": "sigmoid"}),
+    "scaffold I": SCAFFOLD._replace(choices={"option": "I"}, num_gradients=lambda E: E + 1),
+    "perfedavg HF": PERFEDAVG._replace(choices={"variant": "HF"}, num_gradients=lambda E: 4 * E),
+    "qffl 10": METHODS["qffl"]._replace(numbers={"q": 10.0}),
+    "mwfed 2": METHODS["mwfed"]._replace(numbers={"growth": 2.0}),
+}
+"""Every method with every option that it has of its own."""
