@@ -105,8 +105,8 @@ def one_run(page, client_map, client_axis=None):
 
 @pytest.fixture(scope="module")
 def expected(page, tasks):
-    """All clients and seeds at once, on one device."""
-    program = jax.jit(jax.vmap(one_run(page, "vmap"), (0, None)))
+    """All clients and seeds at once, on one device: so much is so little by default."""
+    program = jax.jit(jax.vmap(one_run(page, "auto"), (0, None)))
     return jax.device_get(program(seed_keys(0, SEEDS), tasks))
 
 
@@ -154,33 +154,23 @@ def test_the_page_runs_and_prints(capsys):
     assert few > all_there > 0
 
 
-@pytest.mark.parametrize("client_map", ["auto", "scan", 2])
-def test_client_maps_agree(page, tasks, expected, client_map):
+def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected):
     """Parameters, states of server and clients, groups and losses of all rounds, and traces."""
     (controls,) = jax.tree.leaves(expected[0].models.clients[0])
     assert np.all(np.abs(controls).max((2, 3)) > 0.1)  # every model has moved clients' states
-    program = jax.jit(jax.vmap(one_run(page, client_map), (0, None)))
-    close(program(seed_keys(0, SEEDS), tasks), expected)
+    program = jax.jit(one_run(page, "scan"))
+    for seed, key in enumerate(seed_keys(0, SEEDS)):
+        close(program(key, tasks), jax.tree.map(itemgetter(seed), expected))
 
 
-def test_seeds_at_once_agree_with_seeds_in_turn(page, tasks, expected):
-    program = jax.jit(one_run(page, "vmap"))
-    each = [program(key, tasks) for key in seed_keys(0, SEEDS)]
-    for seed, result in enumerate(each):
-        close(result, jax.tree.map(itemgetter(seed), expected))
-
-
-@pytest.mark.parametrize(("axis", "client_map"), [("replicas", "vmap"), ("clients", 2)])
-def test_two_devices_agree_with_one(page, tasks, expected, axis, client_map):
-    where = layout(SEEDS, jax.devices()[:2], axis)
-    seeds = jax.vmap(one_run(page, client_map, where.client_axis), (0, None))
+def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
+    """Each device computes its share of a group two clients at a time."""
+    where = layout(SEEDS, jax.devices()[:2], "clients")
+    seeds = jax.vmap(one_run(page, 2, where.client_axis), (0, None))
     close(jax.jit(where.over(seeds, (0, None)))(seed_keys(0, SEEDS), tasks), expected)
 
 
-@pytest.mark.parametrize(("split", "client_map"), [("replicas", 2), ("clients", "vmap")])
-def test_sweeps_on_two_devices_agree_with_one(
-    page, tasks, expected, split, client_map, monkeypatch
-):
+def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected, monkeypatch):
     def build(learning_rate, gamma, tasks):
         algorithm = page["scaffold"](learning_rate, local_steps=2, batch_size=4)
         return Setup(tasks, algorithm, page["rank_list"](N, M, K, gamma))
@@ -193,9 +183,9 @@ def test_sweeps_on_two_devices_agree_with_one(
         num_rounds=ROUNDS,
         num_seeds=SEEDS,
         record_every=9,
-        client_map=client_map,
+        client_map="vmap",
         shared={"tasks": tasks},
-        execution=Execution(split=split),
+        execution=Execution(split="replicas"),
     )
     same = swept.sel(learning_rate=0.1, gamma=0.9)
     alone = to_dataset(expected[1], ["seed"])
@@ -205,7 +195,11 @@ def test_sweeps_on_two_devices_agree_with_one(
 
 
 def rank_list_loop(losses, num_clients, num_models, cohort_size, gamma=0.9):
+<<<<<<< HEAD
     """Who trains what, ``[T, M]`` sets of clients, given the losses ``[t, m, client]``."""
+=======
+    """Sets of clients ``[T][M]``, where a client that trains loses ``losses[t, m, client]``."""
+>>>>>>> docs
     total, count = np.zeros((2, num_models, num_clients))
     time, rounds = 0.0, []
     for t, loss in enumerate(losses, start=1):
