@@ -195,11 +195,7 @@ def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected
 
 
 def rank_list_loop(losses, num_clients, num_models, cohort_size, gamma=0.9):
-<<<<<<< HEAD
-    """Who trains what, ``[T, M]`` sets of clients, given the losses ``[t, m, client]``."""
-=======
     """Sets of clients ``[T][M]``, where a client that trains loses ``losses[t, m, client]``."""
->>>>>>> docs
     total, count = np.zeros((2, num_models, num_clients))
     time, rounds = 0.0, []
     for t, loss in enumerate(losses, start=1):
