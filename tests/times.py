@@ -40,17 +40,19 @@ class Cost(NamedTuple):
 
 def pytest_addoption(parser: Any) -> None:
     group = parser.getgroup("times")
+    group.addoption("--times", action="store_true", help="print what each file costs")
     group.addoption(
-        "--times",
-        nargs="?",
-        const="",
-        metavar="JSON",
-        help="print what each file costs, and write what each test costs to a file",
+        "--times-json", metavar="FILE", help="the same, and write what each test costs to a file"
     )
 
 
 def pytest_configure(config: Any) -> None:
-    config.pluginmanager.register(Times(config.getoption("times")), "fedjax-mm-times")
+    config.pluginmanager.register(Times(_report(config)), "fedjax-mm-times")
+
+
+def _report(config: Any) -> str | None:
+    """The file to write, "" to print only, or None."""
+    return config.getoption("times_json") or ("" if config.getoption("times") else None)
 
 
 class Times:
