@@ -167,6 +167,7 @@ def advance(
         assigned = observe(assignment, stacks, now, assigned, trained)
         return State(state.rng_key, t, models, assigned), count(stacks, now, trained)
 
+    @partial(jax.jit, inline=True)
     def record(state: State, counts: Counts) -> Record:
         measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
         return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
