@@ -150,11 +150,16 @@ def fit_params(params: Any, like: Any) -> Any:
     return jax.tree.map(fit, params, like)
 
 
-def check_alike(problem: str, *trees: Any) -> None:
-    """Raises `ValueError` with the problem and where it is, unless pytrees have equal structure."""
+def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
+    """Raises `ValueError` with the problem and where it is, unless pytrees have equal structure.
+
+    With `shapes` their arrays must have equal shapes and types too.
+    """
     if len(trees) < 2:  # chex refuses
         return
     try:
         chex.assert_trees_all_equal_structs(*trees)
+        if shapes:
+            chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
     except AssertionError as error:
         raise ValueError(f"{problem}: {error}") from error

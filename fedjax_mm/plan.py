@@ -351,12 +351,17 @@ class Program:
     def inputs(self, where: Layout, replicas: np.ndarray, replica: Any = None) -> tuple[Any, ...]:
         """The arguments of `segment` for some replicas, on their devices."""
         if replica is None:
-            plain = jax.eval_shape(without_keys, self.replica)
-            replica = jax.tree.map(lambda x: np.zeros((len(replicas), *x.shape), x.dtype), plain)
+            replica = self.no_replicas(len(replicas))
         seeds = self.index[-1][replicas].astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         everywhere = without_keys(self.grid.shared), self.control(0, 0)
         return *where.put((seeds, numbers, replica), 0), *where.put(everywhere, None)
+
+    def no_replicas(self, size: int) -> Replica:
+        """Zeros in place of so many replicas, keys as plain arrays."""
+        plain = jax.eval_shape(without_keys, self.replica)
+        empty: Replica = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
+        return empty
 
     def control(self, done: int, count: int) -> Any:
         """What tells `segment` which rounds to compute."""

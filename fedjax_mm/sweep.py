@@ -18,6 +18,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.checkpoint import Checkpoints
+from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.devices import agree
 from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
@@ -310,14 +311,21 @@ class _Journal:
         saved = self.how.checkpoints and self.how.checkpoints.load(part)
         if not saved:
             return self._report(part, 0), None
-        rows, structure = jax.tree.leaves(records), self.plan.batches[part][0].program.replica
+        rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
         for row, array in zip(rows, saved.arrays, strict=False):
             row[: len(array)] = array
         done, rest = saved.rounds, saved.arrays[len(rows) :]
         if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
             return done, None
         self._report(part, done)
-        return done, jax.tree.unflatten(jax.tree.structure(structure), rest)
+        program, size = compiled.program, compiled.batch_size
+        wanted = jax.eval_shape(lambda: program.no_replicas(size))
+        try:
+            replica: Replica = jax.tree.unflatten(jax.tree.structure(wanted), rest)
+            check_alike("states have other shapes", replica, wanted, shapes=True)
+        except ValueError as error:
+            raise RefusedError(f"what was saved is not of this run: {error}") from error
+        return done, replica
 
     def note(
         self, part: int, done: int, records: Record, replica: Replica, seconds: float
