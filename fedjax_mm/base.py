@@ -1,13 +1,12 @@
-"""The contract: types and prose, no logic.
+"""The contract: types and prose, almost no logic.
 
 A federated method is *who trains what* (an `Assignment`), *what one client contributes* (the client
 function of an `Algorithm`) and *what the server does with the sum of the contributions* (its server
-function). What is learned, and from which data, is a `Task`. Everything here is written for one
-model, one client and one seed; `fedjax_mm.simulate` alone adds those axes.
+function). What is learned, and from which data, is a `Task`. Tasks and algorithms are written for
+one model, one client and one seed: `fedjax_mm.simulate` alone adds those axes. An assignment alone
+sees all models and clients, since it deals them out. Functions are called by position.
 
-Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded
-       ``chunk`` clients computed at once · ``steps`` E local steps · ``records`` recorded rounds
-       ``dim`` d parameters of a flat model · ``block`` p + 1 coordinates that one client touches
+Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
 """
 
 from collections.abc import Callable
@@ -36,8 +35,8 @@ class Batching(NamedTuple):
       order: "iid" draws every row independently and uniformly; "epochs" gives every example once
         per epoch of ``ceil(n_k / B)`` steps, in an order of its own, its last batch filled with
         rows that do not count.
-      limit: N_s(t), if it is not None: as many of the client's examples are drawn without
-        replacement for each step, but not more than it has; the other rows do not count.
+      limit: N_s(t), or None; with a size of None: as many of the client's examples are drawn
+        without replacement for each step, but not more than it has; the other rows do not count.
     """
 
     size: int | None = None
@@ -109,7 +108,7 @@ class AnalyticTask(Task, Protocol):
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
     ) -> Any:
-        """The update of `num_steps` full-gradient steps, dense or a `SparseUpdate`."""
+        """Local minus global parameters after full-gradient steps, or a `SparseUpdate` of them."""
 
 
 class LocalProblem(NamedTuple):
@@ -121,7 +120,7 @@ class LocalProblem(NamedTuple):
       task: what is learned.
       client: k.
       params: w, the global parameters.
-      scale: what the assignment multiplies the client's weight by: 1, unless it says otherwise.
+      scale: what the client's weight is multiplied by: 1, unless `Groups.scale` says otherwise.
     """
 
     rng_key: PRNGKeyArray
@@ -136,7 +135,7 @@ class LocalProblem(NamedTuple):
         return self.task.weight(self.client) * self.scale
 
     def loss(self) -> Float[Array, ""]:
-        """F_k(w); `ValueError` if the task does not give it."""
+        """F_k(w), at the global parameters; `ValueError` if the task does not give it."""
         return needs(self.task, MeasuredTask).client_loss(self.params, self.client)
 
     def threshold(self) -> Float[Array, ""]:
@@ -145,14 +144,14 @@ class LocalProblem(NamedTuple):
 
 
 class Contribution(NamedTuple):
-    """What one client sends. The server sees only the sum over the participants, field by field.
+    """What one client sends. The server sees only the sums over the participants of three fields.
 
     Attributes:
       update: a pytree of arrays or `SparseUpdate`s, as the algorithm likes; counted as uploaded.
       weight: a number.
       num_gradients: the gradients that the client computed.
-      report: a small pytree that is not summed, but handed to the assignment's `observe`, such as
-        the mean loss while training. Models that are trained together report alike.
+      report: a small pytree that is not summed, but handed to the assignment's `observe`: here
+        ``{"loss": mean loss of the batches while training}``. Models must report alike.
     """
 
     update: Any
@@ -197,7 +196,7 @@ class ServerFn(Protocol):
           params: w.
           server_state: as the round before left it.
           client_states: of all N clients, after those that trained came home.
-          total: the sum of the participants' contributions, updates dense, without reports.
+          total: the sum of the participants' contributions; updates are dense, the report ``()``.
         """
 
 
@@ -232,7 +231,9 @@ class Groups(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What an assignment may look at: functions, so that only what is called is computed.
+    """What an assignment may ask of the models before a round: one call is a pass over all data.
+
+    What is not called is not computed.
 
     Attributes:
       losses: F_k of every model, ``float[models, clients]``.
@@ -256,7 +257,10 @@ class ObserveFn(Protocol):
     """The lesson of a round."""
 
     def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
-        """The state with what came back: reports ``[models, group, ...]``, 0 for padding."""
+        """From the state that `assign` returned, the new one; reports ``[models, group, ...]``.
+
+        Each report stands where its client stands in the groups; padding has zeros.
+        """
 
 
 class Assignment(NamedTuple):

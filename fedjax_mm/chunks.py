@@ -58,8 +58,8 @@ def longest_first(
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
 
 
-class Row(NamedTuple):
-    """One place of a group, or several.
+class Rows(NamedTuple):
+    """Places of a group, one or along leading axes.
 
     Attributes:
       client: its number; negative for padding.
@@ -75,8 +75,8 @@ class Row(NamedTuple):
 
 
 def in_chunks(
-    rows: Row, order: Int[Array, " group"] | None, chunk_size: int | None, client_axis: str | None
-) -> Iterator[Row]:
+    rows: Rows, order: Int[Array, " group"] | None, chunk_size: int | None, client_axis: str | None
+) -> Iterator[Rows]:
     """The rows of a group, or this device's share of them, as chunks ``[chunks, size, ...]``.
 
     With an order, those with the most local steps come first, few at a time, so that at most twice
@@ -97,7 +97,7 @@ def in_chunks(
         first += width * count
 
 
-def _cut(rows: Row, count: int, width: int) -> Row:
+def _cut(rows: Rows, count: int, width: int) -> Rows:
     """Rows as ``[count, width, ...]``, filled up with padding."""
 
     def cut(array: Array, fill: int) -> Array:
@@ -105,7 +105,7 @@ def _cut(rows: Row, count: int, width: int) -> Row:
         filled = jnp.pad(array, padding, constant_values=fill)
         return filled.reshape(count, width, *array.shape[1:])
 
-    return jax.tree.map(cut, rows, Row(*map(jnp.int32, (-1, 0, 0, 0))))
+    return jax.tree.map(cut, rows, Rows(*map(jnp.int32, (-1, 0, 0, 0))))
 
 
 def put_rows(tree: Any, rows: Int[Array, " chunk"], new: Any) -> Any:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm import keys
 from fedjax_mm.base import LocalProblem, Params, Round, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of
-from fedjax_mm.stacks import Models, Stack, in_order, over_models, split
+from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
 from fedjax_mm.sums import finish_sum, zero_sum
 
 
@@ -97,10 +97,10 @@ def measure(
     metrics, finite = zip(*(of_stack(*each) for each in split(stacks, models)), strict=True)
     absent = [jnp.full(len(stack.models), jnp.nan) for stack in stacks]
     by_name = {
-        name: in_order(stacks, [m.get(name, nan) for m, nan in zip(metrics, absent, strict=True)])
+        name: by_model(stacks, [m.get(name, nan) for m, nan in zip(metrics, absent, strict=True)])
         for name in dict.fromkeys(name for each in metrics for name in each)
     }
-    return Measured(by_name, in_order(stacks, finite))
+    return Measured(by_name, by_model(stacks, finite))
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:

@@ -3,6 +3,9 @@
 Everything is pure: jit it, vmap it over seeds and over any number of the task or the algorithm,
 differentiate it. The models axis is in `stacks.py`, the order in which clients are computed in
 `chunks.py`, their sums in `sums.py`, every key in `keys.py`, and records in `record.py`.
+
+A *stack* is the models of equal structure, which are computed together; a *group* is the clients
+that train one model in a round; a *chunk* is those of them that are computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +21,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
 from fedjax_mm.record import Counts, Record, Trace, add_counts, make_trace, measure, message_sizes
-from fedjax_mm.stacks import Models, Stack, in_order, join, over_models, split, stacks_of
+from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split, stacks_of
 from fedjax_mm.tasks.view import appeals, client_losses
 
 
@@ -48,10 +51,10 @@ class How(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The result of local training: sums over the groups, all clients' new states, and reports."""
+    """The result of local training: sums over the groups, the states of all clients, reports."""
 
     total: base.Contribution
-    clients: base.ClientState
+    client_states: base.ClientState
     reports: Any
 
 
@@ -150,7 +153,7 @@ def advance(
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """`num_rounds` more rounds from a state. Arguments and result as in `simulate`."""
+    """`num_rounds` more rounds from a state, which is the first record; else as `simulate`."""
     checks.check_rounds(num_rounds, record_every)
     checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
@@ -159,8 +162,8 @@ def advance(
     def one_round(state: State, _: None) -> tuple[State, Counts]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
-        assign_key, view = keys.assignment_key(rng_key), look(stacks, models)
-        groups, assigned = assignment.assign(assign_key, t, state.assignment, view)
+        assign_key, asked = keys.assignment_key(rng_key), look(stacks, models)
+        groups, assigned = assignment.assign(assign_key, t, state.assignment, asked)
         now = Now(t, rng_key, groups)
         trained = train(stacks, now, models, how)
         models = aggregate(stacks, now, models, trained)
@@ -189,7 +192,7 @@ def look(stacks: Sequence[Stack], models: Models) -> Look:
         def of_model(task: Task, model: Models) -> Array:
             return question(task, model.params)
 
-        return in_order(stacks, [over_models(of_model, *each) for each in split(stacks, models)])
+        return by_model(stacks, [over_models(of_model, *each) for each in split(stacks, models)])
 
     return Look(losses=partial(ask, client_losses), appeals=partial(ask, appeals))
 
@@ -223,38 +226,38 @@ def train_group(
     """The sum of one group's contributions to one model, and what else comes back.
 
     Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
-    grow with the group. Their states come home by rows: only participants' rows move. With a client
-    axis every device of it trains a share of the group, and rows and sums are put together.
+    grow with the group. Of the states of all clients only the participants' rows are written. With
+    a client axis every device of it trains a share of the group; rows and sums are put together.
     """
     size = len(group.clients)
 
     def contribute(
-        row: chunks.Row, client_state: base.ClientState
+        row: chunks.Rows, client_state: base.ClientState
     ) -> tuple[base.Contribution, base.ClientState, Any]:
         key = keys.from_words(row.key, model_key)
         local = base.LocalProblem(key, round, task, row.client, model.params, row.scale)
         sent, client_state = algorithm.client(local, model.server, client_state)
         return sent._replace(report=()), client_state, sent.report if how.with_reports else ()
 
-    def add_clients(so_far: Trained, chunk: chunks.Row) -> tuple[Trained, None]:
-        total, clients, reports = so_far
+    def add_clients(so_far: Trained, chunk: chunks.Rows) -> tuple[Trained, None]:
+        total, all_states, reports = so_far
         present = chunk.client >= 0
         # Padding does what the first client of its chunk does: it never takes more steps.
         client = jnp.where(present, chunk.client, jnp.maximum(chunk.client[0], 0))
-        states = jax.tree.map(itemgetter(client), clients)
+        states = jax.tree.map(itemgetter(client), all_states)
         together = chunks.vmap_unless_one(len(client), contribute)
         args = chunk._replace(client=client), states
-        sent, *moved = chunks.unless_empty(together, present, *args, skip=may_skip)
+        sent, *rows = chunks.unless_empty(together, present, *args, skip=may_skip)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
-        homes = jnp.where(present, client, task.num_clients), jnp.where(present, chunk.place, size)
-        if how.client_axis is not None and jax.tree.leaves(moved):
-            homes, moved = lax.all_gather((homes, moved), how.client_axis, tiled=True)
-        clients, reports = map(chunks.put_rows, (clients, reports), homes, moved)
-        return Trained(sums.add_chunk(total, sent, present), clients, reports), None
+        where = jnp.where(present, client, task.num_clients), jnp.where(present, chunk.place, size)
+        if how.client_axis is not None and jax.tree.leaves(rows):
+            where, rows = lax.all_gather((where, rows), how.client_axis, tiled=True)
+        all_states, reports = map(chunks.put_rows, (all_states, reports), where, rows)
+        return Trained(sums.add_chunk(total, sent, present), all_states, reports), None
 
     words = keys.client_words(model_key, group.clients)
     scale = jnp.ones(size) if group.scale is None else group.scale
-    rows = chunks.Row(group.clients, words, scale, jnp.arange(size))
+    rows = chunks.Rows(group.clients, words, scale, jnp.arange(size))
     order = chunks.longest_first(algorithm, task, model.server, group.clients)
     may_skip = chunk_size is not None or order is not None
     first = jax.tree.map(itemgetter(0), (rows, model.clients))
@@ -276,10 +279,10 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
             is_trained = jnp.any(group.clients >= 0)
             # An idle model's sums are replaced: the gradient of a 0/0 would be NaN, used or not.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
-            old, clients = (model.params, model.server), trained.clients
-            new = stack.algorithm.server(now.round, task, *old, clients, total)
-            kept = jax.tree.map(partial(jnp.where, is_trained), new, old)
-            return Models(kept[0], kept[1], clients)
+            old, client_states = (model.params, model.server), trained.client_states
+            new = stack.algorithm.server(now.round, task, *old, client_states, total)
+            params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
+            return Models(params, server_state, client_states)
 
         return over_models(of_model, stack, stack.rows(now.groups), trained, models)
 
@@ -295,11 +298,11 @@ def observe(
         return state
     reports = [each.reports for each in trained]
     checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
-    return assignment.observe(now.round, now.groups, in_order(stacks, reports), state)
+    return assignment.observe(now.round, now.groups, by_model(stacks, reports), state)
 
 
 def count(stacks: Sequence[Stack], now: Now, trained: list[Trained]) -> Counts:
     """What one round did for each model."""
     participants = jnp.sum(now.groups.clients >= 0, axis=1, dtype=jnp.int32)
-    gradients = in_order(stacks, [each.total.num_gradients for each in trained])
+    gradients = by_model(stacks, [each.total.num_gradients for each in trained])
     return Counts(participants, gradients, (participants == 0).astype(jnp.int32))

@@ -95,8 +95,8 @@ def join(parts: Sequence[Models]) -> Models:
     return parts[0] if len(parts) == 1 else Models(*zip(*parts, strict=True))
 
 
-def in_order(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
-    """Arrays with one row for every model, from those of each stack."""
+def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
+    """Arrays with one row for every model, in their order, from those of each stack."""
     if len(stacks) == 1:
         return trees[0]
     place = np.argsort(np.concatenate([stack.models for stack in stacks]))
