@@ -73,12 +73,6 @@ def learners(double=True):
         return classification(labelled_data(N), LogisticRegression(3))
 
 
-@functools.cache
-def compiled(function):
-    """Of a function of this module, once."""
-    return jax.jit(function)
-
-
 @jax.jit
 def descend(task, params, client):
     """w_hat_k by plain full-gradient steps."""
@@ -780,6 +774,8 @@ def test_wrong_arguments_are_refused(call, message):
 def test_numbers_may_be_traced():
     """As a sweep has it: thresholds, the rates of own models and of tuning."""
     task, params = Measured(jnp.arange(1.0, 5.0)), {"w": jnp.zeros(3)}
+
+    chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)

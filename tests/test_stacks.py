@@ -325,6 +325,8 @@ def test_one_number_per_seed(numbers):
 def test_data_of_a_stack_may_be_replaced_by_data_of_the_same_shape():
     """Data are arguments: the same compiled program with other targets."""
 
+    chex.clear_trace_counter()
+
     @jax.jit
     @chex.assert_max_traces(n=1)
     def program(key, tasks):
