@@ -207,6 +207,8 @@ def test_thresholds_of_attackers_are_those_of_their_own_models():
 
 
 def test_who_attacks_may_be_traced():
+    chex.clear_trace_counter()
+
     @jax.jit
     @chex.assert_max_traces(n=1)
     def end(attacks, factor, noise):

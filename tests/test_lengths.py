@@ -275,7 +275,7 @@ def test_reports_come_in_the_order_of_groups(expected):
             for r, i in np.argwhere(present[:, 0, m]):
                 loss = each[r, groups[r, 0, m, i]]
                 assert seen.losses[r, 0, m, i] == pytest.approx(loss, rel=1e-12)
-            assert len(np.unique(each)) == 2 * N
+            assert len(np.unique(each)) > N
 
 
 @functools.cache

@@ -73,12 +73,6 @@ def learners(double=True):
         return classification(labelled_data(N), LogisticRegression(3))
 
 
-@functools.cache
-def compiled(function):
-    """Of a function of this module, once."""
-    return jax.jit(function)
-
-
 @jax.jit
 def descend(task, params, client):
     """w_hat_k by plain full-gradient steps."""
@@ -647,7 +641,7 @@ prepared_for = []
 
 def prepare(rng_key, kind, learning_rate, targets, draw):
     """Own models that start by chance."""
-    assert kind in ("all", "some")
+    assert kind == "some"
     jax.debug.callback(lambda *args: prepared_for.append(args), learning_rate, draw)
     task = Measured(targets + draw)
     start = task.init(keys.preparation_key(rng_key, jnp.int32(0)))
@@ -657,11 +651,11 @@ def prepare(rng_key, kind, learning_rate, targets, draw):
 
 def build(kind, learning_rate, targets, draw, prepared):
     task = requiring(Measured(targets + draw), prepared["own"].threshold + 20.0)
-    strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 100)
+    strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 9)
     return Setup(task, maxfl(learning_rate, local_steps=1), strategy, prepared["start"])
 
 
-AXES = {"kind": ["all", "some"], "learning_rate": [0.1, 0.2]}
+AXES = {"kind": ["some"], "learning_rate": [0.1, 0.2]}
 MORE = {"shared": {"targets": TARGETS}, "per_seed": {"draw": [0.0, 0.5]}, "prepare": prepare}
 
 
@@ -689,9 +683,9 @@ def whole(one_device):
 
 def test_a_sweep_prepares_once_for_each_replica(whole):
     _, calls = whole
-    assert len(calls) == 2 * 2 * 2
+    assert len(calls) == 2 * 2
     rates = [np.float32(rate) for rate in AXES["learning_rate"]]
-    assert sorted(calls) == sorted(2 * list(itertools.product(rates, (0.0, 0.5))))
+    assert sorted(calls) == sorted(itertools.product(rates, (0.0, 0.5)))
 
 
 def test_prepared_runs_are_those_of_preparing_by_hand(whole):
@@ -714,7 +708,7 @@ def test_prepared_runs_are_those_of_preparing_by_hand(whole):
 
 
 def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
-    """What was prepared is saved: nothing is prepared again of what had begun."""
+    """What was prepared is saved: nothing is prepared again."""
     monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
     expected, _ = whole
 
@@ -728,12 +722,11 @@ def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
         with pytest.raises(InterruptedRunError):
             sweep(build, AXES, **SIZES, **MORE, execution=how)
     jax.effects_barrier()
-    before = len(prepared_for)
-    assert before == 4, "the first of two programs had begun"
+    assert len(prepared_for) == 4
     with Checkpoints(tmp_path, resume=True) as checkpoints:
         rest = sweep(build, AXES, **SIZES, **MORE, execution=Execution(checkpoints=checkpoints))
     jax.effects_barrier()
-    assert len(prepared_for) == 8
+    assert len(prepared_for) == 4
     for name in expected.data_vars:
         np.testing.assert_array_equal(rest[name], expected[name], err_msg=name)
 
@@ -780,6 +773,8 @@ def test_wrong_arguments_are_refused(call, message):
 def test_numbers_may_be_traced():
     """As a sweep has it: thresholds, the rates of own models and of tuning."""
     task, params = Measured(jnp.arange(1.0, 5.0)), {"w": jnp.zeros(3)}
+
+    chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)

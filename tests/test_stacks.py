@@ -63,7 +63,7 @@ def run(tasks, algorithm, assignment, client_map="auto", **options):
 
 
 @functools.cache
-def program(modules, client_map="auto", ratios=(1,)):
+def program(modules, client_map, ratios):
     """A compiled run of models that learn the same data; nothing else is part of it.
 
     Args:
@@ -99,12 +99,12 @@ EVERYBODY, COHORT = mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=5)
 MIXED, ALL_LINEAR, ALL_NETWORKS = (LINEAR, NETWORK, LINEAR), (LINEAR,) * 3, (NETWORK,) * 3
 
 
-def train(modules, assignment=EVERYBODY, rate=0.3, given=None, **options):
+def train(modules, assignment=EVERYBODY, rate=0.3, given=None, client_map="auto", ratios=(1,)):
     """Three models of one or two structures, that start each in its own place."""
     params = list(given or starts(modules))
-    if len(set(modules)) == 1 and len(set(options.get("ratios", (1,)))) == 1:
+    if len(set(modules)) == len(set(ratios)) == 1:
         params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *params)
-    run = program(modules, **options)
+    run = program(modules, client_map, ratios)
     return run(jax.random.key(4), groups_of(assignment), rate, params, labelled_data())
 
 
@@ -324,6 +324,8 @@ def test_one_number_per_seed(numbers):
 
 def test_data_of_a_stack_may_be_replaced_by_data_of_the_same_shape():
     """Data are arguments: the same compiled program with other targets."""
+
+    chex.clear_trace_counter()
 
     @jax.jit
     @chex.assert_max_traces(n=1)
