@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import random
@@ -28,7 +29,7 @@ from fedjax_mm.sweep import Execution
 from tests.helpers import Towards
 from tests.test_cli import Outcome, call, files
 
-sweeps = sys.modules["fedjax_mm.sweep"]
+sweeps = importlib.import_module("fedjax_mm.sweep")
 
 CONFIG = """\
 num_models = {num_models}
@@ -91,11 +92,12 @@ def saved(directory):
 
 
 TELLING = """\
+import importlib
 import sys
 from fedjax_mm import cli, plan
 
 plan._CACHE_BYTES = 1
-sys.modules["fedjax_mm.sweep"]._SEGMENT_SECONDS = 0
+importlib.import_module("fedjax_mm.sweep")._SEGMENT_SECONDS = 0
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)

@@ -21,13 +21,14 @@ def test_losses_gradients_and_metrics(num_clients, block_size, mu):
     task = quadratic(num_clients, block_size, mu=mu)
     problem = reference.dense_quadratic(num_clients, block_size, mu)
     w = np.random.default_rng(0).normal(size=task.dim)
+    loss_and_gradient = jax.jit(jax.value_and_grad(task.loss))
     for k in range(num_clients):
-        loss, gradient = jax.value_and_grad(task.loss)(jnp.asarray(w), jnp.int32(k))
+        loss, gradient = loss_and_gradient(jnp.asarray(w), jnp.int32(k))
         assert loss == pytest.approx(reference.client_loss(problem, k, w), rel=1e-12)
         np.testing.assert_allclose(
             gradient, reference.client_gradient(problem, k, w), rtol=1e-12, atol=1e-13
         )
-    metrics = task.metrics(jax.random.key(0), jnp.asarray(w))
+    metrics = jax.jit(task.metrics)(jax.random.key(0), jnp.asarray(w))
     loss = reference.global_loss(problem, w)
     optimum = reference.global_loss(problem, reference.minimizer(problem))
     assert metrics["loss"] == pytest.approx(loss, rel=1e-12)
