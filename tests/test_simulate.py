@@ -274,7 +274,7 @@ def test_a_model_that_nobody_trains_stays_as_it_is():
         assert np.isfinite(new).all()
     np.testing.assert_array_equal(before.models.params[0], after.models.params[0])
     assert not np.array_equal(before.models.params[1], after.models.params[1])
-    counts = [state.count for state in after.models.server.optimizer if hasattr(state, "count")]
+    counts = [state.count for state in after.models.server if hasattr(state, "count")]
     assert counts[0].tolist() == [3, 3]
     assert np.isfinite(trace.metrics["loss"]).all()
 
