@@ -146,7 +146,7 @@ def fit_params(params: Any, like: Any) -> Any:
             )
         return jnp.broadcast_to(given, wanted.shape)
 
-    check_alike("initial parameters do not have the structure of the task's", params, like)
+    check_alike("initial parameters must have the structure of the task's", params, like)
     return jax.tree.map(fit, params, like)
 
 
@@ -159,6 +159,10 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
         return
     try:
         chex.assert_trees_all_equal_structs(*trees)
+    except AssertionError as error:
+        structures = dict.fromkeys(str(jax.tree.structure(tree)) for tree in trees)
+        raise ValueError(f"{problem}: {' and '.join(structures)}") from error
+    try:
         if shapes:
             chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
     except AssertionError as error:

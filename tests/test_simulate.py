@@ -470,7 +470,7 @@ def test_protocols_are_checked_at_run_time():
             "there are 3 algorithms but the assignment has 2 models",
         ),
         ({"params": jnp.zeros(4)}, r"initial parameters have shape \(4,\); give \(9,\)"),
-        ({"params": {"w": jnp.zeros(9)}}, "initial parameters have the structure"),
+        ({"params": {"w": jnp.zeros(9)}}, "initial parameters must have the structure"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(arguments, message):
