@@ -17,7 +17,6 @@ from fedjax_mm import (
     attacked,
     classification,
     full_participation,
-    keys,
     least_squares,
     mfa_rand,
     mfa_rr,
@@ -249,9 +248,8 @@ def test_keys_are_never_reused():
     algorithms[1] = noisy(algorithms[1], ATTACKS)
 
     def run(rng_key, task):
-        own_key = keys.preparation_key(rng_key, jnp.int32(0))
         options = {"learning_rate": 0.1, "num_steps": 2, "batch_size": 2}
-        own = own_models(own_key, task, task.init(jax.random.key(7)), **options)
+        own = own_models(rng_key, task, **options)
         demanding = requiring(task, own, tuning=Tuning(0.1, 2, 2))
         strategy = appealing(mfa_rand(N, 2), cohort_size=2, from_round=1)
         return simulate(rng_key, demanding, algorithms, strategy, 2)[1]
