@@ -5,6 +5,9 @@ from collections.abc import Iterator
 
 import jax
 
+USUAL = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "false", "XLA_FLAGS": ""}
+"""The environment of child processes that compute longer than they compile."""
+
 
 @contextlib.contextmanager
 def optimised() -> Iterator[None]:

@@ -223,9 +223,14 @@ learning_rate = [0.05, 0.1, 0.2]
 
 
 @pytest.mark.parametrize(
-    ("precision", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)], ids=["float32", "float64"]
+    ("split", "precision", "tolerance"),
+    [
+        pytest.param("replicas", "float32", 1e-6, id="replicas-float32"),
+        pytest.param("clients", "float64", 1e-12, id="clients-float64"),
+        pytest.param("replicas", "float64", 1e-12, id="replicas-float64", marks=pytest.mark.slow),
+        pytest.param("clients", "float32", 1e-6, id="clients-float32", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("split", ["replicas", "clients"])
 def test_two_processes_agree_with_one(tmp_path, split, precision, tolerance):
     """Nine replicas over two devices, and 13 clients in 3 groups: nothing divides evenly."""
     (tmp_path / "two.toml").write_text(PROCESSES)

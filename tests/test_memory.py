@@ -1,10 +1,13 @@
 """The memory that a plan estimates, against the peak of a process of its own."""
 
+import os
 import re
 import subprocess
 import sys
 
 import pytest
+
+from tests.compiling import USUAL
 
 SETTINGS = """
 num_models = {0}
@@ -52,6 +55,7 @@ def test_the_estimate_is_near_the_measured_peak(tmp_path, shape):
     done = subprocess.run(
         [*command, "sweep", "sweep.toml", "--out", "out"],
         cwd=tmp_path,
+        env=os.environ | USUAL,
         capture_output=True,
         text=True,
         check=True,
@@ -98,6 +102,7 @@ def test_the_peak_of_many_clients_is_their_data_and_a_chunk(num_clients, cohort,
     """40 examples of 60 features each; the limit is above the data, the process included."""
     done = subprocess.run(
         [sys.executable, "-c", ROUNDS + PEAK, str(num_clients), str(cohort), "32"],
+        env=os.environ | USUAL,
         capture_output=True,
         text=True,
         check=True,

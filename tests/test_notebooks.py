@@ -14,6 +14,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Sweep, run
+from tests.compiling import USUAL
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -21,12 +22,18 @@ each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 
 
 def execute(path, directory):
-    """The notebook with new outputs; a copy of it runs in the directory, on the CPU."""
+    """The notebook with new outputs; a copy of it runs in the directory, on the CPU.
+
+    Its programs are optimised as a user's are: it computes longer than it compiles.
+    """
     copy = directory / path.name
     shutil.copy(path, copy)
     done = subprocess.run(
         [sys.executable, "-c", "from nbclient.cli import main; main()", "--inplace", copy],
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "IPYTHONDIR": str(directory / "ipython")},
+        env=os.environ
+        | USUAL
+        | {"JAX_PLATFORMS": "cpu"}
+        | {"IPYTHONDIR": str(directory / "ipython")},
         capture_output=True,
         text=True,
         check=False,
