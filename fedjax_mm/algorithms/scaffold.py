@@ -65,8 +65,8 @@ def scaffold(
     def client(
         local: LocalProblem, server_state: Params, client_state: Params
     ) -> tuple[Contribution, Params]:
-        c, c_k, task = server_state, client_state, local.task
-        drift = jax.tree.map(jnp.subtract, c_k, c)
+        c_k, task = client_state, local.task
+        drift = jax.tree.map(jnp.subtract, c_k, server_state)
 
         def direction(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
             loss, gradient = jax.value_and_grad(task.loss)(own, batch)
@@ -94,8 +94,7 @@ def scaffold(
         total: Contribution,
     ) -> tuple[Params, Params]:
         del round, task, client_states
-        rate = server_rate / total.weight
-        change = jax.tree.map(lambda x: rate * x, total.update["params"])
+        change = jax.tree.map(lambda x: server_rate / total.weight * x, total.update["params"])
         c = jax.tree.map(jnp.add, server_state, total.update["c"])
         return optax.apply_updates(params, change), c
 
