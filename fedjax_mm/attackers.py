@@ -114,7 +114,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, local.task.num_clients)
         contribution, state = algorithm.client(local, server_state, client_state)
-        sent = _dense(contribution, local.params)
+        sent = dense_update(contribution, local.params)
         other = _with_noise(keys.noise_key(local.rng_key), sent.update, noise)
         is_attacker = attacks[local.client]
         update = jax.tree.map(lambda x, y: jnp.where(is_attacker, x, y), other, sent.update)
@@ -123,7 +123,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     return algorithm._replace(client=client)
 
 
-def _dense(contribution: Contribution, params: Params) -> Contribution:
+def dense_update(contribution: Contribution, params: Params) -> Contribution:
     """The contribution with every sparse part of its update written out as a dense array."""
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
