@@ -208,13 +208,13 @@ class Algorithm(NamedTuple):
       client: what one client contributes.
       server: what the server does with the sum of the contributions.
       num_steps: the local steps that a client is going to take, where they differ: those that take
-        about as many are then computed together. A plain int where all take as many.
+        about as many are then computed together. A plain int, of any value, where all take as many.
     """
 
     init: InitFn
     client: ClientFn
     server: ServerFn
-    num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] | None = None
+    num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] = lambda *_: 1
 
 
 class Groups(NamedTuple):

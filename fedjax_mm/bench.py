@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Algorithm, Assignment, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of, chunks_of, is_lockstep
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
@@ -440,8 +440,8 @@ def count_steps(
     models = init(jax.random.key(0), task, algorithm, assignment).models
     server = jax.tree.map(itemgetter(0), models.server)
     chunk_size = chunk_size_of(client_map, task, models.params, len(group))
-    count_of = partial(_num_steps, algorithm, task, server)
-    steps = np.asarray(jax.vmap(count_of)(jnp.asarray(group)))
+    count_of = jax.vmap(algorithm.num_steps, (None, 0, None))
+    steps = np.asarray(count_of(task, jnp.asarray(group), server))
     growing = not is_lockstep(algorithm, task, server)
     shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
     computed = first = 0
@@ -450,12 +450,6 @@ def count_steps(
         computed += size * int(longest.sum())
         first += size * count
     return computed, int(steps.sum())
-
-
-def _num_steps(
-    algorithm: Algorithm, task: Task, server_state: ServerState, client: Int[Array, ""]
-) -> int | Int[Array, ""]:
-    return 1 if algorithm.num_steps is None else algorithm.num_steps(task, client, server_state)
 
 
 @jax.tree_util.register_dataclass

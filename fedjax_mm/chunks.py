@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from operator import itemgetter
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,16 +19,14 @@ chunks of that many; "auto" chooses by the device and the size of a model."""
 _CHUNK_BYTES = 32 * 2**10  # parameters of clients that one CPU device trains at once
 
 
-def chunk_size_of(
-    client_map: ClientMap, task: Task, params: Params, num_clients: int
-) -> int | None:
+def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
     """Clients computed at once, model by model; None means all clients of all models.
 
     Args:
       client_map: as in `simulate`.
       task: of the models.
       params: of the models, with a leading axis; only shapes count.
-      num_clients: in the groups of all of them.
+      group_size: clients in the groups of all of them.
     """
     if isinstance(client_map, int):
         return client_map
@@ -38,74 +36,53 @@ def chunk_size_of(
         return None
     model_bytes = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(params))
     chunk_size = max(1, _CHUNK_BYTES // max(1, model_bytes))
-    return chunk_size if chunk_size < num_clients else None
+    return chunk_size if chunk_size < group_size else None
 
 
 def is_lockstep(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
     """Whether all clients take the same number of local steps, known before anything runs."""
-    steps = algorithm.num_steps and algorithm.num_steps(task, jnp.int32(0), server_state)
-    return steps is None or isinstance(steps, int)
+    return isinstance(algorithm.num_steps(task, jnp.int32(0), server_state), int)
 
 
 def longest_first(
     algorithm: Algorithm, task: Task, server_state: ServerState, clients: Int[Array, " group"]
 ) -> Int[Array, " group"] | None:
     """The places of a group in the order of their local steps; None if all take as many."""
-    if algorithm.num_steps is None or is_lockstep(algorithm, task, server_state):
+    if is_lockstep(algorithm, task, server_state):
         return None
-    steps_of = jax.vmap(algorithm.num_steps, (None, 0, None))
-    steps = steps_of(task, jnp.maximum(clients, 0), server_state)
+    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server_state)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
 
 
-class Rows(NamedTuple):
-    """Places of a group, one or along leading axes.
-
-    Attributes:
-      client: its number; negative for padding.
-      key: of the client in this round, as words.
-      scale: what its weight is multiplied by.
-      place: in the group.
-    """
-
-    client: Array
-    key: Array
-    scale: Array
-    place: Array
-
-
 def in_chunks(
-    rows: Rows, order: Int[Array, " group"] | None, chunk_size: int | None, client_axis: str | None
-) -> Iterator[Rows]:
+    rows: Any, order: Int[Array, " group"] | None, chunk_size: int | None, client_axis: str | None
+) -> Iterator[Any]:
     """The rows of a group, or this device's share of them, as chunks ``[chunks, size, ...]``.
 
     With an order, those with the most local steps come first, few at a time, so that at most twice
     the steps that count are computed (by one replica: where replicas are vmapped, all take the
     steps of the longest). Devices are dealt rows in turn, so that all get as many long trainings.
+    What fills up the last chunk is -1.
     """
     if order is not None:
         rows = jax.tree.map(itemgetter(order), rows)
     if client_axis is not None:
-        num_devices = lax.axis_size(client_axis)
-        dealt = _cut(rows, -(-len(rows.client) // num_devices), num_devices)
+        dealt = _cut(rows, lax.axis_size(client_axis))
         rows = jax.tree.map(lambda x: x[:, lax.axis_index(client_axis)], dealt)
-    first, size = 0, len(rows.client)
+    first, size = 0, len(jax.tree.leaves(rows)[0])
     for width, count in chunks_of(size, chunk_size or size, growing=order is not None):
-        yield _cut(
-            jax.tree.map(itemgetter(slice(first, first + width * count)), rows), count, width
-        )
-        first += width * count
+        last = first + width * count
+        yield _cut(jax.tree.map(itemgetter(slice(first, last)), rows), width)
+        first = last
 
 
-def _cut(rows: Rows, count: int, width: int) -> Rows:
-    """Rows as ``[count, width, ...]``, filled up with padding."""
+def _cut(rows: Any, width: int) -> Any:
+    """Rows as ``[chunks, width, ...]``, filled up with -1."""
 
-    def cut(array: Array, fill: int) -> Array:
-        padding = [(0, count * width - len(array))] + [(0, 0)] * (array.ndim - 1)
-        filled = jnp.pad(array, padding, constant_values=fill)
-        return filled.reshape(count, width, *array.shape[1:])
+    def cut(x: Array) -> Array:
+        return jnp.pad(x, (0, -len(x) % width), constant_values=-1).reshape(-1, width)
 
-    return jax.tree.map(cut, rows, Rows(*map(jnp.int32, (-1, 0, 0, 0))))
+    return jax.tree.map(cut, rows)
 
 
 def put_rows(tree: Any, rows: Int[Array, " chunk"], new: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Index, Round
 
@@ -54,21 +54,6 @@ def preparation_key(start_key: PRNGKeyArray) -> PRNGKeyArray:
 def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
     """The key of a client from that of the round and the model."""
     return jax.random.fold_in(model_key, client)
-
-
-def client_words(
-    model_key: PRNGKeyArray, clients: Int[Array, " clients"]
-) -> UInt32[Array, "clients words"]:
-    """The keys of some clients as plain words.
-
-    JAX's checker takes keys that a scan is fed for reused ones under vmap; words it lets pass.
-    """
-    return jax.random.key_data(jax.vmap(client_key, (None, 0))(model_key, clients))
-
-
-def from_words(words: UInt32[Array, " words"], like: PRNGKeyArray) -> PRNGKeyArray:
-    """The inverse of `client_words`, of one client."""
-    return jax.random.wrap_key_data(words, impl=jax.random.key_impl(like))
 
 
 def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:

@@ -51,7 +51,7 @@ class How(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The result of local training: sums over the groups, the states of all clients, reports."""
+    """The result of local training, of one client or of groups: sums, clients' states, reports."""
 
     total: base.Contribution
     client_states: base.ClientState
@@ -128,13 +128,10 @@ def init(
         return Models(params, server, copies)
 
     def init_stack(stack: Stack, given: Params | None) -> Models:
-        draw = jax.vmap(lambda task, key: task.init(key), (stack.task_axis, 0))
-        args = stack.task, keys.start_keys(rng_key, stack.models)
-        start = (
-            draw(*args) if given is None else checks.fit_params(given, jax.eval_shape(draw, *args))
-        )
-        one = partial(init_model, stack.algorithm)
-        return jax.vmap(one, (stack.task_axis, 0))(stack.task, start)
+        each = keys.start_keys(rng_key, stack.models)
+        draw = partial(over_models, lambda task, key: task.init(key), stack, each)
+        start = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
+        return over_models(partial(init_model, stack.algorithm), stack, start)
 
     given = checks.given_params(params, stacks)
     models = join([init_stack(*each) for each in zip(stacks, given, strict=True)])
@@ -189,10 +186,8 @@ def look(stacks: Sequence[Stack], models: Models) -> Look:
     """What the assignment may ask about the models as they are."""
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
-        def of_model(task: Task, model: Models) -> Array:
-            return question(task, model.params)
-
-        return by_model(stacks, [over_models(of_model, *each) for each in split(stacks, models)])
+        parts = split(stacks, models)
+        return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
 
     return Look(losses=partial(ask, client_losses), appeals=partial(ask, appeals))
 
@@ -231,40 +226,35 @@ def train_group(
     """
     size = len(group.clients)
 
-    def contribute(
-        row: chunks.Rows, client_state: base.ClientState
-    ) -> tuple[base.Contribution, base.ClientState, Any]:
-        key = keys.from_words(row.key, model_key)
-        local = base.LocalProblem(key, round, task, row.client, model.params, row.scale)
+    def contribute(client: base.Index, scale: Any, client_state: base.ClientState) -> Trained:
+        key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
+        local = base.LocalProblem(key, round, task, client, model.params, scale)
         sent, client_state = algorithm.client(local, model.server, client_state)
-        return sent._replace(report=()), client_state, sent.report if how.with_reports else ()
+        report = sent.report if how.with_reports else ()
+        return Trained(sent._replace(report=()), client_state, report)
 
-    def add_clients(so_far: Trained, chunk: chunks.Rows) -> tuple[Trained, None]:
-        total, all_states, reports = so_far
-        present = chunk.client >= 0
+    def add_clients(so_far: Trained, rows: tuple[Array, Groups]) -> tuple[Trained, None]:
+        place, (number, scale) = rows
+        present = number >= 0
         # Padding does what the first client of its chunk does: it never takes more steps.
-        client = jnp.where(present, chunk.client, jnp.maximum(chunk.client[0], 0))
-        states = jax.tree.map(itemgetter(client), all_states)
+        client = jnp.where(present, number, jnp.maximum(number[0], 0))
+        states = jax.tree.map(itemgetter(client), so_far.client_states)
         together = chunks.vmap_unless_one(len(client), contribute)
-        args = chunk._replace(client=client), states
-        sent, *rows = chunks.unless_empty(together, present, *args, skip=may_skip)
+        new = chunks.unless_empty(together, present, client, scale, states, skip=may_skip)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
-        where = jnp.where(present, client, task.num_clients), jnp.where(present, chunk.place, size)
-        if how.client_axis is not None and jax.tree.leaves(rows):
-            where, rows = lax.all_gather((where, rows), how.client_axis, tiled=True)
-        all_states, reports = map(chunks.put_rows, (all_states, reports), where, rows)
-        return Trained(sums.add_chunk(total, sent, present), all_states, reports), None
+        home = jnp.where(present, client, task.num_clients), jnp.where(present, place, size)
+        came = home, (new.client_states, new.reports)
+        if how.client_axis is not None and jax.tree.leaves(came[1]):
+            came = lax.all_gather(came, how.client_axis, tiled=True)
+        put = map(chunks.put_rows, (so_far.client_states, so_far.reports), *came)
+        return Trained(sums.add_chunk(so_far.total, new.total, present), *put), None
 
-    words = keys.client_words(model_key, group.clients)
-    scale = jnp.ones(size) if group.scale is None else group.scale
-    rows = chunks.Rows(group.clients, words, scale, jnp.arange(size))
     order = chunks.longest_first(algorithm, task, model.server, group.clients)
     may_skip = chunk_size is not None or order is not None
-    first = jax.tree.map(itemgetter(0), (rows, model.clients))
-    sent, _, report = jax.eval_shape(contribute, *first)
-    reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), report)
-    trained = Trained(sums.zero_sum(sent, model.params), model.clients, reports)
-    for some in chunks.in_chunks(rows, order, chunk_size, how.client_axis):
+    one = jax.eval_shape(contribute, *jax.tree.map(itemgetter(0), (*group, model.clients)))
+    reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one.reports)
+    trained = Trained(sums.zero_sum(one.total, model.params), model.clients, reports)
+    for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, how.client_axis):
         trained, _ = lax.scan(add_clients, trained, some)
     total = sums.finish_sum(trained.total, model.params)
     total = total if how.client_axis is None else lax.psum(total, how.client_axis)

@@ -42,11 +42,6 @@ class Stack(NamedTuple):
     shared: Any
     algorithm: Algorithm
 
-    @property
-    def task_axis(self) -> Any:
-        """Where the models axis of the task's leaves is, for `jax.vmap`."""
-        return jax.tree.map(lambda same: None if same else 0, self.shared)
-
     def rows(self, tree: Any) -> Any:
         """The rows of these models, of arrays that have one for every model."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
@@ -78,10 +73,7 @@ def stacks_of(
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     """Tasks of equal structure as one; arrays that are the same object in all stay single."""
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
-    stacked = jax.tree.map(
-        lambda same, *leaves: leaves[0] if same else jnp.stack(leaves), shared, *tasks
-    )
-    return stacked, shared
+    return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 
 
 def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
@@ -108,7 +100,8 @@ def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = Fals
     if len(stack.models) == 1:
         return vmap_unless_one(1, partial(function, stack.task))(*args)
     if not one_by_one:
-        return jax.vmap(function, (stack.task_axis, *(0 for _ in args)))(stack.task, *args)
+        task_axes = jax.tree.map(lambda same: None if same else 0, stack.shared)
+        return jax.vmap(function, (task_axes, *(0 for _ in args)))(stack.task, *args)
 
     def one(model: Int[Array, ""]) -> Any:
         task = jax.tree.map(lambda x, same: x if same else x[model], stack.task, stack.shared)

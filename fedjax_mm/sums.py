@@ -19,29 +19,23 @@ class SparseUpdate(NamedTuple):
 
     It may stand where an array of `params` would stand in `Contribution.update`. A client that
     touches few coordinates of a large model then costs what it touches, not what the model holds.
+    The sum of such updates has no indices: its values are those of all coordinates.
     """
 
     scale: Float[Array, ""]
-    indices: Int[Array, " block"]
+    indices: Int[Array, " block"] | tuple[()]
     values: Float[Array, " block"]
 
 
-class _SparseSum(NamedTuple):
-    """The sum of many `SparseUpdate`s of one parameter array."""
-
-    scale: Float[Array, ""]
-    values: Float[Array, "*shape"]
-
-
 def _is_sparse(leaf: Any) -> bool:
-    return isinstance(leaf, SparseUpdate | _SparseSum)
+    return isinstance(leaf, SparseUpdate)
 
 
 def scale_update(update: Any, factor: Scalar) -> Any:
     """The update times a number, sparse parts included."""
 
     def scale(leaf: Any) -> Any:
-        if isinstance(leaf, SparseUpdate):
+        if _is_sparse(leaf):
             return SparseUpdate(leaf.scale * factor, leaf.indices, leaf.values * factor)
         return leaf * factor
 
@@ -51,14 +45,11 @@ def scale_update(update: Any, factor: Scalar) -> Any:
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
     """The empty sum. `contribution` need only have shapes (`jax.eval_shape`)."""
 
-    def zeros(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, _SparseSum) else jnp.zeros(leaf.shape, leaf.dtype)
+    def zeros(leaf: SparseUpdate, param: Array) -> SparseUpdate:
+        return SparseUpdate(leaf.scale, (), jnp.zeros(param.shape, leaf.values.dtype))
 
-    def sparse_zeros(leaf: SparseUpdate, param: Array) -> _SparseSum:
-        return _SparseSum(zeros(leaf.scale), jnp.zeros(param.shape, leaf.values.dtype))
-
-    update = _of_sparse(sparse_zeros, contribution.update, params)
-    return jax.tree.map(zeros, contribution._replace(update=update), is_leaf=_is_sparse)
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), contribution)
+    return zero._replace(update=_map_sparse(zeros, zero.update, params))
 
 
 def add_chunk(
@@ -74,9 +65,9 @@ def add_chunk(
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
     def add(total: Any, leaf: Any) -> Any:
-        if isinstance(leaf, SparseUpdate):
+        if _is_sparse(leaf):
             values = total.values.at[leaf.indices].add(leaf.values)
-            return _SparseSum(total.scale + leaf.scale.sum(0), values)
+            return SparseUpdate(total.scale + leaf.scale.sum(0), (), values)
         return total + leaf.sum(0, dtype=total.dtype)
 
     return jax.tree.map(add, total, jax.tree.map(select, chunk), is_leaf=_is_sparse)
@@ -85,19 +76,18 @@ def add_chunk(
 def finish_sum(total: Contribution, params: Params) -> Contribution:
     """The sum with every sparse part written out as a dense array."""
 
-    def dense(leaf: _SparseSum, param: Array) -> Array:
+    def dense(leaf: SparseUpdate, param: Array) -> Array:
         return leaf.scale * param + leaf.values
 
-    return total._replace(update=_of_sparse(dense, total.update, params))
+    return total._replace(update=_map_sparse(dense, total.update, params))
 
 
-def _of_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
+def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
     """The update with a function of every sparse part and the parameters that it stands for."""
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
         return update  # which need not look like the parameters
-    return jax.tree.map(
-        lambda leaf, param: function(leaf, param) if _is_sparse(leaf) else leaf,
-        update,
-        params,
-        is_leaf=_is_sparse,
-    )
+
+    def of_leaf(leaf: Any, param: Array) -> Any:
+        return function(leaf, param) if _is_sparse(leaf) else leaf
+
+    return jax.tree.map(of_leaf, update, params, is_leaf=_is_sparse)
