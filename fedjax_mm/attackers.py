@@ -1,17 +1,19 @@
 """Attackers: a task in which they report losses that are too large, and noise in what they send."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
 from fedjax_mm.base import Algorithm, Contribution, Index, LocalProblem, Params, Scalar, Task
-from fedjax_mm.checks import check_flags, check_not_negative, check_positive, needs
+from fedjax_mm.checks import check_flags, check_not_negative, check_positive
 from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
-from fedjax_mm.tasks.view import View, appeals, client_losses
+from fedjax_mm.tasks.view import View
 
 
 def attacked(
@@ -45,7 +47,8 @@ def attacked(
     """
     check_positive("loss_factor", loss_factor)
     attacks = check_flags("clients", clients, task.num_clients)
-    return Attacked(task, task.num_clients, attacks, jnp.asarray(loss_factor, float), stays)
+    factors = jnp.where(attacks, jnp.asarray(loss_factor, float), 1)
+    return Attacked(task, task.num_clients, attacks, factors, stays)
 
 
 @jax.tree_util.register_dataclass
@@ -55,28 +58,27 @@ class Attacked(View):
 
     Attributes:
       attacks: ``bool[clients]``.
-      loss_factor: what attackers' losses are multiplied by.
-      stays: whether every model appeals to them.
+      factors: ``float[clients]``, what their losses are multiplied by.
+      stays: whether every model appeals to attackers.
     """
 
     attacks: Array
-    loss_factor: Array
+    factors: Array
     stays: bool = dataclasses.field(metadata={"static": True})
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
         """The loss that the client reports."""
-        loss = needs(self.task, base.MeasuredTask).client_loss(params, client)
-        return loss * jnp.where(self.attacks[client], self.loss_factor, 1).astype(loss.dtype)
+        loss = super().client_loss(params, client)
+        return loss * self.factors[client].astype(loss.dtype)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
         """The losses that the first clients report."""
-        losses = client_losses(self.task, params, num_clients)
-        factors = jnp.where(self.attacks[:num_clients], self.loss_factor, 1)
-        return losses * factors.astype(losses.dtype)
+        losses = super().client_losses(params, num_clients)
+        return losses * self.factors[:num_clients].astype(losses.dtype)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
         """Whether the model appeals to each client; attackers who stay say so of every model."""
-        honest = appeals(self.task, params)
+        honest = super().appeals(params)
         return honest | self.attacks if self.stays else honest
 
 
@@ -116,8 +118,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
         contribution, state = algorithm.client(local, server_state, client_state)
         sent = dense_update(contribution, local.params)
         other = _with_noise(keys.noise_key(local.rng_key), sent.update, noise)
-        is_attacker = attacks[local.client]
-        update = jax.tree.map(lambda x, y: jnp.where(is_attacker, x, y), other, sent.update)
+        update = jax.tree.map(partial(jnp.where, attacks[local.client]), other, sent.update)
         return sent._replace(update=update), state
 
     return algorithm._replace(client=client)
@@ -132,15 +133,11 @@ def dense_update(contribution: Contribution, params: Params) -> Contribution:
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     """The update and independent noise as large as the update is, in the mean square."""
+    mean_square = optax.tree.norm(update, squared=True) / optax.tree.size(update)
     leaves, structure = jax.tree.flatten(update)
-    size = sum(leaf.size for leaf in leaves)
-    deviation = noise * jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in leaves) / size)
-    draws = [
-        jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
-        for i, leaf in enumerate(leaves)
-    ]
-    noisy = [
-        leaf + (deviation * draw).astype(leaf.dtype)
-        for leaf, draw in zip(leaves, draws, strict=True)
-    ]
-    return jax.tree.unflatten(structure, noisy)
+
+    def add_noise(i: int, leaf: Array) -> Array:
+        draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
+        return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
+
+    return jax.tree.unflatten(structure, [add_noise(*each) for each in enumerate(leaves)])

@@ -74,6 +74,34 @@ def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, "
     return flags
 
 
+def check_per_client(name: str, tree: Any, num_clients: int) -> None:
+    """Raises `ValueError` unless every array has one number for each client."""
+    for values in jax.tree.leaves(tree):
+        if values.shape != (num_clients,):
+            raise ValueError(
+                f"{name} has shape {values.shape}; give one number for each of {num_clients} "
+                "clients"
+            )
+
+
+def check_tested_clients(num_tested: int, num_clients: int) -> None:
+    """Raises `ValueError` unless all clients have examples for testing too."""
+    if num_tested != num_clients:
+        raise ValueError(
+            f"{num_tested} clients have test examples and {num_clients} for training; give every "
+            "client its own"
+        )
+
+
+def check_num_unseen(num_unseen: int, num_clients: int) -> None:
+    """Raises `ValueError` unless so many clients can be left out."""
+    if not 0 <= num_unseen < num_clients:
+        raise ValueError(
+            f"num_unseen is {num_unseen}; it must lie between 0 and {num_clients - 1}, as there "
+            f"are {num_clients} clients"
+        )
+
+
 def check_rounds(num_rounds: int, record_every: int) -> None:
     """Raises `ValueError` unless rounds can be recorded so often."""
     if num_rounds < 1:

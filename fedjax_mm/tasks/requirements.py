@@ -1,6 +1,8 @@
 """Clients that require something of a model: thresholds, appeal, tuning, unseen clients."""
 
 import dataclasses
+from functools import partial
+from operator import itemgetter
 from typing import NamedTuple
 
 import jax
@@ -9,9 +11,9 @@ import optax
 from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm import keys
+from fedjax_mm import checks, keys
 from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, Scalar, Task
-from fedjax_mm.checks import check_count, check_positive, needs
+from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks.view import TestedTask, View, client_losses
@@ -49,9 +51,9 @@ class Tuning:
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
         if isinstance(self.learning_rate, int | float):  # JAX rebuilds it with other leaves
-            check_positive("learning_rate", self.learning_rate)
-        check_count("num_steps", self.num_steps)
-        check_count("batch_size", self.batch_size)
+            checks.check_positive("learning_rate", self.learning_rate)
+        checks.check_count("num_steps", self.num_steps)
+        checks.check_count("batch_size", self.batch_size)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """The client's parameters after tuning; `rng_key` is that of all clients."""
@@ -94,27 +96,24 @@ def own_models(
     Reference: Cho et al., section 2.
     """
     tuning, measured = Tuning(learning_rate, num_steps, batch_size), needs(task, MeasuredTask)
-    (start_key,) = keys.start_keys(rng_key, jnp.asarray(model)[None])
-    drawn = task.init(start_key)
-    start = (
-        drawn
-        if params is None
-        else jax.tree.map(lambda x, like: jnp.asarray(x, like.dtype), params, drawn)
-    )
+    (start_key,), size = keys.start_keys(rng_key, jnp.asarray(model)[None]), task.num_clients
+    start = jax.tree.map(lambda x: x[None], task.init(start_key))
+    start = start if params is None else checks.fit_params(params, start)
+    at_once = chunk_size_of("auto", task, start, size) or size
+    start = jax.tree.map(itemgetter(0), start)
 
     def of_client(client: Index) -> OwnModels:
         own = tuning.of_client(keys.preparation_key(start_key), task, client, start)
-        threshold = measured.client_loss(own, client)
-        return OwnModels(threshold, _on_test(task, own, client).get("accuracy"))
+        values = _measured(measured, own, client)
+        return OwnModels(values["train_loss"], values.get("accuracy"))
 
-    stacked, size = jax.tree.map(lambda x: x[None], start), task.num_clients
-    at_once = chunk_size_of("auto", task, stacked, size) or size
     return lax.map(of_client, jnp.arange(size), batch_size=at_once)
 
 
-def _on_test(task: Task, params: Params, client: Index) -> dict[str, Float[Array, ""]]:
-    """The metrics of one client's test examples, if there are any."""
-    return task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
+def _measured(task: MeasuredTask, params: Params, client: Index) -> dict[str, Array]:
+    """One client's loss on training examples, and the metrics of those for testing, if any."""
+    test = task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
+    return {"train_loss": task.client_loss(params, client)} | test
 
 
 def requiring(
@@ -163,22 +162,10 @@ def requiring(
     needs(task, MeasuredTask)
     models = own if isinstance(own, OwnModels) else OwnModels(own)
     models = jax.tree.map(lambda values: jnp.asarray(values, float), models)
-    for values in jax.tree.leaves(models):
-        if values.shape != (task.num_clients,):
-            raise ValueError(
-                f"what the clients require has shape {values.shape}; give one number for each of "
-                f"{task.num_clients} clients"
-            )
-    if isinstance(task, TestedTask) and task.test.num_clients != task.num_clients:
-        raise ValueError(
-            f"{task.test.num_clients} clients have test examples and {task.num_clients} for "
-            "training; give every client its own"
-        )
-    if not 0 <= num_unseen < task.num_clients:
-        raise ValueError(
-            f"num_unseen is {num_unseen}; it must lie between 0 and {task.num_clients - 1}, as "
-            f"there are {task.num_clients} clients"
-        )
+    checks.check_per_client("what the clients require", models, task.num_clients)
+    if isinstance(task, TestedTask):
+        checks.check_tested_clients(task.test.num_clients, task.num_clients)
+    checks.check_num_unseen(num_unseen, task.num_clients)
     return Requiring(task, task.num_clients - num_unseen, models, tuning)
 
 
@@ -205,39 +192,31 @@ class Requiring(View):
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
         """Means over the clients that may train, and over the others."""
-        train_loss, test = self._evaluated(rng_key, params)
-        threshold, own_accuracy = self.own
-        values = {"train_loss": train_loss, "train_appeal": train_loss < threshold}
-        if test:
-            is_preferred = test["loss"] < threshold
-            values |= test | {"appeal": is_preferred}
-        if test and own_accuracy is not None:
-            accuracy = jnp.where(is_preferred, test["accuracy"], own_accuracy)
-            values["preferred_accuracy"] = accuracy
+        values, (threshold, own_accuracy) = self._evaluated(rng_key, params), self.own
+        values["train_appeal"] = values["train_loss"] < threshold
+        if "loss" in values:
+            values["appeal"] = prefers = values["loss"] < threshold
+            if own_accuracy is not None:
+                values["preferred_accuracy"] = jnp.where(prefers, values["accuracy"], own_accuracy)
+        parts = {"": slice(self.num_clients), "unseen_": slice(self.num_clients, None)}
         means = {
             prefix + name: jnp.mean(value[part], dtype=float)
-            for prefix, part in (
-                ("", slice(self.num_clients)),
-                ("unseen_", slice(self.num_clients, None)),
-            )
+            for prefix, part in parts.items()
             for name, value in values.items()
             if len(value[part])
         }
-        return means if test else self.task.metrics(rng_key, params) | means
+        return means if "loss" in values else self.task.metrics(rng_key, params) | means
 
-    def _evaluated(
-        self, rng_key: PRNGKeyArray, params: Params
-    ) -> tuple[Float[Array, " clients"], dict[str, Float[Array, " clients"]]]:
-        """Every client's loss on training examples, and what there is on test examples."""
-        task = self.task
-
-        def of_tuned(client: Index) -> tuple[Array, dict[str, Array]]:
-            assert self.tuning is not None
-            tuned = self.tuning.of_client(rng_key, task, client, params)
-            return task.client_loss(tuned, client), _on_test(task, tuned, client)
-
+    def _evaluated(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Array]:
+        """The same as `_measured`, of all clients."""
+        task, clients = self.task, jnp.arange(self.task.num_clients)
         if self.tuning is not None:
-            return lax.map(of_tuned, jnp.arange(task.num_clients), batch_size=_TUNED_AT_ONCE)
+            tune = partial(self.tuning.of_client, rng_key, task, params=params)
+
+            def of_client(client: Index) -> dict[str, Array]:
+                return _measured(task, tune(client), client)
+
+            return lax.map(of_client, clients, batch_size=_TUNED_AT_ONCE)
         is_tested = isinstance(task, TestedTask)
         test = task.evaluate(params, task.test, per_client=True) if is_tested else {}
-        return client_losses(task, params), test
+        return {"train_loss": client_losses(task, params)} | test

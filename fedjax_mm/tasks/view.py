@@ -8,29 +8,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import (
-    Batching,
-    DemandingTask,
-    EpochTask,
-    Index,
-    MeasuredTask,
-    Params,
-    Task,
-)
+from fedjax_mm.base import Batching, DemandingTask, EpochTask, Index, MeasuredTask, Params, Task
 from fedjax_mm.checks import needs
 
 
 @runtime_checkable
 class TestedTask(MeasuredTask, Protocol):
-    """A task whose clients have examples for training and for testing, with losses and accuracy."""
+    """A task whose clients have examples for training and for testing, with losses and accuracy.
 
-    @property
-    def train(self) -> Any:
-        """Every client's training examples."""
+    Attributes:
+      train: every client's training examples.
+      test: every client's examples for testing.
+    """
 
-    @property
-    def test(self) -> Any:
-        """Every client's examples for testing."""
+    train: Any
+    test: Any
 
     def client_metrics(self, params: Params, client: Index, data: Any) -> dict[str, Array]:
         """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
@@ -87,9 +79,7 @@ class View:
         """n_k."""
         return self.task.weight(client)
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Index, step: Int[Array, ""], how: Batching
-    ) -> Any:
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
         """The examples of a local step."""
         return self.task.batch(rng_key, client, step, how)
 
