@@ -3,6 +3,7 @@
 import math
 import re
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -234,3 +235,157 @@ def test_outside_a_hypothesis_there_is_no_noise(name, change, hypothesis):
     getattr(cohorts, name)(**given)
     with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
         getattr(cohorts, name)(**{**given, **change})
+
+
+# The bound that the paper ran out of time for, against exact expectations on random quadratics.
+
+
+class Quadratics(NamedTuple):
+    """Problems with ``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, N clients each.
+
+    Attributes:
+      H: ``[problems, N, d, d]``, positive semidefinite.
+      b: ``[problems, N, d]``.
+      start: ``[problems, d]``.
+    """
+
+    H: np.ndarray
+    b: np.ndarray
+    start: np.ndarray
+
+    @property
+    def smoothness(self):
+        """The largest curvature of any client, of every problem."""
+        return np.linalg.eigvalsh(self.H)[..., -1].max(-1)
+
+    @property
+    def gap(self):
+        """``f(x_0) - f*``."""
+        mean, linear = self.H.mean(1), np.einsum("pnij,pnj->pi", self.H, self.b) / self.b.shape[1]
+        best = np.einsum("pij,pj->pi", np.linalg.pinv(mean), linear)
+        away = self.start - best
+        return np.einsum("pi,pij,pj->p", away, mean, away) / 2
+
+
+def random_quadratics(rng, count, N, d):
+    """Clients that differ in curvature and in minimizer, from a little to a lot."""
+    root = rng.normal(size=(count, N, d, d)) * 10 ** rng.uniform(-1, 0.5, (count, N, 1, 1))
+    spread = 10 ** rng.uniform(-2, 1, (count, 1, 1))
+    b = spread * rng.normal(size=(count, N, d))
+    return Quadratics(root @ root.swapaxes(-1, -2) / d, b, rng.normal(size=(count, d)))
+
+
+def exact_training(problems, S, C, E, gamma):
+    """Over S rounds by cohorts: the mean ``E|grad f|^2``, and the G^2 and Z^2 that the proof needs.
+
+    A local training is the affine map ``x -> P_i x + q_i``, so that the first two moments of the
+    global model follow from those of the round before, without drawing a cohort.
+    """
+    H, b, start = problems
+    N, d = b.shape[1:]
+    step = np.eye(d) - gamma[:, None, None, None] * H
+    shift = gamma[:, None, None] * np.einsum("pnij,pnj->pni", H, b)
+    # In homogeneous coordinates (x, 1) affine maps are matrices, and both moments one matrix.
+    one = np.zeros((*b.shape[:2], d + 1, d + 1))
+    one[..., :d, :d], one[..., :d, d], one[..., d, d] = step, shift, 1
+    gradient = np.concatenate([H, -np.einsum("pnij,pnj->pni", H, b)[..., None]], -1)
+    powers = [np.broadcast_to(np.eye(d + 1), one.shape)]
+    for _ in range(E):
+        powers.append(one @ powers[-1])
+    sums = sum(gradient @ power for power in powers[:E])
+    whole, along = gradient.mean(1), np.stack([gradient @ power for power in powers[:E]])
+    deviation = (sums - sums.mean(1, keepdims=True)) / E
+    x = np.concatenate([start, np.ones((len(start), 1))], 1)
+    moment = x[:, :, None] * x[:, None, :]
+    squares, G2, Z2 = [], np.zeros(len(b)), np.zeros(len(b))
+
+    for _ in range(S):
+        squares.append(np.einsum("pij,pjk,pik->p", whole, moment, whole))
+        G2 = np.maximum(G2, np.einsum("tpnij,pjk,tpnik->tpn", along, moment, along).max((0, 2)))
+        Z2 = np.maximum(Z2, np.einsum("pnij,pjk,pnik->pn", deviation, moment, deviation).mean(1))
+        last = powers[E]
+        each = np.einsum("pnij,pjk,pnlk->pil", last, moment, last)
+        total = last.sum(1)
+        every = np.einsum("pij,pjk,plk->pil", total, moment, total)
+        pairs = (C - 1) / max(N - 1, 1)
+        moment = (each * (1 - pairs) + every * pairs) / (C * N)
+    return np.mean(squares, axis=0), G2, Z2
+
+
+@pytest.mark.parametrize(
+    ("N", "C", "E", "S"), [(2, 1, 1, 1), (4, 2, 3, 8), (6, 1, 5, 4), (5, 5, 4, 12)]
+)
+def test_the_bound_for_cohorts_holds_exactly(N, C, E, S):
+    """Of 2,500 random problems each: 10,000 in all, from very alike to very different clients."""
+    problems = random_quadratics(np.random.default_rng(N), 2500, N, d=3)
+    gamma = np.random.default_rng(0).uniform(0.05, 1, 2500) / (problems.smoothness * E)
+    measured, G2, Z2 = exact_training(problems, S, C, E, gamma)
+    sizes = {"gamma": gamma, "L": problems.smoothness, "gap": problems.gap}
+    bound = cohorts.cohort_bound(S, N, C, E, G=np.sqrt(G2), Z=np.sqrt(Z2), **sizes)
+    ratio = measured / bound
+    print(f"largest ratio {ratio.max():.3f}, median {np.median(ratio):.3f}")
+    assert np.all(ratio <= 1)
+    assert ratio.max() > 0.3  # tight within a factor of about three
+
+
+def test_exact_training_is_that_of_drawn_cohorts():
+    """The moments, by the mean over all sequences of cohorts."""
+    N, C, E, S, gamma = 3, 2, 2, 3, 0.1
+    problems = random_quadratics(np.random.default_rng(0), 1, N, d=2)
+    H, b, start = (each[0] for each in problems)
+
+    def squares(x, rounds):
+        """The sums over the rounds of the squared gradients, of all that may happen."""
+        if not rounds:
+            return [0.0]
+        now = np.sum(np.mean([H[i] @ (x - b[i]) for i in range(N)], 0) ** 2)
+        ends = []
+        for i in range(N):
+            y = x
+            for _ in range(E):
+                y = y - gamma * H[i] @ (y - b[i])
+            ends.append(y)
+        later = [np.mean([ends[i] for i in drawn], 0) for drawn in combinations(range(N), C)]
+        return [now + rest for y in later for rest in squares(y, rounds - 1)]
+
+    found, _, _ = exact_training(problems, S, C, E, np.array([gamma]))
+    assert found[0] == pytest.approx(np.mean(squares(start, S)) / S, rel=1e-12)
+
+
+def test_the_optimal_cohort_size_minimizes_the_bound_at_constant_cost():
+    N, E, cost = 40, 4, 240.0
+    numbers = {"gamma": 0.02, "L": 3.0, "Z": np.geomspace(0.3, 60, 25), "gap": 2.0}
+    best = cohorts.optimal_cohort_size(cost, N, E, **numbers)
+    C = np.linspace(1, N, 3901)
+    at = {name: np.asarray(value)[..., None] for name, value in numbers.items()}
+    bounds = cohorts.cohort_bound(cost / C, N, C, E, G=1.0, **at)
+    np.testing.assert_allclose(best, C[bounds.argmin(-1)], atol=0.01)
+    assert best.min() == 1
+    assert best.max() == N
+    assert np.any((best > 1.5) & (best < N - 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "needs"),
+    [
+        ({"C": 5}, "1 <= C <= N"),
+        ({"S": 0}, "S >= 1"),
+        ({"gamma": 0.6}, "0 < gamma <= 1/(L E)"),
+        ({"gap": -1}, "gap >= 0"),
+        ({"Z": np.nan}, "Z >= 0"),
+    ],
+)
+def test_the_bound_for_cohorts_names_what_fails(change, needs):
+    numbers = {
+        "S": 3,
+        "N": 4,
+        "C": 2,
+        "E": 2,
+        "gamma": 0.1,
+        "L": 1.0,
+        "G": 1.0,
+        "Z": 1.0,
+        "gap": 1.0,
+    }
+    with pytest.raises(ValueError, match=re.escape(f"The bound for cohorts needs {needs}; given")):
+        cohorts.cohort_bound(**numbers | change)
