@@ -7,6 +7,7 @@ from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
+from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
 from .assignment import (
@@ -152,6 +153,7 @@ __all__ = [
     "own_models",
     "per_frame",
     "perfedavg",
+    "prsgd",
     "qffl",
     "quadratic",
     "relu_objective",

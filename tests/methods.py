@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_mm import afl, ditto, fedavg, fedprox, maxfl, mwfed, perfedavg, qffl, scaffold
+from fedjax_mm import afl, ditto, fedavg, fedprox, maxfl, mwfed, perfedavg, prsgd, qffl, scaffold
 from fedjax_mm.base import Algorithm
 from fedjax_mm.simulate import Models
 from tests import reference_maxfl as oracle
@@ -77,6 +77,7 @@ METHODS = {
     "fedprox": Method(fedprox, oracle.fedprox, {"mu": 0.8}),
     "scaffold": SCAFFOLD,
     "perfedavg": PERFEDAVG,
+    "prsgd": Method(prsgd, oracle.prsgd, states=lambda models: (models.clients,)),
     "qffl": Method(qffl, oracle.qffl, {"q": 1.0}, is_measured=True),
     "afl": Method(
         afl,

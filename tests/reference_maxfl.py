@@ -103,6 +103,27 @@ def fedprox(
     return w
 
 
+def prsgd(
+    problem: Problem, w: Array, rounds: Rounds, rate: Rate, num_steps: int
+) -> tuple[Array, Array]:
+    """Pawlik's Algorithm 1 in rounds that end with the mean; w, and -rate G_k [N, d] of each last.
+
+    A client that is absent keeps its gradient; with all clients this is `reference.restarted_sgd`.
+    """
+    last = np.zeros((len(problem.num_examples), len(w)))
+    for t, clients in enumerate(rounds, start=1):
+        points = []
+        for k in clients:
+            x = w + last[k]
+            for e in range(num_steps - 1):
+                x = x - rate(t) * problem.gradient(k, x, t, e)
+            last[k] = -rate(t) * problem.gradient(k, x, t, num_steps - 1)
+            points.append(x)
+        if clients:
+            w = np.asarray(sum(points) / len(points))
+    return w, last
+
+
 def scaffold(
     problem: Problem,
     w: Array,
