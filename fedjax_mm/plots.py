@@ -127,7 +127,7 @@ def lines_with_errors(
             elif scales[0] == "linear" and len(places) <= 12:
                 axes.set_xticks(places)
             _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
-            axes.legend(loc="upper left" if scales[1] == "linear" else "best")
+            axes.legend(loc="best")
         _arrange(figure, title, caption)
     return figure
 

@@ -40,6 +40,7 @@ CATALOGUE: dict[str, Entry] = {
     "maxfl-fig5b": Entry("MaxFL's objective of two clients and its local minima", "maxfl_shape"),
     "maxfl-fig6": Entry("How many of three clients are satisfied, mean estimation", "maxfl_appeal"),
     "maxfl-fig8": Entry("MaxFL's adaptive learning rate against a constant one", "maxfl_shape"),
+    "cb-table1": Entry("What trials with cohorts of different sizes cost", "cohorts"),
     "theory-mfa-rand": Entry("Theorem 1's bound beside MFA-Rand's error", "mfa_theory"),
     "theory-mfa-rr": Entry("Corollary 1's bound beside MFA-RR's error", "mfa_theory"),
     "theory-gain": Entry("Theorem 3's gain beside measured gains", "mfa_theory_gain"),
