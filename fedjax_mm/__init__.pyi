@@ -72,6 +72,7 @@ from .tasks.mean_estimation import (
 from .tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from .tasks.quadratic import Quadratic, quadratic
 from .tasks.requirements import OwnModels, Tuning, own_models, requiring
+from .until import Until
 
 __all__ = [
     "MLP",
@@ -110,6 +111,7 @@ __all__ = [
     "Task",
     "Trace",
     "Tuning",
+    "Until",
     "advance",
     "afl",
     "appealing",

@@ -23,8 +23,28 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.plan import Grid, Setup
 from fedjax_mm.task_configs import Config, Count, QuadraticConfig, Seed, TaskConfig
 from fedjax_mm.tasks.requirements import OwnModels
+from fedjax_mm.until import Until
 
 Precision = Literal["float32", "float64"]
+
+
+class Target(Config):
+    """Where a run ends before its last round; see `Until`."""
+
+    metric: str
+    at_least: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+    at_most: Annotated[float, Field(strict=True, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _has_one_bound(self) -> Self:
+        self.build()
+        return self
+
+    def build(self) -> Until:
+        """The target; `ValueError` unless there is one bound."""
+        until = Until(self.metric, self.at_least, self.at_most)
+        until.check()
+        return until
 
 
 class Experiment(Config):
@@ -58,6 +78,7 @@ class Experiment(Config):
     record_every: Count = 1
     client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
+    until: Target | None = None
 
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
@@ -202,6 +223,7 @@ class Experiment(Config):
             record_every=self.record_every,
             client_map=self.client_map,
             prepare=None if self.requiring is None else prepare,
+            until=None if self.until is None else self.until.build(),
         )
 
 
@@ -340,7 +362,10 @@ class Sweep(Experiment):
         return experiment
 
 
-_NOT_SWEPT = ("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes")
+_NOT_SWEPT = (
+    *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
+    "until",
+)
 
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

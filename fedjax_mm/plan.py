@@ -31,9 +31,10 @@ from fedjax_mm.devices import Layout, agree, layout
 from fedjax_mm.record import Counts, Trace, measure
 from fedjax_mm.simulate import State, advance, init, look
 from fedjax_mm.stacks import split, stacks_of
+from fedjax_mm.until import Until
 
 _RESERVED = (
-    *("seed", "round", "model", "diverged", "prepared"),
+    *("seed", "round", "model", "diverged", "ended", "prepared"),
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
 _ABSENT: Any = None  # in place of what a program is told anew: no leaf of a pytree
@@ -71,8 +72,11 @@ class Grid:
     record_every: int = 1
     client_map: ClientMap = "auto"
     prepare: Callable[..., Any] | None = None
+    until: Until | None = None
 
     def __post_init__(self) -> None:
+        if self.until is not None:
+            self.until.check()
         check_count("num_rounds", self.num_rounds)
         check_count("num_seeds", self.num_seeds)
         check_count("record_every", self.record_every)
@@ -146,12 +150,14 @@ class Grid:
 class Replica(NamedTuple):
     """What is carried of a replica: its state without the key and the round, and counts.
 
-    `prepared` is what the grid's `prepare` made of it before the first round.
+    `prepared` is what the grid's `prepare` made of it before the first round, and `has_ended`
+    whether a record met the grid's target, if it has one.
     """
 
     state: State
     since: Counts
     prepared: Any
+    has_ended: Any
 
 
 class Record(NamedTuple):
@@ -228,7 +234,8 @@ class Program:
         setup = self.setup(numbers, shared, prepared)
         state = init(rng_key, *setup)._replace(rng_key=_ABSENT, round=_ABSENT)
         nothing = jnp.zeros(setup.assignment.num_models, jnp.int32)
-        return Replica(state, Counts(nothing, nothing, nothing), prepared)
+        has_ended = None if self.grid.until is None else jnp.zeros((), bool)
+        return Replica(state, Counts(nothing, nothing, nothing), prepared, has_ended)
 
     @cached_property
     def advance(self) -> Callable[..., tuple[Replica, Trace]]:
@@ -261,7 +268,7 @@ class Program:
         counts = Counts(*(getattr(trace, name) for name in Counts._fields))
         since = jax.tree.map(_add_counts, replica.since, counts)
         state = state._replace(rng_key=_ABSENT, round=_ABSENT)
-        return Replica(state, since, replica.prepared), trace
+        return replica._replace(state=state, since=since), trace
 
     def measure(
         self,
@@ -302,6 +309,8 @@ class Program:
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+        if self.grid.until is not None:
+            self.grid.until.check_metric(shapes[1].metrics)
         return _Traced(*shapes, **facts)
 
     @property
@@ -388,11 +397,13 @@ class Program:
 
         Returns:
           The new replica; the record of the start, ``[replicas, models]``, if these are the first
-          rounds; and those made in them, ``[kept, replicas, models]``.
+          rounds; and those made in them, ``[kept, replicas, models]``. Once all replicas have ended
+          no more rounds are computed, and their records are zeros.
         """
         root, done, count = control
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.wrap_key_data(root), seeds)
         shared, every = _with_keys(shared, self.grid.shared), self.grid.record_every
+        until = self.grid.until
 
         def start() -> Replica:
             each = vmap_unless_one(len(seeds), lambda key, number: self.start(key, number, shared))
@@ -417,7 +428,27 @@ class Program:
             row = (done + i) // every - done // every
             records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
             since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
-            return replica._replace(since=since), records
+            replica = end(replica._replace(since=since), record, is_record)
+            return replica, records
+
+        def end(replica: Replica, record: Record, is_record: Any) -> Replica:
+            if until is None:
+                return replica
+            has_ended = replica.has_ended | (is_record & until.is_met(record.metrics))
+            return replica._replace(has_ended=has_ended)
+
+        def rounds(carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
+            if until is None:
+                return lax.fori_loop(0, count, one_round, carry)
+
+            def goes_on(now: Any) -> Any:
+                i, (replica, _) = now
+                return (i < count) & ~jnp.all(replica.has_ended)
+
+            def step(now: Any) -> Any:
+                return now[0] + 1, one_round(*now)
+
+            return lax.while_loop(goes_on, step, (jnp.int32(0), carry))[1]
 
         replica = _with_keys(replica, self.replica)
         replica = lax.cond(done == 0, start, lambda: replica)
@@ -427,7 +458,7 @@ class Program:
         before = lax.cond(
             done == 0, lambda: over_replicas(self.measure, replica, done), lambda: nothing
         )
-        replica, records = lax.fori_loop(0, count, one_round, (replica, records))
+        replica, records = rounds((end(replica, before, done == 0), records))
         return without_keys(replica), before, records
 
 

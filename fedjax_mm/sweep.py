@@ -36,6 +36,7 @@ from fedjax_mm.plan import (
 )
 from fedjax_mm.record import Counts, Trace
 from fedjax_mm.results import check_counts, manifest, to_dataset
+from fedjax_mm.until import Until
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""
@@ -76,6 +77,7 @@ def sweep(
     prepare: Callable[..., Any] | None = None,
     record_every: int = 1,
     client_map: ClientMap = "auto",
+    until: Until | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     data: str = "synthetic",
     execution: Execution | None = None,
@@ -104,6 +106,9 @@ def sweep(
         to use are those of `keys.preparation_key`.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
+      until: a target at which a run ends before its last round. What is recorded up to there is, bit
+        for bit, what is recorded without a target; then metrics are NaN and counts stay. Runs that
+        are computed side by side go on until all have ended.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
         with the others, or "stop".
       data: "real", "synthetic" or "surrogate", for the manifest.
@@ -111,7 +116,8 @@ def sweep(
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with what `to_dataset` gives, and
-      ``diverged``, the first recorded round in which a model was not finite, or -1. Where the
+      ``diverged``, the first recorded round in which a model was not finite, or -1; with a target
+      also ``ended``, the first recorded round that met it, or -1. Where the
       number of models varies, metrics of models that are not there are NaN. The attribute
       ``manifest`` holds versions, devices, seed, axes, and wall seconds of compiling and running.
 
@@ -146,6 +152,7 @@ def sweep(
         record_every,
         client_map,
         prepare,
+        until,
     )
     how = execution or Execution()
     return carry_out(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
@@ -212,6 +219,7 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
         "seed": grid.seed,
         "record_every": grid.record_every,
         "client_map": grid.client_map,
+        "until": grid.until and grid.until._asdict(),
     }
     return {
         **({"config": config} if config else described),
@@ -247,7 +255,8 @@ def carry_out(
             for done in _segments(plan, part, records, journal):
                 if on_divergence == "mark":
                     continue
-                divergence = _first_divergence(compiled.program, replicas, records, done)
+                up_to_ends, _ = _cut(records, plan.grid, done)
+                divergence = _first_divergence(compiled.program, replicas, up_to_ends, done)
                 if divergence:
                     result.place(compiled.program, replicas, records, done)
                     partial_result = labelled()
@@ -282,9 +291,31 @@ def _segments(plan: Plan, part: int, records: Record, journal: "_Journal") -> It
         _write(records, slice(1 + done // every, 1 + (done + count) // every), rows)
         check_counts(rows.counts)
         done += count
+        if plan.grid.until and np.all(_ends(records, plan.grid, done) >= 0):
+            done = last
         yield done
         seconds = journal.note(part, done, records, replica, time.perf_counter() - clock)
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
+
+
+def _ends(records: Record, grid: Grid, done: int) -> np.ndarray:
+    """The first record of every replica that met the target, or -1, up to a round."""
+    if grid.until is None:
+        return np.full(records.is_finite.shape[1], -1)
+    rows = slice(1 + done // grid.record_every)
+    return grid.until.first_record({name: x[rows] for name, x in records.metrics.items()})
+
+
+def _cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
+    """The records with nothing after each replica's end, and the ends."""
+    ends = _ends(records, grid, done)
+    if np.all(ends < 0):
+        return records, ends
+    is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
+    is_over = is_over[..., None]
+    metrics = {name: np.where(is_over, np.nan, x) for name, x in records.metrics.items()}
+    counts = jax.tree.map(lambda x: np.where(is_over, 0, x), records.counts)
+    return Record(metrics, counts, records.is_finite | is_over), ends
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:
@@ -412,6 +443,7 @@ class _Result:
         self.metrics = {name: np.full(self.shape, np.nan, dtype) for name, dtype in types.items()}
         self.counts = Counts(*np.zeros((len(Counts._fields), *self.shape), np.int32))
         self.diverged = np.full(self.shape[:-2] + self.shape[-1:], -1, np.int32)
+        self.ended = np.full(self.shape[:-2], -1, np.int32)
         self.upload_size, self.download_size = np.zeros(
             (2, *plan.grid.shape, 1, num_models), np.int64
         )
@@ -422,6 +454,8 @@ class _Result:
         rows, index = slice(1 + done // every), tuple(each[replicas] for each in program.index)
         models = slice(program.num_models)
         cells = (*index, rows, models)
+        records, ends = _cut(records, self.plan.grid, done)
+        self.ended[index] = np.where(ends < 0, -1, ends * every)
         for name, values in records.metrics.items():
             self.metrics[name][cells] = np.swapaxes(values[rows], 0, 1)
         for counts, values in zip(self.counts, records.counts, strict=True):
@@ -446,6 +480,9 @@ class _Result:
         )
         dataset["diverged"] = (*dims, "model"), self.diverged
         dataset["diverged"].attrs["long_name"] = "first recorded round that is not finite, or -1"
+        if grid.until is not None:
+            dataset["ended"] = dims, self.ended
+            dataset["ended"].attrs["long_name"] = "first recorded round that met the target, or -1"
         about = {"axes": coords} if config is None else config
         dataset.attrs["manifest"] = manifest(about, seed=grid.seed, data=data) | {
             "wall_seconds": {"compile": self.plan.compile_seconds, "run": run_seconds}

@@ -16,7 +16,7 @@ import fedjax_mm
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "errors", "metrics", "schedules", "shuffles"},
+    {"base", "checks", "errors", "metrics", "schedules", "shuffles", "until"},
     {"chunks", "devices", "keys", "local", "minimize", "stacks", "sums"},
     {"assignment", "data", "tasks", "attackers"},
     {"algorithms", "theory"},

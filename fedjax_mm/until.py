@@ -1,0 +1,52 @@
+"""Targets: where a run ends before its last round."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+
+class Until(NamedTuple):
+    """A target for a metric; a run ends with the first record in which all its models meet it.
+
+    Attributes:
+      metric: one that is recorded.
+      at_least: the least value that meets the target; give this or `at_most`.
+      at_most: the largest value that does.
+
+    Example:
+      >>> target = Until("test_accuracy", at_least=0.9)
+      >>> target.first_record({"test_accuracy": np.array([[0.5], [0.9], [0.8]])}).item()
+      1
+    """
+
+    metric: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def check(self) -> None:
+        """Raises `ValueError` unless there is one bound."""
+        if (self.at_least is None) == (self.at_most is None):
+            raise ValueError(
+                f"until has at_least = {self.at_least} and at_most = {self.at_most}; give one"
+            )
+
+    def check_metric(self, recorded: Any) -> None:
+        """Raises `ValueError` unless the metric is among those recorded."""
+        if self.metric not in recorded:
+            raise ValueError(
+                f"until.metric is {self.metric!r}; what is recorded is "
+                f"{', '.join(sorted(recorded))}"
+            )
+
+    def is_met(self, metrics: Any) -> Bool[Array, "*batch"]:
+        """Whether all models meet it, by the metrics ``[..., models]`` of a record."""
+        values = metrics[self.metric]
+        is_met = values >= self.at_least if self.at_most is None else values <= self.at_most
+        return jnp.all(is_met, axis=-1)
+
+    def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:
+        """The first record that meets it, or -1, from metrics ``[records, ..., models]``."""
+        is_met = np.asarray(self.is_met(metrics))
+        return np.where(is_met.any(0), is_met.argmax(0), -1)

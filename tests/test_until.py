@@ -1,0 +1,170 @@
+"""Runs that end at a target: the same bits up to there, in every kind of batch, saved or not."""
+
+import functools
+import signal
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import (
+    Checkpoints,
+    Execution,
+    Experiment,
+    InterruptedRunError,
+    Setup,
+    Until,
+    fedavg,
+    mfa_rand,
+    quadratic,
+    run,
+    sweep,
+)
+
+RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
+
+
+def build(learning_rate):
+    algorithm = fedavg(learning_rate, local_steps=2)
+    return Setup(quadratic(6, 2, mu=0.05), algorithm, mfa_rand(6, 2))
+
+
+def swept(**options):
+    axes = {"learning_rate": RATES}
+    return sweep(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options)
+
+
+@functools.cache
+def whole(record_every=1):
+    return swept(record_every=record_every)
+
+
+@functools.cache
+def target(record_every=1):
+    """A value that some runs meet early, some late, and some do not."""
+    last = whole(record_every).excess_loss.max("model").isel(round=-1)
+    return float(last.quantile(0.7))
+
+
+def check(result, full, until):
+    """Everything up to a run's end is that of the whole run, and nothing comes after it."""
+    met = (full[until.metric] <= until.at_most).all("model")
+    expected = xr.where(met.any("round"), full["round"].isel(round=met.argmax("round")), -1)
+    np.testing.assert_array_equal(result.ended, expected)
+    assert len(np.unique(expected)) > 2  # they end at different rounds
+    assert (expected < 0).any()  # and some never
+    is_over = (expected >= 0) & (full["round"] > expected)
+    for name in ("loss", "excess_loss", "distance"):
+        np.testing.assert_array_equal(result[name].isnull(), is_over.broadcast_like(full[name]))
+        kept = xr.where(is_over, 0, result[name]).transpose(*full[name].dims)
+        same = xr.where(is_over, 0, full[name]).transpose(*full[name].dims)
+        np.testing.assert_array_equal(kept, same)
+    end = xr.where(expected < 0, ROUNDS, expected)
+    for name in ("client_updates", "gradients", "idle_rounds", "parameters_up"):
+        stands = full[name].sel(round=np.minimum(full["round"], end))
+        np.testing.assert_array_equal(result[name].transpose(*stands.dims), stands)
+    assert (result.diverged == -1).all()
+
+
+@pytest.mark.parametrize("record_every", [1, 4])
+def test_the_prefix_is_that_of_a_run_without_target(record_every):
+    until = Until("excess_loss", at_most=target(record_every))
+    check(swept(until=until, record_every=record_every), whole(record_every), until)
+
+
+def test_a_batch_that_has_ended_computes_no_more():
+    """All meet the target at once: no round after the first segment is computed."""
+    seen = []
+
+    def progress(label, done, total):
+        seen.append((label, done))
+
+    execution = Execution(progress=progress)
+    result = swept(until=Until("excess_loss", at_most=1e9), execution=execution)
+    assert (result.ended == 0).all()
+    assert result.excess_loss.isel(round=0).notnull().all()
+    assert result.excess_loss.isel(round=slice(1, None)).isnull().all()
+    assert (result.client_updates == 0).all()
+    computed = [done for label, done in seen if label.startswith("run")]
+    assert computed == [0, ROUNDS * SEEDS * len(RATES) * 6]  # one segment
+
+
+def test_a_target_that_is_never_met_changes_nothing():
+    result = swept(until=Until("excess_loss", at_most=-1.0))
+    assert (result.ended == -1).all()
+    xr.testing.assert_identical(
+        result.drop_vars("ended").drop_attrs(deep=False), whole().drop_attrs(deep=False)
+    )
+
+
+def test_at_least_is_met_from_below():
+    full = whole()
+    result = swept(until=Until("distance", at_least=float(full.distance.min()) / 2))
+    assert (result.ended == 0).all()
+
+
+def test_resuming_across_an_end_changes_nothing(tmp_path):
+    until = Until("excess_loss", at_most=target())
+    expected, done = swept(until=until), []
+
+    def stop(label, so_far, total):
+        if so_far > 0 and not done:
+            done.append(so_far)
+            signal.raise_signal(signal.SIGINT)
+
+    with Checkpoints(tmp_path / "saved") as saved, pytest.raises(InterruptedRunError):
+        swept(until=until, execution=Execution(checkpoints=saved, progress=stop, save_every=0))
+    with Checkpoints(tmp_path / "saved", resume=True) as saved:
+        result = swept(until=until, execution=Execution(checkpoints=saved))
+    xr.testing.assert_identical(result.drop_attrs(deep=False), expected.drop_attrs(deep=False))
+    with (
+        Checkpoints(tmp_path / "saved", resume=True) as saved,
+        pytest.raises(ValueError, match="until"),
+    ):
+        swept(until=until._replace(at_most=0.0), execution=Execution(checkpoints=saved))
+
+
+SETTINGS = {
+    "task": {"name": "quadratic", "num_clients": 6, "block_size": 2, "mu": 0.05},
+    "num_models": 2,
+    "num_rounds": 5,
+    "num_seeds": 2,
+    "assignment": {"name": "mfa_rand"},
+    "algorithms": {"Rand": {"learning_rate": 0.1, "local_steps": 2}},
+}
+
+
+def test_a_file_may_have_a_target():
+    result = run(
+        Experiment.model_validate(SETTINGS | {"until": {"metric": "loss", "at_most": 1e9}})
+    )
+    assert (result.ended == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("until", "says"),
+    [
+        ({"metric": "excess_loss"}, "give one"),
+        ({"metric": "excess_loss", "at_least": 1.0, "at_most": 2.0}, "give one"),
+        ({"metric": "excess_loss", "at_least": float("nan")}, "finite"),
+    ],
+)
+def test_wrong_targets_are_refused(until, says):
+    with pytest.raises(ValueError, match=says):
+        Experiment.model_validate(SETTINGS | {"until": until})
+
+
+def test_a_metric_that_is_not_recorded_is_refused_before_compilation():
+    says = "until.metric is 'accuracy'; what is recorded is distance, excess_loss, loss"
+    with pytest.raises(ValueError, match=says):
+        swept(until=Until("accuracy", at_least=0.9))
+    with pytest.raises(ValueError, match="give one"):
+        swept(until=Until("loss"))
+
+
+def test_devices_end_by_themselves():
+    """Four devices share the runs; each computes until its own have ended."""
+    assert jax.device_count() > 1
+    until = Until("excess_loss", at_most=target())
+    check(swept(until=until, execution=Execution(split="replicas")), whole(), until)
