@@ -108,7 +108,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     figure = ITEM.plot(result, SMALL, judgement)
     save_figure(figure, tmp_path / "figure.png")
     assert "6 clients, 3 models at once" in figure.get_suptitle()
-    assert len(figure.axes) == 2 * len(QUESTIONS)
+    assert len(figure.axes) == len(assignments) * len(QUESTIONS)
 
 
 def test_it_is_what_one_puts_together_by_hand(result):
