@@ -154,7 +154,8 @@ def parts(program):
         sent, state = algorithm.client(local, server, state)
         states = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *x.shape)), state)
         moved = algorithm.server(round, task, params, server, states, sent._replace(report=()))
-        return prepared, groups, assigned, steps, sent, moved, task.metrics(key, params)
+        trained = steps, sent, state
+        return prepared, groups, assigned, trained, moved, task.metrics(key, params)
 
     t, client = np.int32(1), np.int32(0)
     return jax.jit(once).lower(jax.random.key(0), t, client, program.grid.shared).as_text()
