@@ -21,13 +21,13 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, runs, sweep
+from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.errors import InterruptedRunError, RefusedError
 from fedjax_mm.plan import Grid, make_plan
 from fedjax_mm.results import save_dataset
 from fedjax_mm.sweep import Execution, carry_out, plan_for
-from tests.helpers import Towards
+from tests.helpers import Towards, share_grids
 from tests.test_cli import Outcome, call, files
 
 sweeps = importlib.import_module("fedjax_mm.sweep")
@@ -211,19 +211,11 @@ def short_segments():
 
     Equal experiments are traced once: that another process traces the same is seen above.
     """
-    grids, grid_of = {}, runs._grid
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
         patch.setattr(plan, "_lower", functools.cache(plan._lower))
         patch.setattr(sweeps, "_SEGMENT_SECONDS", 0)
-
-        def grid(experiment):
-            name = experiment.model_dump_json()
-            if name not in grids:
-                grids[name] = grid_of(experiment)
-            return grids[name]
-
-        patch.setattr(runs, "_grid", grid)
+        share_grids(patch)
         yield
 
 
