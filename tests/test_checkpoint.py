@@ -148,7 +148,7 @@ def start(config, directory, *options, stdin=subprocess.DEVNULL):
 
 @pytest.mark.parametrize(
     ("kills", "seed"),
-    [(1, 19), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (3, 20))],
+    [(1, 7), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (3, 20))],
 )
 def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, kills, seed):
     """At moments spread over its work; whenever it is done before that, it starts afresh."""
