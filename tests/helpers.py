@@ -13,6 +13,7 @@ from fedjax_mm import (
     Assignment,
     ClientData,
     Contribution,
+    Experiment,
     Groups,
     Look,
     client_data,
@@ -21,6 +22,7 @@ from fedjax_mm import (
     keys,
     mfa_rand,
     mfa_rr,
+    runs,
     sequential,
 )
 from fedjax_mm.data.federated import FederatedData
@@ -124,6 +126,19 @@ def counting() -> Algorithm:
     return Algorithm(
         lambda task, params: (jnp.int32(0), Visits(jnp.int32(0), jnp.int32(0))), client, server
     )
+
+
+def share_grids(patch) -> None:
+    """Equal experiments have one grid, so that a part of its tracing is done once."""
+    grids, grid_of = {}, runs._grid
+
+    def grid(experiment: Experiment) -> Any:
+        name = experiment.model_dump_json()
+        if name not in grids:
+            grids[name] = grid_of(experiment)
+        return grids[name]
+
+    patch.setattr(runs, "_grid", grid)
 
 
 def labelled_data(
