@@ -23,7 +23,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.tasks.view import View, client_losses
-from tests.helpers import Measured, Towards, replay, roll_out
+from tests.helpers import Measured, Towards, replay, roll_out, slow_unless
 from tests.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
 from tests.methods import METHODS, VARIANTS
 
@@ -105,8 +105,14 @@ def end(*args, **options):
     return np.asarray(run(*args, **options)[0].models.params)
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
-@pytest.mark.parametrize("method", VARIANTS)
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        slow_unless(name == "least squares" or method in METHODS, method, name)
+        for name in PROBLEMS
+        for method in VARIANTS
+    ],
+)
 def test_equals_its_loop(method, name):
     """Two models, trained by 2 or 3 of 7 clients of 1 to 9 examples, and in some rounds by none."""
     row, compared, start = VARIANTS[method], PROBLEMS[name](), start_of(name)
