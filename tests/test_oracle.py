@@ -293,9 +293,9 @@ HEADS = (  # strategy, reduction and whether classes have sigmoids of their own
 )
 # The heads that are not slow with each sampling and client map.
 QUICK_HEADS = {
-    ("iid", "auto"): {0, 1},
+    ("iid", "auto"): {0},
     ("iid, large", "auto"): {2},
-    ("epochs", "auto"): {0, 1},
+    ("epochs", "auto"): {1},
     ("steps of epochs", "auto"): {3},
     ("full", "auto"): {1},
     ("epochs", "vmap"): {3},
