@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from fedjax_mm import (
@@ -45,8 +46,13 @@ STRATEGIES = {
 """Every strategy for a given number of clients."""
 
 
-def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
-    """The groups ``[T, M, n]`` that `simulate` uses with this key."""
+def slow_unless(is_quick: bool, *values: Any) -> Any:
+    """An entry of a parametrization, which is slow unless it is quick."""
+    return pytest.param(*values, marks=() if is_quick else pytest.mark.slow)
+
+
+def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
+    """The groups ``[T, M, n]`` that `simulate` uses with this key, for use in a larger program."""
 
     def one_round(state: Any, t: Any) -> Any:
         key = keys.assignment_key(keys.round_key(rng_key, t))
@@ -54,7 +60,15 @@ def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarra
         return state, groups.clients
 
     start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return np.asarray(lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1])
+    return lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1]
+
+
+_one_roll = jax.jit(rounds_of, static_argnums=(0, 2))
+
+
+def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
+    """The same as an array."""
+    return np.asarray(_one_roll(assignment, rng_key, num_rounds))
 
 
 def replay(groups: Any, num_clients: int) -> Assignment:
