@@ -428,9 +428,8 @@ class _Result:
             counts[cells] = np.swapaxes(values[rows], 0, 1)
         record = _first_not_finite(records, done // every)
         self.diverged[(*index, models)] = np.where(record < 0, -1, record * every)
-        upload_size, download_size = program.message_sizes
-        self.upload_size[(*index, 0, models)] = upload_size
-        self.download_size[(*index, 0, models)] = download_size
+        self.upload_size[(*index, 0, models)] = program.message_sizes.up
+        self.download_size[(*index, 0, models)] = program.message_sizes.down
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """The labelled result."""
