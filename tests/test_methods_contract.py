@@ -34,11 +34,11 @@ ATTACKS = np.arange(N) < 2
 RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
 ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
 every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
-# Those with states, weights or lengths of their own, which are not slow where runs are compared;
-# the runs of all methods are compared with their loops in `test_methods`.
-UNLIKE = {"scaffold", "afl", "mwfed", "ditto", "noisy"}
+# Where runs are compared all but those with states, and attackers, are slow; the runs of all methods
+# are compared with their loops in `test_methods`.
 every_run = pytest.mark.parametrize(
-    "method", [slow_unless(method in UNLIKE, method) for method in ALGORITHMS]
+    "method",
+    [slow_unless(row.remembers or name == "noisy", name) for name, row in ALGORITHMS.items()],
 )
 
 
@@ -207,7 +207,7 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
         update, larger = update["params"], larger["params"]
     np.testing.assert_allclose(larger, 3 * update, rtol=1e-10)
     assert np.abs(update).max() > 0
-    if method != "afl":  # which has a mixture in place of weights
+    if ALGORITHMS[method].is_weighted:
         assert three.weight == pytest.approx(3 * float(one.weight), rel=1e-12)
     assert set(one.report) == {"loss"}
     assert one.report["loss"].shape == ()
