@@ -34,7 +34,7 @@ ATTACKS = np.arange(N) < 2
 RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
 ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
 every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
-# Where runs are compared all but those with states, and attackers, are slow; the runs of all methods
+# Where runs are compared, all but those with states and attackers are slow; the runs of all methods
 # are compared with their loops in `test_methods`.
 every_run = pytest.mark.parametrize(
     "method",
