@@ -28,8 +28,8 @@ from fedjax_mm.base import Algorithm, AnalyticTask, Assignment, Params, Task
 from fedjax_mm.checks import check_count
 from fedjax_mm.chunks import ClientMap, chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.devices import Layout, agree, layout
-from fedjax_mm.record import Counts, Trace, measure
-from fedjax_mm.simulate import State, advance, init, look
+from fedjax_mm.record import Counts, Sizes, measure
+from fedjax_mm.simulate import State, init, look, round_of
 from fedjax_mm.stacks import split, stacks_of
 from fedjax_mm.until import Until
 
@@ -181,7 +181,10 @@ class Program:
       fixed: the value on each structural axis.
       index: where each replica stands on every axis and in the seeds, ``int[replicas]`` each.
       numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
+      message_sizes: of each model, once the program has been traced.
     """
+
+    message_sizes: Sizes
 
     def __init__(self, grid: Grid, choice: Mapping[str, int]) -> None:
         """The program of one choice: a position on each structural axis."""
@@ -237,15 +240,7 @@ class Program:
         has_ended = None if self.grid.until is None else jnp.zeros((), bool)
         return Replica(state, Counts(nothing, nothing, nothing), prepared, has_ended)
 
-    @cached_property
-    def advance(self) -> Callable[..., tuple[Replica, Trace]]:
-        """One more round of one replica, and what a trace holds of it.
-
-        Jitted, so that the trace that tells the shapes is the one that is compiled.
-        """
-        return jax.jit(self._advance, static_argnums=0)
-
-    def _advance(
+    def advance(
         self,
         client_axis: str | None,
         rng_key: PRNGKeyArray,
@@ -253,22 +248,16 @@ class Program:
         replica: Replica,
         round: Int[Array, ""],
         shared: Any,
-    ) -> tuple[Replica, Trace]:
+    ) -> Replica:
+        """One more round of one replica."""
         tasks, algorithm, assignment, _ = self.setup(numbers, shared, replica.prepared)
-        state, trace = advance(
-            replica.state._replace(rng_key=rng_key, round=round),
-            tasks,
-            algorithm,
-            assignment,
-            1,
-            client_map=self.grid.client_map,
-            client_axis=client_axis,
-        )
-        trace = jax.tree.map(lambda x: x[-1], dataclasses.replace(trace, round=_ABSENT))
-        counts = Counts(*(getattr(trace, name) for name in Counts._fields))
+        stacks = stacks_of(tasks, algorithm, assignment)
+        one_round = round_of(stacks, assignment, self.grid.client_map, client_axis)
+        state = replica.state._replace(rng_key=rng_key, round=round)
+        state, (counts, self.message_sizes) = one_round(state, None)
         since = jax.tree.map(_add_counts, replica.since, counts)
         state = state._replace(rng_key=_ABSENT, round=_ABSENT)
-        return replica._replace(state=state, since=since), trace
+        return replica._replace(state=state, since=since)
 
     def measure(
         self,
@@ -302,8 +291,6 @@ class Program:
                 and chunk_size_of("auto", stack.task, each.params, facts["updates"]) is None
                 for stack, each in split(stacks, models)
             )
-            replica, trace = self.advance(None, rng_key, numbers, replica, round, shared)
-            facts["sizes"] = trace.upload_size, trace.download_size
             return replica, self.measure(rng_key, numbers, replica, round, shared)
 
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -322,11 +309,6 @@ class Program:
     def record(self) -> Record:
         """Shapes and types of one record of one replica."""
         return self._traced.record
-
-    @property
-    def message_sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Numbers that one client sends up, and receives, per local training of each model."""
-        return self._traced.sizes
 
     @property
     def updates_per_round(self) -> int:
@@ -415,7 +397,7 @@ class Program:
 
         def one_round(i: Any, carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             replica, records = carry
-            replica, _ = over_replicas(partial(self.advance, client_axis), replica, done + i)
+            replica = over_replicas(partial(self.advance, client_axis), replica, done + i)
 
             def measure() -> Record:
                 return over_replicas(self.measure, replica, done + i + 1)
@@ -467,7 +449,6 @@ class _Traced(NamedTuple):
 
     replica: Replica
     record: Record
-    sizes: tuple[tuple[int, ...], tuple[int, ...]]
     updates: int
     has_closed_form: bool
     vectorizes: bool

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from functools import partial
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -12,10 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import LocalProblem, Params, Round, Task
+from fedjax_mm.base import Contribution, Groups, Params, Round, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
-from fedjax_mm.sums import finish_sum, zero_sum
 
 
 class Counts(NamedTuple):
@@ -52,6 +49,18 @@ class Trace:
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Numbers that one client sends up, and receives, per local training of each model.
+
+    They are known while a round is traced, and pass through `lax.scan` as a part of the structure.
+    """
+
+    up: tuple[int, ...]
+    down: tuple[int, ...]
+
+
 class Record(NamedTuple):
     """One entry of a trace, or a run's entries along a leading axis."""
 
@@ -60,11 +69,11 @@ class Record(NamedTuple):
     counts: Counts
 
 
-def make_trace(first: Record, rest: Record, up: tuple[int, ...], down: tuple[int, ...]) -> Trace:
+def make_trace(first: Record, rest: Record, sizes: Sizes) -> Trace:
     """The trace of an entry and those after it, with the sizes of messages."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
-    return Trace(whole.round, whole.metrics, **made, upload_size=up, download_size=down)
+    return Trace(whole.round, whole.metrics, **made, upload_size=sizes.up, download_size=sizes.down)
 
 
 class Measured(NamedTuple):
@@ -109,22 +118,23 @@ def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
     return jnp.where(fits, counts.sum(0), -1)
 
 
-def message_sizes(
-    stacks: Sequence[Stack], models: Models
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Numbers that one client sends up and receives per local training, from shapes alone."""
+def count(
+    stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
+) -> tuple[Counts, Sizes]:
+    """What one round did for each model, and how large its messages are."""
+    participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
+    gradients = by_model(stacks, [total.num_gradients for total in totals])
+    counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
+    up = _message_sizes(stacks, [total.update for total in totals])
+    down = _message_sizes(stacks, [each.params for _, each in split(stacks, models)])
+    return counts, Sizes(up, down)
 
-    def message(stack: Stack, task: Task, model: Models) -> tuple[Any, Params]:
-        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(0), model.params)
-        client_state = jax.tree.map(itemgetter(0), model.clients)
-        sent, _ = stack.algorithm.client(local, model.server, client_state)
-        return finish_sum(zero_sum(sent, model.params), model.params).update, model.params
 
-    def sizes(stack: Stack, models: Models) -> dict[int, tuple[int, ...]]:
-        messages = jax.eval_shape(partial(over_models, partial(message, stack), stack), models)
-        each = (sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(m)) for m in messages)
-        return dict.fromkeys(stack.models, tuple(each))
-
-    of_model = {m: each for part in split(stacks, models) for m, each in sizes(*part).items()}
-    up, down = zip(*(of_model[model] for model in sorted(of_model)), strict=True)
-    return up, down
+def _message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
+    """How many numbers a message of each model has, from those ``[models, ...]`` of each stack."""
+    of_model = {
+        model: sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message))
+        for stack, message in zip(stacks, messages, strict=True)
+        for model in stack.models
+    }
+    return tuple(of_model[model] for model in sorted(of_model))

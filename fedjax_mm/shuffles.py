@@ -50,6 +50,7 @@ def _by_bijection(rng_key: PRNGKeyArray, size: int, length: int) -> Int[Array, "
     return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
 
 
+@jax.jit
 def shuffled(
     words: UInt32[Array, " 2"], places: Int[Array, "*places"], size: int | Int[Array, ""]
 ) -> Int[Array, "*places"]:
@@ -90,6 +91,7 @@ def shuffled(
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)
 
 
+@jax.jit
 def drawn(
     words: UInt32[Array, " 2"], counters: Int[Array, "*draws"], size: int | Int[Array, ""]
 ) -> Int[Array, "*draws"]:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
-from fedjax_mm.record import Counts, Record, Trace, add_counts, make_trace, measure, message_sizes
+from fedjax_mm.record import Counts, Record, Sizes, Trace, add_counts, count, make_trace, measure
 from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split, stacks_of
 from fedjax_mm.tasks.view import appeals, client_losses
 
@@ -123,9 +123,8 @@ def init(
 
     def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
         server, client = algorithm.init(task, params)
-        clients = (task.num_clients,)
-        copies = jax.tree.map(lambda x: jnp.broadcast_to(x, clients + jnp.shape(x)), client)
-        return Models(params, server, copies)
+        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
+        return Models(params, server, own)
 
     def init_stack(stack: Stack, given: Params | None) -> Models:
         each = keys.start_keys(rng_key, stack.models)
@@ -154,9 +153,30 @@ def advance(
     checks.check_rounds(num_rounds, record_every)
     checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
-    how = How(client_map, client_axis, assignment.observe is not None)
+    one_round = round_of(stacks, assignment, client_map, client_axis)
 
-    def one_round(state: State, _: None) -> tuple[State, Counts]:
+    @partial(jax.jit, inline=True)
+    def record(state: State, counts: Counts) -> Record:
+        measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
+        return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
+
+    def rounds_to_record(state: State, _: None) -> tuple[State, tuple[Record, Sizes]]:
+        state, (counts, sizes) = lax.scan(one_round, state, length=record_every)
+        return state, (record(state, counts), sizes)
+
+    nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
+    first = record(state, Counts(nothing, nothing, nothing))
+    state, (rest, sizes) = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
+    return state, make_trace(first, rest, sizes)
+
+
+def round_of(
+    stacks: Sequence[Stack], assignment: Assignment, client_map: chunks.ClientMap, axis: str | None
+) -> Callable[[State, None], tuple[State, tuple[Counts, Sizes]]]:
+    """One round as a function of the state, as `lax.scan` wants it."""
+    how = How(client_map, axis, assignment.observe is not None)
+
+    def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
         assign_key, asked = keys.assignment_key(rng_key), look(stacks, models)
@@ -165,21 +185,10 @@ def advance(
         trained = train(stacks, now, models, how)
         models = aggregate(stacks, now, models, trained)
         assigned = observe(assignment, stacks, now, assigned, trained)
-        return State(state.rng_key, t, models, assigned), count(stacks, now, trained)
+        counted = count(stacks, groups, models, [each.total for each in trained])
+        return State(state.rng_key, t, models, assigned), counted
 
-    @partial(jax.jit, inline=True)
-    def record(state: State, counts: Counts) -> Record:
-        measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
-        return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
-
-    def rounds_to_record(state: State, _: None) -> tuple[State, Record]:
-        state, counts = lax.scan(one_round, state, length=record_every)
-        return state, record(state, counts)
-
-    nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
-    first = record(state, Counts(nothing, nothing, nothing))
-    state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    return state, make_trace(first, rest, *message_sizes(stacks, state.models))
+    return one_round
 
 
 def look(stacks: Sequence[Stack], models: Models) -> Look:
@@ -197,12 +206,11 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
 
     def train_stack(stack: Stack, models: Models) -> Trained:
         groups, model_keys = stack.rows(now.groups), keys.model_keys(now.rng_key, stack.models)
-        num_clients = groups.clients.size
-        chunk_size = chunks.chunk_size_of(how.client_map, stack.task, models.params, num_clients)
+        size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
         server_state = jax.tree.map(itemgetter(0), models.server)
         is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
-        one_by_one = chunk_size is not None or not is_lockstep
-        one = partial(train_group, stack.algorithm, now.round, how, chunk_size)
+        one_by_one = size is not None or not is_lockstep
+        one = partial(train_group, stack.algorithm, now.round, how, size)
         return over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
 
     return [train_stack(*each) for each in split(stacks, models)]
@@ -226,6 +234,7 @@ def train_group(
     """
     size = len(group.clients)
 
+    @partial(jax.jit, inline=True)  # traced once, as those together are
     def contribute(client: base.Index, scale: Any, client_state: base.ClientState) -> Trained:
         key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
         local = base.LocalProblem(key, round, task, client, model.params, scale)
@@ -239,7 +248,7 @@ def train_group(
         # Padding does what the first client of its chunk does: it never takes more steps.
         client = jnp.where(present, number, jnp.maximum(number[0], 0))
         states = jax.tree.map(itemgetter(client), so_far.client_states)
-        together = chunks.vmap_unless_one(len(client), contribute)
+        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
         new = chunks.unless_empty(together, present, client, scale, states, skip=may_skip)
         # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
         home = jnp.where(present, client, task.num_clients), jnp.where(present, place, size)
@@ -289,10 +298,3 @@ def observe(
     reports = [each.reports for each in trained]
     checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
     return assignment.observe(now.round, now.groups, by_model(stacks, reports), state)
-
-
-def count(stacks: Sequence[Stack], now: Now, trained: list[Trained]) -> Counts:
-    """What one round did for each model."""
-    participants = jnp.sum(now.groups.clients >= 0, axis=1, dtype=jnp.int32)
-    gradients = by_model(stacks, [each.total.num_gradients for each in trained])
-    return Counts(participants, gradients, (participants == 0).astype(jnp.int32))

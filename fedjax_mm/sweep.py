@@ -106,9 +106,9 @@ def sweep(
         to use are those of `keys.preparation_key`.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
-      until: a target at which a run ends before its last round. What is recorded up to there is, bit
-        for bit, what is recorded without a target; then metrics are NaN and counts stay. Runs that
-        are computed side by side go on until all have ended.
+      until: a target at which a run ends before its last round. What is recorded up to there is,
+        bit for bit, what is recorded without a target; then metrics are NaN and counts stay. Runs
+        that are computed side by side go on until all have ended.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
         with the others, or "stop".
       data: "real", "synthetic" or "surrogate", for the manifest.
@@ -462,9 +462,8 @@ class _Result:
             counts[cells] = np.swapaxes(values[rows], 0, 1)
         record = _first_not_finite(records, done // every)
         self.diverged[(*index, models)] = np.where(record < 0, -1, record * every)
-        upload_size, download_size = program.message_sizes
-        self.upload_size[(*index, 0, models)] = upload_size
-        self.download_size[(*index, 0, models)] = download_size
+        self.upload_size[(*index, 0, models)] = program.message_sizes.up
+        self.download_size[(*index, 0, models)] = program.message_sizes.down
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """The labelled result."""

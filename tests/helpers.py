@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from fedjax_mm import (
@@ -13,6 +14,7 @@ from fedjax_mm import (
     Assignment,
     ClientData,
     Contribution,
+    Experiment,
     Groups,
     Look,
     client_data,
@@ -21,6 +23,7 @@ from fedjax_mm import (
     keys,
     mfa_rand,
     mfa_rr,
+    runs,
     sequential,
 )
 from fedjax_mm.data.federated import FederatedData
@@ -43,8 +46,13 @@ STRATEGIES = {
 """Every strategy for a given number of clients."""
 
 
-def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
-    """The groups ``[T, M, n]`` that `simulate` uses with this key."""
+def slow_unless(is_quick: bool, *values: Any) -> Any:
+    """An entry of a parametrization, which is slow unless it is quick."""
+    return pytest.param(*values, marks=() if is_quick else pytest.mark.slow)
+
+
+def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
+    """The groups ``[T, M, n]`` that `simulate` uses with this key, for use in a larger program."""
 
     def one_round(state: Any, t: Any) -> Any:
         key = keys.assignment_key(keys.round_key(rng_key, t))
@@ -52,7 +60,15 @@ def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarra
         return state, groups.clients
 
     start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return np.asarray(lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1])
+    return lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1]
+
+
+_one_roll = jax.jit(rounds_of, static_argnums=(0, 2))
+
+
+def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarray:
+    """The same as an array."""
+    return np.asarray(_one_roll(assignment, rng_key, num_rounds))
 
 
 def replay(groups: Any, num_clients: int) -> Assignment:
@@ -124,6 +140,19 @@ def counting() -> Algorithm:
     return Algorithm(
         lambda task, params: (jnp.int32(0), Visits(jnp.int32(0), jnp.int32(0))), client, server
     )
+
+
+def share_grids(patch) -> None:
+    """Equal experiments have one grid, so that a part of its tracing is done once."""
+    grids, grid_of = {}, runs._grid
+
+    def grid(experiment: Experiment) -> Any:
+        name = experiment.model_dump_json()
+        if name not in grids:
+            grids[name] = grid_of(experiment)
+        return grids[name]
+
+    patch.setattr(runs, "_grid", grid)
 
 
 def labelled_data(

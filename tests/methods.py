@@ -27,6 +27,7 @@ class Method(NamedTuple):
       is_demanding: whether clients must have thresholds.
       is_measured: whether they must tell what they lose.
       has_steps: whether E is an option.
+      is_weighted: whether clients' weights count.
     """
 
     factory: Callable[..., Algorithm]
@@ -38,6 +39,12 @@ class Method(NamedTuple):
     is_demanding: bool = False
     is_measured: bool = False
     has_steps: bool = True
+    is_weighted: bool = True
+
+    @property
+    def remembers(self) -> bool:
+        """Whether its server or its clients have states."""
+        return self.states is not Method._field_defaults["states"]
 
     def steps(self, local_steps: int) -> dict[str, int]:
         """E as an option."""
@@ -87,6 +94,7 @@ METHODS = {
         states=lambda models: (models.server.iterate, models.server.mixture),
         is_measured=True,
         has_steps=False,
+        is_weighted=False,
     ),
     "mwfed": Method(
         mwfed,

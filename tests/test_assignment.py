@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedjax_mm import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from tests import reference
-from tests.helpers import NOTHING_TO_SEE, roll_out
+from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of
 
 
 @st.composite
@@ -21,25 +21,47 @@ def sizes(draw):
 
 def few(test):
     """Every example compiles, so a few dozen."""
-    return settings(deadline=None, max_examples=25)(test)
+    return pytest.mark.slow(settings(deadline=None, max_examples=25)(test))
 
 
-@few
-@given(sizes(), st.integers(0, 2**31))
-def test_mfa_rand_partitions_the_cohort(sizes, seed):
-    num_clients, num_models, cohort_size = sizes
-    assignment = mfa_rand(num_clients, num_models, cohort_size=cohort_size)
-    for groups in roll_out(assignment, jax.random.key(seed), 4):
+# Divisible or not, with one client a group and without padding, of everybody and of few.
+some_sizes = pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1), (30, 8, 30), (7, 7, 7), (12, 4, 8), (13, 1, 5), (129, 5, 127), (200, 3, 10)],
+)
+SEEDS = 20
+
+
+def roll_outs(assignment, num_rounds, num_seeds=SEEDS):
+    """Of many seeds, by one program: ``[seeds, T, M, n]``."""
+    seeds = jax.random.split(jax.random.key(8), num_seeds)
+    return np.asarray(jax.jit(jax.vmap(lambda key: rounds_of(assignment, key, num_rounds)))(seeds))
+
+
+def check_mfa_rand(rounds, sizes):
+    num_clients, _, cohort_size = sizes
+    for groups in rounds:
         reference.check_partition(groups, cohort_size, num_clients)
 
 
+@some_sizes
+def test_mfa_rand_partitions_the_cohort(sizes):
+    num_clients, num_models, cohort_size = sizes
+    for rounds in roll_outs(mfa_rand(num_clients, num_models, cohort_size=cohort_size), 4):
+        check_mfa_rand(rounds, sizes)
+
+
 @few
 @given(sizes(), st.integers(0, 2**31))
-def test_mfa_rr_frames(sizes, seed):
+def test_mfa_rand_partitions_any_cohort(sizes, seed):
+    num_clients, num_models, cohort_size = sizes
+    assignment = mfa_rand(num_clients, num_models, cohort_size=cohort_size)
+    check_mfa_rand(roll_out(assignment, jax.random.key(seed), 4), sizes)
+
+
+def check_mfa_rr(rounds, sizes):
     """Every round a partition; every frame each pair once, in the order of Algorithm 3."""
     num_clients, num_models, cohort_size = sizes
-    assignment = mfa_rr(num_clients, num_models, cohort_size=cohort_size)
-    rounds = roll_out(assignment, jax.random.key(seed), 3 * num_models)
     for first in range(0, 3 * num_models, num_models):
         in_frame = rounds[first : first + num_models]
         reference.check_frame(in_frame, num_models)
@@ -53,14 +75,42 @@ def test_mfa_rr_frames(sizes, seed):
                 np.testing.assert_array_equal(groups[m], expected[m])
 
 
+@some_sizes
+def test_mfa_rr_frames(sizes):
+    num_clients, num_models, cohort_size = sizes
+    assignment = mfa_rr(num_clients, num_models, cohort_size=cohort_size)
+    for rounds in roll_outs(assignment, 3 * num_models, num_seeds=3):
+        check_mfa_rr(rounds, sizes)
+
+
 @few
-@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31))
-def test_fedcluster_visits_every_fixed_cluster(num_clients, num_clusters, seed):
-    num_clusters = min(num_clusters, num_clients)
-    rounds = roll_out(fedcluster(num_clients, num_clusters), jax.random.key(seed), 3 * num_clusters)
+@given(sizes(), st.integers(0, 2**31))
+def test_any_mfa_rr_frames(sizes, seed):
+    num_clients, num_models, cohort_size = sizes
+    assignment = mfa_rr(num_clients, num_models, cohort_size=cohort_size)
+    check_mfa_rr(roll_out(assignment, jax.random.key(seed), 3 * num_models), sizes)
+
+
+def check_fedcluster(rounds, num_clients, num_clusters):
     clusters = [visit[0] for visit in rounds[:num_clusters]]
     reference.check_partition(clusters, num_clients, num_clients)
     reference.check_fedcluster(rounds, clusters)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "num_clusters"), [(1, 1), (30, 8), (7, 7), (12, 4), (13, 1), (29, 5)]
+)
+def test_fedcluster_visits_every_fixed_cluster(num_clients, num_clusters):
+    for rounds in roll_outs(fedcluster(num_clients, num_clusters), 3 * num_clusters):
+        check_fedcluster(rounds, num_clients, num_clusters)
+
+
+@few
+@given(st.integers(1, 30), st.integers(1, 8), st.integers(0, 2**31))
+def test_any_fedcluster_visits_every_fixed_cluster(num_clients, num_clusters, seed):
+    num_clusters = min(num_clusters, num_clients)
+    rounds = roll_out(fedcluster(num_clients, num_clusters), jax.random.key(seed), 3 * num_clusters)
+    check_fedcluster(rounds, num_clients, num_clusters)
 
 
 def test_fedcluster_reshuffles_its_order():
@@ -70,7 +120,7 @@ def test_fedcluster_reshuffles_its_order():
 
 
 def test_fedcluster_draws_its_clusters():
-    firsts = [roll_out(fedcluster(24, 2), jax.random.key(seed), 2) for seed in range(10)]
+    firsts = roll_outs(fedcluster(24, 2), 2, num_seeds=10)
     assert len({frozenset(frozenset(visit[0]) for visit in rounds) for rounds in firsts}) == 10
 
 
@@ -128,12 +178,12 @@ def test_full_participation_and_sequential():
     ids=lambda a: f"{a.init.__qualname__.split('.')[0]} N={a.num_clients} M={a.num_models}",
 )
 def test_marginals_are_uniform(assignment):
-    """In the first round of a frame and in a later one, over 40,000 seeds.
+    """In the first round of a frame and in a later one, over 20,000 seeds.
 
     Every client trains every model equally often, and every model has every group size equally
     often: sizes reach models in random order. Within 4 standard errors, corrected for the cells.
     """
-    num_seeds, (N, M) = 40_000, assignment[:2]
+    num_seeds, (N, M) = 20_000, assignment[:2]
     keys = jax.random.split(jax.random.key(11), num_seeds)
 
     def two_rounds(key):

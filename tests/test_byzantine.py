@@ -28,7 +28,7 @@ from fedjax_mm.tasks.view import client_losses, thresholds
 from tests import reference_maxfl as oracle
 from tests.helpers import Measured, replay, roll_out
 from tests.method_problems import BATCH, PROBLEMS, SEED, N
-from tests.methods import METHODS, Method
+from tests.methods import METHODS
 
 TASK = quadratic(12, 80, mu=0.1)
 ATTACKS = jnp.arange(12) < 3
@@ -183,8 +183,7 @@ def test_attackers_who_stay_away_judge_by_what_they_are_shown():
 
 def test_without_attackers_nothing_changes():
     """States, steps and outputs included, of every method that remembers something."""
-    forgetful = Method._field_defaults["states"]
-    algorithms = [row.build(0.1, 2) for row in METHODS.values() if row.states is not forgetful]
+    algorithms = [row.build(0.1, 2) for row in METHODS.values() if row.remembers]
     rho, nobody = jnp.linspace(-0.1, 0.1, 12), jnp.zeros(12, bool)
 
     def run(wrap_task, wrap):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -23,10 +24,10 @@ import xarray as xr
 from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.errors import InterruptedRunError, RefusedError
-from fedjax_mm.plan import make_plan
+from fedjax_mm.plan import Grid, make_plan
 from fedjax_mm.results import save_dataset
-from fedjax_mm.sweep import Execution
-from tests.helpers import Towards
+from fedjax_mm.sweep import Execution, carry_out, plan_for
+from tests.helpers import Towards, share_grids
 from tests.test_cli import Outcome, call, files
 
 sweeps = importlib.import_module("fedjax_mm.sweep")
@@ -132,50 +133,30 @@ def wait_for(process, share):
             return
 
 
-class Killable(NamedTuple):
-    """A sweep of four batches of 16 records that runs in a process of its own."""
-
-    config: Path
-    expected: xr.Dataset
-
-    def start(self, directory, *options, devices=2, stdin=subprocess.DEVNULL):
-        command = [sys.executable, "-c", TELLING, "--devices", str(devices), "sweep"]
-        return subprocess.Popen(
-            [*command, str(self.config), "--out", str(directory), *map(str, options)],
-            stdin=stdin,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def call(self, *arguments, **how):
-        with self.start(*arguments, **how) as process:
-            _, errors = process.communicate()
-        return Outcome(process.returncode, "", without_progress(errors))
-
-
-@pytest.fixture(scope="module")
-def killable(tmp_path_factory):
-    """Run to the end."""
-    directory = tmp_path_factory.mktemp("killable")
-    config = write_config(
-        directory, num_models=3, num_rounds=16, num_seeds=2, num_clients=24, block_size=4
+def start(config, directory, *options, stdin=subprocess.DEVNULL):
+    """The sweep in a process of its own, which has as many devices as this one."""
+    command = [sys.executable, "-c", TELLING, "--devices", str(jax.device_count()), "sweep"]
+    return subprocess.Popen(
+        [*command, str(config), "--out", str(directory), *map(str, options)],
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     )
-    sweep = Killable(config, xr.Dataset())
-    code, _, errors = sweep.call(directory / "whole", "--save-every", 0)
-    assert code == 0, errors
-    return sweep._replace(expected=read_result(directory / "whole"))
 
 
-@pytest.mark.parametrize(("kills", "seed"), [(3, 19), pytest.param(20, 20, marks=pytest.mark.slow)])
-def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(killable, tmp_path, kills, seed):
+@pytest.mark.parametrize(
+    ("kills", "seed"),
+    [(1, 7), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (3, 20))],
+)
+def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, kills, seed):
     """At moments spread over its work; whenever it is done before that, it starts afresh."""
     killed = finished = hits = advances = 0
     moments = random.Random(seed)
     while killed < kills:
         before = saved(tmp_path)
-        process = killable.start(tmp_path, "--save-every", 0, "--resume")
+        process = start(small.config, tmp_path, "--save-every", 0, "--resume")
         wait_for(process, moments.uniform(0, 1.1))
         process.kill()
         process.communicate()
@@ -185,7 +166,7 @@ def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(killable, tmp_path
             hits += (tmp_path / "grid" / "unfinished").exists()
             advances += saved(tmp_path) != before
         else:
-            check_finished(tmp_path, killable.expected)
+            check_finished(tmp_path, small.expected)
             shutil.rmtree(tmp_path / "grid")
             finished += 1
     print(f"seed {seed}: {hits} kills left an unfinished run, {advances} came after new saves")
@@ -193,14 +174,14 @@ def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(killable, tmp_path
     assert hits >= kills / 2
     if kills >= 20:  # a few kills may all come where the one before had come
         assert advances >= kills / 4
-    assert killable.call(tmp_path, "--save-every", 0, "--resume").code == 0
-    check_finished(tmp_path, killable.expected)
+    assert call("sweep", small.config, "--out", tmp_path, "--resume").code == 0
+    check_finished(tmp_path, small.expected)
 
 
-def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
+def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
     options, before = ("--save-every", 1000, "--resume"), {}
     for number in (signal.SIGTERM, signal.SIGINT):
-        with killable.start(tmp_path, *options, stdin=subprocess.PIPE) as process:
+        with start(small.config, tmp_path, *options, stdin=subprocess.PIPE) as process:
             earlier = None
             for done, total in progress(process):
                 if total > 1:
@@ -217,8 +198,8 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
         assert "continue with --resume" in errors
         assert saved(tmp_path) != before
         before = saved(tmp_path)
-    assert killable.call(tmp_path, *options).code == 0
-    check_finished(tmp_path, killable.expected)
+    assert call("sweep", small.config, "--out", tmp_path, *options).code == 0
+    check_finished(tmp_path, small.expected)
 
 
 # In this process
@@ -226,10 +207,15 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(killable, tmp_path):
 
 @pytest.fixture(autouse=True, scope="module")
 def short_segments():
-    """Batches of one replica a device, looked at after every record."""
+    """Batches of one replica a device, looked at after every record.
+
+    Equal experiments are traced once: that another process traces the same is seen above.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
+        patch.setattr(plan, "_lower", functools.cache(plan._lower))
         patch.setattr(sweeps, "_SEGMENT_SECONDS", 0)
+        share_grids(patch)
         yield
 
 
@@ -434,14 +420,18 @@ def test_other_data_closed_over_are_refused(tmp_path, jit):
     how = Execution(signalling(signal.SIGTERM, 0.3, []))
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep(build(ones), {}, num_rounds=9, execution=how._replace(checkpoints=checkpoints))
-    for data, fits in ((twos, False), (ones, True)):
-        with Checkpoints(tmp_path, resume=True) as checkpoints:
-            again = Execution(checkpoints=checkpoints)
-            if fits:
-                sweep(build(data), {}, num_rounds=9, execution=again)
-            else:
-                with pytest.raises(ValueError, match=r"program\.run was .*, is "):
-                    sweep(build(data), {}, num_rounds=9, execution=again)
+    for data, expected in (
+        (twos, pytest.raises(ValueError, match=r"program\.run was .*, is ")),
+        (ones, contextlib.nullcontext()),
+    ):
+        with Checkpoints(tmp_path, resume=True) as checkpoints, expected:
+            sweep(build(data), {}, num_rounds=9, execution=Execution(checkpoints=checkpoints))
+
+
+def sweep_of(grid, how=None):
+    """What `sweep` does with a grid, which is traced once however often it runs."""
+    how = how or Execution()
+    return carry_out(plan_for(grid, how), how, data="synthetic", on_divergence="mark")
 
 
 def test_a_run_stops_between_two_records_and_continues(tmp_path):
@@ -452,14 +442,14 @@ def test_a_run_stops_between_two_records_and_continues(tmp_path):
             Towards(jnp.arange(4.0)), fedavg(0.1, local_steps=2), mfa_rr(4, 2, redraw="frame")
         )
 
-    size = {"num_rounds": 9, "record_every": 9, "num_seeds": 2}
-    whole = sweep(build, {}, **size)
+    grid = Grid(build, {}, num_rounds=9, record_every=9, num_seeds=2)
+    whole = sweep_of(grid)
     how = Execution(signalling(signal.SIGTERM, 0.3, []))
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
-        sweep(build, {}, **size, execution=how._replace(checkpoints=checkpoints))
+        sweep_of(grid, how._replace(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
         assert 0 < checkpoints.load(0).rounds < 9
-        rest = sweep(build, {}, **size, execution=Execution(checkpoints=checkpoints))
+        rest = sweep_of(grid, Execution(checkpoints=checkpoints))
     assert whole.gradients.isel(round=-1).sum("model").values.tolist() == [72, 72]
     xr.testing.assert_identical(whole.drop_attrs(), rest.drop_attrs())
 
@@ -484,17 +474,31 @@ def test_a_run_without_its_record_is_refused(small, unfinished, text):
     check_refused(unfinished, outcome, "run.json is damaged", "delete", before=before)
 
 
-def test_another_number_of_devices_is_refused(killable, small, unfinished):
-    before = contents(unfinished)
-    outcome = killable._replace(config=small.config).call(unfinished, "--resume", devices=1)
-    check_refused(unfinished, outcome, "device.count was 8, is 1", before=before)
+RESUMING = """\
+import sys
+from fedjax_mm import cli
+
+for directory in sys.argv[2:]:
+    try:
+        cli.main(["--devices", "1", "sweep", sys.argv[1], "--out", directory, "--resume"])
+    except SystemExit as end:
+        print(end.code)
+"""
+"""Each error is one line of its own."""
 
 
-def test_a_second_process_is_refused(killable, small, unfinished):
+def test_a_second_process_and_another_number_of_devices_are_refused(small, unfinished, tmp_path):
+    free = shutil.copytree(unfinished, tmp_path / "free")
     with Checkpoints(unfinished / "grid", resume=True):
-        before = contents(unfinished)
-        outcome = killable._replace(config=small.config).call(unfinished, "--resume")
-        check_refused(unfinished, outcome, "another process", "--out", before=before)
+        before = contents(unfinished), contents(free)
+        command = [sys.executable, "-c", RESUMING, small.config, unfinished, free]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        second, fewer = done.stderr.splitlines(keepends=True)
+        assert done.stdout.split() == ["2", "2"]
+        outcome = Outcome(2, "", second)
+        check_refused(unfinished, outcome, "another process", "--out", before=before[0])
+    outcome = Outcome(2, "", fewer)
+    check_refused(free, outcome, "device.count was 8, is 1", before=before[1])
 
 
 # Damage
@@ -739,10 +743,10 @@ def test_differences_are_named(tmp_path):
 
 def test_a_diverged_run_is_over(tmp_path):
     config = write_config(
-        tmp_path, num_models=2, num_rounds=80, num_seeds=1, num_clients=5, block_size=2
+        tmp_path, num_models=2, num_rounds=12, num_seeds=1, num_clients=5, block_size=2
     )
     config.write_text(config.read_text().partition("[axes]")[0])
-    hot = ("--set", "algorithms.MFA-RR.learning_rate=50.0")
+    hot = ("--set", "algorithms.MFA-RR.learning_rate=1e6")
     outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
     assert outcome.code == 1
     assert "diverged" in outcome.err
@@ -763,18 +767,15 @@ def wandering(num_clients, num_models):
     return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
 
 
-def wander(targets, execution=None):
+@functools.cache
+def wander(second=1.0):
+    """A sweep with shared data; the second target is given."""
+
     def build(learning_rate, targets):
         return Setup(Towards(targets), fedavg(learning_rate, local_steps=2), wandering(4, 2))
 
-    return sweep(
-        build,
-        {"learning_rate": [0.1, 0.2]},
-        num_rounds=9,
-        num_seeds=3,
-        shared={"targets": targets},
-        execution=execution,
-    )
+    shared = {"targets": np.array([0, second, 2, 3], np.float32)}
+    return Grid(build, {"learning_rate": [0.1, 0.2]}, 9, num_seeds=3, shared=shared)
 
 
 def test_a_second_signal_is_obeyed_at_once(tmp_path):
@@ -783,27 +784,26 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
-        wander(jnp.arange(4.0), Execution(twice, checkpoints))
+        sweep_of(wander(), Execution(twice, checkpoints))
 
 
 def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
-    targets, before = jnp.arange(4.0), []
+    before, after = [], []
     with (
         pytest.raises(InterruptedRunError, match="continue with --resume"),
         Checkpoints(tmp_path) as checkpoints,
     ):
-        wander(targets, Execution(signalling(signal.SIGINT, 0.6, before), checkpoints))
+        sweep_of(wander(), Execution(signalling(signal.SIGINT, 0.6, before), checkpoints))
     with (
         pytest.raises(RefusedError, match="shared data was"),
         Checkpoints(tmp_path, resume=True) as checkpoints,
     ):
-        wander(targets.at[2].set(7), Execution(checkpoints=checkpoints))
-    after = []
+        sweep_of(wander(7.0), Execution(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        continued = wander(targets, Execution(signalling(None, 2, after), checkpoints))
+        continued = sweep_of(wander(), Execution(signalling(None, 2, after), checkpoints))
         checkpoints.discard()
     assert files(tmp_path) == []
     check_goes_on(before, after)
-    whole = wander(targets)
+    whole = sweep_of(wander())
     xr.testing.assert_identical(continued.drop_attrs(deep=False), whole.drop_attrs(deep=False))
     assert len(np.unique(whole.norm.isel(round=-1))) == whole.norm.isel(round=-1).size

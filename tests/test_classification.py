@@ -17,7 +17,7 @@ from fedjax_mm.data.federated import stack_data
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
 from tests import reference
-from tests.helpers import labelled_data
+from tests.helpers import labelled_data, slow_unless
 
 DATA = labelled_data()
 SIZES = [1, 7, 1000, None]
@@ -113,8 +113,14 @@ def test_selected_data_are_evaluated_alone(block_size):
                 np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
 
 
-@every_size
-@pytest.mark.parametrize("num_clients", [1, 4, 7])
+@pytest.mark.parametrize(
+    ("num_clients", "block_size"),
+    [
+        slow_unless((n, size) in {(1, 1), (4, 7), (7, 1000), (4, None)}, n, size)
+        for n in (1, 4, 7)
+        for size in SIZES
+    ],
+)
 def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
     """Of one store, and of each of a stack."""
     draws = [labelled_data(seed=seed) for seed in range(3)]
@@ -139,19 +145,29 @@ def test_the_first_clients_are_evaluated_alone(num_clients, block_size):
                     assert pooled[name] == pytest.approx(mean, rel=1e-5)
 
 
+@functools.cache
+def of_images():
+    """CelebA's network and its parameters, and the data."""
+    images = np.random.default_rng(0).normal(size=(len(DATA.train.examples[1]), 8, 8, 3))
+    labels = np.asarray(DATA.train.examples[1]) % 2
+    store = dataclasses.replace(
+        DATA.train, examples=(jnp.asarray(images, jnp.float32), jnp.asarray(labels))
+    )
+    data = dataclasses.replace(DATA, train=store, test=store)
+    task = classification(data, CelebACNN())
+    return task, jax.jit(task.init)(jax.random.key(0)), data
+
+
 def test_the_first_clients_are_evaluated_one_by_one():
     """By a module that takes weights."""
-    rng = np.random.default_rng(0)
-    images = jnp.asarray(rng.normal(size=(len(DATA.train.examples[1]), 8, 8, 3)), jnp.float32)
-    store = dataclasses.replace(DATA.train, examples=(images, DATA.train.examples[1] % 2))
-    task = classification(dataclasses.replace(DATA, train=store, test=store), CelebACNN())
-    params = task.init(jax.random.key(0))
+    task, params, _ = of_images()
 
-    @partial(jax.jit, static_argnums=0)
-    def evaluate(num_clients):
-        return task.evaluate(params, store, per_client=True, num_clients=num_clients)
+    @jax.jit
+    def evaluate(task, params):
+        how = {"per_client": True}
+        return [task.evaluate(params, task.train, num_clients=n, **how) for n in (None, 3)]
 
-    everybody, first = evaluate(None), evaluate(3)
+    everybody, first = jax.device_get(evaluate(task, params))
     for name, values in everybody.items():
         np.testing.assert_allclose(first[name], values[:3], rtol=1e-6)
 
@@ -160,7 +176,8 @@ def test_the_first_clients_are_evaluated_one_by_one():
 @partial(jax.grad, argnums=1)
 def total_gradient(task, params):
     """Of the clients' losses times 1, 2, ..."""
-    return jnp.arange(1.0, 8) @ jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
+    losses = jax.vmap(task.client_loss, (None, 0))(params, jnp.arange(7))
+    return jnp.arange(1.0, 8) @ losses
 
 
 @every_size
@@ -227,31 +244,23 @@ def test_rows_of_weight_0_change_nothing(module, reduction):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_the_module_gets_the_weights_it_asks_for():
+@pytest.mark.parametrize("block_sizes", [(3, 100), slow_unless(False, (1,))])
+def test_the_module_gets_the_weights_it_asks_for(block_sizes):
     """CelebA's batch norm leaves filling rows out, so that the loss does not know of them."""
-    rng = np.random.default_rng(0)
-    store = dataclasses.replace(
-        DATA.train,
-        examples=(
-            jnp.asarray(rng.normal(size=(len(DATA.train.examples[1]), 8, 8, 3)), jnp.float32),
-            DATA.train.examples[1] % 2,
-        ),
-    )
-    data = dataclasses.replace(DATA, train=store, test=store)
-    task = classification(data, CelebACNN())
+    task, params, data = of_images()
+    store = data.train
     assert task.takes_weights
     assert not classification(DATA, LogisticRegression(3)).takes_weights
-    params = task.init(jax.random.key(0))
     loss = jax.jit(task.loss)
-    alone = loss(params, (jnp.array([1, 2]), jnp.ones(2), None))
-    filled = loss(params, (jnp.array([1, 2, 5]), jnp.array([1.0, 1, 0]), None))
+    alone = loss(params, (np.array([1, 2]), np.ones(2, np.float32), None))
+    filled = loss(params, (np.array([1, 2, 5]), np.array([1, 1, 0], np.float32), None))
     assert filled == pytest.approx(float(alone), rel=1e-5)
     # Each client's examples are one batch, whatever the block and whoever is next to it.
     each = [
-        float(loss(params, (start + jnp.arange(n), jnp.ones(n), None)))
+        float(loss(params, (start + np.arange(n), np.ones(n, np.float32), None)))
         for start, n in zip(store.offsets.tolist(), store.counts.tolist(), strict=True)
     ]
-    for block_size in (1, 3, 100):
+    for block_size in block_sizes:
         there = classification(data, CelebACNN(), block_size=block_size)
         apart, pooled = evaluated(there, params)[0]
         np.testing.assert_allclose(apart["loss"], each, rtol=1e-5)
@@ -320,9 +329,13 @@ def test_training_learns():
     data = labelled_data(dim=30)
     task = classification(data, LogisticRegression(3))
     algorithm = fedavg(0.3, epochs=2, batch_size=4)
-    _, trace = jax.jit(lambda task: simulate(jax.random.key(0), task, algorithm, mfa_rr(7, 2), 60))(
-        task
-    )
+
+    @jax.jit
+    def run(task):
+        how = {"num_rounds": 40, "record_every": 40}
+        return simulate(jax.random.key(0), task, algorithm, mfa_rr(7, 2), **how)[1]
+
+    trace = run(task)
     assert (trace.metrics["train_accuracy"][-1] > 0.9).all()
 
 

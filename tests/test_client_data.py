@@ -1,5 +1,7 @@
 """Flat client storage and minibatches."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,24 +17,36 @@ DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5)
 LARGE = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 40, 7))]
 
 
-def steps_of(client, how, steps, clients=DATA, seed=1):
-    """The examples and weights of a client's steps ``0 ... steps - 1``."""
-    data = client_data(clients)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _steps(data, how, steps, seed, limit):
+    how = how if how.limit is None else how._replace(limit=limit)
 
-    @jax.jit
-    @jax.vmap
-    def draw(step):
-        return data.batch(jax.random.key(seed), jnp.int32(client), step, how)
+    def draw(client, step):
+        return data.batch(jax.random.key(seed), client, step, how)
 
-    rows, weights = draw(jnp.arange(steps))
-    return np.asarray(data.examples[rows]), np.asarray(weights)
+    every_step = jax.vmap(draw, (None, 0))
+    rows, weights = jax.vmap(every_step, (0, None))(jnp.arange(3), jnp.arange(steps))
+    return data.examples[rows], weights
+
+
+@functools.cache
+def steps_of_all(how, steps, large, seed=1, limit=2):
+    """The examples and weights ``[clients, steps, batch]`` of steps ``0 ... steps - 1``."""
+    data = client_data(LARGE if large else DATA)
+    return jax.device_get(_steps(data, how, steps, seed, limit))
+
+
+def steps_of(client, how, steps, large=False, **options):
+    """The same of one client."""
+    values, weights = steps_of_all(how, steps, large, **options)
+    return values[client], weights[client]
 
 
 EVERY_WAY = {
     "full": Batching(),
     "iid": Batching(4),
     "epochs": Batching(4, "epochs"),
-    "growing": Batching(limit=jnp.int32(2)),
+    "growing": Batching(limit=0),  # which `steps_of` replaces
 }
 
 
@@ -70,15 +84,20 @@ def check_uniform(values, examples):
     assert np.abs(counts - len(values) * p).max() < bound * np.sqrt(len(values) * p * (1 - p))
 
 
+@functools.cache
+def num_batches(size):
+    data = client_data(LARGE)
+    return np.asarray(jax.jit(jax.vmap(lambda k: data.num_batches(k, size)))(jnp.arange(3)))
+
+
 @pytest.mark.parametrize("size", [1, 3, 4, 8, 40, 100])
 @pytest.mark.parametrize("client", range(3))
 def test_epochs_see_every_example_once_in_a_fresh_order(client, size):
     """Every epoch of every client; the last batch is filled with rows of weight 0."""
     count = len(LARGE[client])
     per_epoch = -(-count // size)
-    values, weights = steps_of(client, Batching(size, "epochs"), 5 * per_epoch, LARGE)
-    number = client_data(LARGE).num_batches(jnp.int32(client), size)
-    assert int(number) == per_epoch
+    values, weights = steps_of(client, Batching(size, "epochs"), 5 * -(-40 // size), large=True)
+    assert num_batches(size)[client] == per_epoch
     orders = set()
     for epoch in range(5):
         steps = slice(epoch * per_epoch, (epoch + 1) * per_epoch)
@@ -96,20 +115,19 @@ def test_epochs_see_every_example_once_in_a_fresh_order(client, size):
 def test_epochs_differ_between_clients_rounds_and_models():
     """The key is of a model, a round and a client: equally many examples, other orders."""
     data = client_data([np.arange(30.0), np.arange(30.0)])
-    orders = {
-        tuple(
-            data.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(0), Batching(30, "epochs"))[
-                0
-            ].tolist()
-        )
-        for seed in range(5)
-    }
-    assert len(orders) == 5
+
+    @jax.jit
+    @jax.vmap
+    def first_epoch(seed):
+        how = Batching(30, "epochs")
+        return data.batch(jax.random.key(seed), jnp.int32(0), jnp.int32(0), how)[0]
+
+    assert len({tuple(order) for order in first_epoch(jnp.arange(5)).tolist()}) == 5
 
 
 def test_an_epochs_places_are_uniform():
     """What comes first, and what stands in the last, partial batch."""
-    values, weights = steps_of(2, Batching(3, "epochs"), 3 * 5_000, LARGE)
+    values, weights = steps_of(2, Batching(3, "epochs"), 3 * 5_000, large=True)
     values, weights = values.reshape(-1, 9), weights.reshape(-1, 9)
     assert (weights == [1] * 7 + [0] * 2).all()
     for place in range(7):
@@ -119,15 +137,15 @@ def test_an_epochs_places_are_uniform():
 @pytest.mark.parametrize("limit", [0, 1, 2, 6, 7, 50])
 def test_a_growing_sample_is_drawn_without_replacement(limit):
     """min(N_s, n_k) distinct examples count, at least one."""
-    values, weights = steps_of(2, Batching(limit=jnp.int32(limit)), 4_000, LARGE)
+    values, weights = steps_of(2, Batching(limit=0), 4_000, large=True, limit=limit)
     size = min(max(limit, 1), 7)
     np.testing.assert_array_equal(weights, np.tile(np.arange(40) < size, (4_000, 1)))
     chosen = values[:, :size]
     assert (np.diff(np.sort(chosen), axis=1) > 0).all()
     check_uniform(chosen[:, 0], LARGE[2])
-    pairs = [tuple(sorted(row)) for row in chosen[:, :2]] if size > 1 else []
-    if pairs:  # every pair as likely
-        counts = np.unique(pairs, axis=0, return_counts=True)[1]
+    if size > 1:  # every pair as likely
+        pairs = np.sort(chosen[:, :2], axis=1) @ [1000, 1]
+        counts = np.unique(pairs, return_counts=True)[1]
         assert len(counts) == 21
         assert np.abs(counts - 4_000 / 21).max() < 5 * np.sqrt(4_000 / 21)
 
@@ -137,14 +155,27 @@ def test_selected_stores_are_the_stores():
     both = stack_client_data(stores)
     assert both.select(0).examples is both.examples
     assert (both.min_count, both.max_count) == (1, 40)
-    for i, store in enumerate(stores):
-        for k in range(3):
-            for how in (Batching(4), Batching(4, "epochs")):
-                args = jax.random.key(7), jnp.int32(k), jnp.int32(2), how
-                want, want_weights = store.batch(*args)
-                got, weights = both.select(jnp.int32(i)).batch(*args)
-                np.testing.assert_array_equal(both.take(got), store.take(want))
-                np.testing.assert_array_equal(weights, want_weights)
+
+    @jax.jit
+    @jax.vmap
+    def drawn(k):
+        """By store and way of drawing: what is selected of the stack, and the store alone."""
+        hows = Batching(4), Batching(4, "epochs")
+        pairs = []
+        for i, store in enumerate(stores):
+            for how in hows:
+                args = jax.random.key(7), k, jnp.int32(2), how
+                of_store, of_stack = store.batch(*args), both.select(jnp.int32(i)).batch(*args)
+                pairs.append(
+                    [(s.take(rows), w) for s, (rows, w) in ((both, of_stack), (store, of_store))]
+                )
+        return pairs
+
+    pairs = jax.device_get(drawn(jnp.arange(3)))
+    assert len(pairs) == 4
+    for got, want in pairs:
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_stores_of_other_clients_are_not_stacked():

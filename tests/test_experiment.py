@@ -20,6 +20,7 @@ from fedjax_mm import (
 from fedjax_mm.algorithm_configs import METHOD_TABLES, InverseTime
 from fedjax_mm.experiment import Range, Sweep, load, validate
 from fedjax_mm.task_configs import QuadraticConfig
+from tests.compiling import optimised
 from tests.helpers import roll_out
 
 CONFIG = """\
@@ -351,7 +352,8 @@ def test_a_task_with_data_is_read_and_built(name):
     assert experiment.task.initial_params() is None
     assert data.kind == ("synthetic" if TASKS[name]["name"] == "synthetic" else "real")
     key = jax.random.key(0)
-    metrics = jax.jit(lambda task: task.metrics(key, task.init(key)))(task)
+    with optimised():  # or convolutions of all digits take long
+        metrics = jax.jit(lambda task: task.metrics(key, task.init(key)))(task)
     assert np.isfinite(metrics["test_loss"])
 
 

@@ -14,7 +14,21 @@ from fedjax_mm.devices import layout
 from fedjax_mm.plan import jitted
 from fedjax_mm.tasks.classification import classification
 
-POINTS = [(name, label) for name, each in bench.WORKLOADS.items() for label in each.labels]
+S1 = bench.WORKLOADS["S1"]
+WORKLOADS = bench.WORKLOADS | {"a part of S1": S1._replace(num_models=S1.num_models[:1])}
+LIKE_OTHERS = ("W1b", "W1c", "S1", "W2b", "W3b")
+"""Workloads that differ from others in sizes only."""
+
+
+def points(*names):
+    """Each with its labels."""
+    return [
+        pytest.param(name, label, marks=[pytest.mark.slow] * (name in LIKE_OTHERS))
+        for name in names
+        for label in WORKLOADS[name].labels
+    ]
+
+
 REPLICAS = 8  # of a sweep's programs, instead of a thousand
 
 
@@ -51,24 +65,21 @@ def programs(workload, label, client_map, devices):
     yield jax.jit(program.function), shapes_of(program.arguments)
 
 
-@pytest.mark.parametrize(("name", "label"), POINTS)
+@pytest.mark.parametrize(("name", "label"), points(*WORKLOADS))
 def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
     # All clients at once is what "auto" means there.
-    for program, shapes in programs(bench.WORKLOADS[name], label, "vmap", jax.devices()[:1]):
-        for platform in ("cuda", "tpu"):
-            exported = export.export(program, platforms=[platform])(*shapes)
-            assert (exported.platforms, exported.nr_devices) == ((platform,), 1)
+    for program, shapes in programs(WORKLOADS[name], label, "vmap", jax.devices()[:1]):
+        exported = export.export(program, platforms=("cuda", "tpu"))(*shapes)
+        assert (exported.platforms, exported.nr_devices) == (("cuda", "tpu"), 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "label"), [point for point in POINTS if point[0] in ("W1", "S1", "W2", "W4", "A8")]
-)
+@pytest.mark.parametrize(("name", "label"), points("W1", "S1", "a part of S1", "W2", "W4", "A8"))
 def test_a_workload_lowers_for_all_platforms_at_once(no_examples, name, label):
     """On many devices and in chunks of clients, as "auto" is on the CPU that traces it here.
 
     The workloads that are left out differ from these in sizes only.
     """
     platforms = ("cpu", "cuda", "tpu")
-    for program, shapes in programs(bench.WORKLOADS[name], label, "auto", jax.devices()):
+    for program, shapes in programs(WORKLOADS[name], label, "auto", jax.devices()):
         exported = export.export(program, platforms=platforms)(*shapes)
         assert (exported.platforms, exported.nr_devices) == (platforms, jax.device_count())

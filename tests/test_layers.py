@@ -39,7 +39,7 @@ def nn_pool(x):
 
 def drawn(*shapes):
     rng = np.random.default_rng(1)
-    return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    return [rng.normal(size=shape).astype(np.float32) for shape in shapes]
 
 
 def full_shape(images, kernel):
@@ -47,8 +47,17 @@ def full_shape(images, kernel):
     return (rows, columns, images[3], features)
 
 
+def gradients_of(function):
+    """Of its arguments: the value, and the gradients of its product with a fixed lopsided array."""
+    return lambda *arguments: value_and_gradients(function, *arguments)
+
+
+def both(one, other, *arguments):
+    """Whether values and gradients of two functions are the same, by one program."""
+    close(*jax.jit(lambda *a: [f(*a) for f in (one, other)])(*arguments))
+
+
 def value_and_gradients(function, *arguments):
-    """The value, and the gradients of its product with a fixed lopsided array."""
     value, vjp = jax.vjp(function, *arguments)
     direction = jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape)
     return value, *vjp(direction + 0 * value)  # as varying over devices as the value is
@@ -67,40 +76,32 @@ def close(got, want):
 
 @every_shape
 def test_values_and_gradients(images, kernel):
-    arguments = drawn(images, full_shape(images, kernel))
-    got = value_and_gradients(conv_same, *arguments)
-    close(got, value_and_gradients(lax_conv, *arguments))
-
-
-@every_shape
-@pytest.mark.parametrize("over", [jax.vmap, scanned], ids=["vmap", "scan"])
-def test_clients_with_kernels_of_their_own(images, kernel, over):
+    """Alone, and of clients with kernels of their own, at once and one after the other."""
     x, kernels = drawn((3, *images), (3, *full_shape(images, kernel)))
-    got = jax.jit(over(lambda *a: value_and_gradients(conv_same, *a)))(x, kernels)
-    want = [value_and_gradients(lax_conv, *one) for one in zip(x, kernels, strict=True)]
-    close(got, [jnp.stack(rows) for rows in zip(*want, strict=True)])
+    ours, theirs = gradients_of(conv_same), gradients_of(lax_conv)
+
+    @jax.jit
+    def all_of_them(x, kernels):
+        alone = [theirs(*one) for one in zip(x, kernels, strict=True)]
+        together = [over(ours)(x, kernels) for over in (jax.vmap, scanned)]
+        return alone, ours(x[0], kernels[0]), together
+
+    want, first, together = jax.device_get(all_of_them(x, kernels))
+    close(first, want[0])
+    for got in together:
+        close(got, [np.stack(rows) for rows in zip(*want, strict=True)])
 
 
 @pytest.mark.parametrize("axes", [(0, None), (None, 0)])
 def test_one_of_the_two_is_shared(axes):
-    x, kernel = drawn((2, 5, 5, 2), (3, 3, 2, 4))
-    stacked = [
-        jnp.stack([a, 2 * a]) if n == 0 else a for a, n in zip((x, kernel), axes, strict=True)
-    ]
-    got, want = (
-        jax.vmap(lambda *a, f=f: value_and_gradients(f, *a), axes)(*stacked)
-        for f in (conv_same, lax_conv)
-    )
-    close(got, want)
+    arguments = drawn((2, 5, 5, 2), (3, 3, 2, 4))
+    stacked = [np.stack([a, 2 * a]) if n == 0 else a for a, n in zip(arguments, axes, strict=True)]
+    both(*(jax.vmap(gradients_of(f), axes) for f in (conv_same, lax_conv)), *stacked)
 
 
 def test_seeds_of_clients():
-    x, kernels = drawn((2, 3, 2, 5, 5, 2), (2, 3, 3, 3, 2, 4))
-    got, want = (
-        jax.vmap(jax.vmap(lambda *a, f=f: value_and_gradients(f, *a)))(x, kernels)
-        for f in (conv_same, lax_conv)
-    )
-    close(got, want)
+    arguments = drawn((2, 3, 2, 5, 5, 2), (2, 3, 3, 3, 2, 4))
+    both(*(jax.vmap(jax.vmap(gradients_of(f))) for f in (conv_same, lax_conv)), *arguments)
 
 
 def test_clients_are_one_after_the_other_on_a_cpu_and_grouped_elsewhere():
@@ -119,14 +120,14 @@ def test_clients_shared_out_over_devices():
     rows = PartitionSpec("c")
 
     def shared_out(function):
-        over = scanned(lambda *a: value_and_gradients(function, *a))
+        over = scanned(gradients_of(function))
         return jax.jit(jax.shard_map(over, mesh=mesh, in_specs=rows, out_specs=rows))
 
     close(shared_out(conv_same)(x, kernels), shared_out(lax_conv)(x, kernels))
 
 
 def test_double_precision(x64):
-    x, kernel = (jnp.asarray(np.asarray(a), float) for a in drawn((2, 5, 5, 3), (3, 3, 3, 4)))
+    x, kernel = (jnp.asarray(a, float) for a in drawn((2, 5, 5, 3), (3, 3, 3, 4)))
     assert conv_same(x, kernel).dtype == float
     np.testing.assert_allclose(conv_same(x, kernel), lax_conv(x, kernel), rtol=1e-12)
 
@@ -136,27 +137,36 @@ def test_double_precision(x64):
 )
 def test_pool(images):
     (x,) = drawn(images)
-    close(value_and_gradients(max_pool, x - 9), value_and_gradients(nn_pool, x - 9))
-    stacked = jnp.stack([x, -x])
-    for over in (jax.vmap, scanned):
-        got = over(lambda a: value_and_gradients(max_pool, a))(stacked)
-        close(got, over(lambda a: value_and_gradients(nn_pool, a))(stacked))
+
+    @jax.jit
+    def pooled(x):
+        got, want = gradients_of(max_pool), gradients_of(nn_pool)
+        stacked = jnp.stack([x, -x])
+        return [
+            (got(x - 9), want(x - 9)),
+            *((over(got)(stacked), over(want)(stacked)) for over in (jax.vmap, scanned)),
+        ]
+
+    for got, want in pooled(x):
+        close(got, want)
 
 
 def test_equal_maxima_share_the_gradient():
-    gradient = jax.grad(lambda x: max_pool(x).sum())(jnp.zeros((1, 2, 3, 1)))
+    gradient = jax.jit(jax.grad(lambda x: max_pool(x).sum()))(np.zeros((1, 2, 3, 1)))
     assert gradient[0, :, :, 0].tolist() == [[0.25, 0.25, 0.5], [0.25, 0.25, 0.5]]
 
 
 @pytest.mark.parametrize("batch", [1, 3, 16, 17])
 def test_matmul(batch, x64):
-    x, kernel = (jnp.asarray(np.asarray(a), float) for a in drawn((2, batch, 4), (2, 4, 5)))
-    assert matmul(x[0], kernel[0]).dtype == float
-    for over in (jax.vmap, scanned):
-        got, want = (
-            jax.jit(over(lambda *a, f=f: value_and_gradients(f, *a)))(x, kernel)
-            for f in (matmul, jnp.matmul)
-        )
+    x, kernel = (a.astype(float) for a in drawn((2, batch, 4), (2, 4, 5)))
+    assert jax.eval_shape(matmul, x[0], kernel[0]).dtype == float
+
+    @jax.jit
+    def products(*arguments):
+        layers = gradients_of(matmul), gradients_of(jnp.matmul)
+        return [[over(f)(*arguments) for f in layers] for over in (jax.vmap, scanned)]
+
+    for got, want in products(x, kernel):
         for one, other in zip(got, want, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
@@ -167,11 +177,12 @@ def test_matmul(batch, x64):
 def test_second_derivatives_and_plain_operations_elsewhere(layer, shapes):
     arguments = drawn(*shapes)
     plain = nn_pool if layer is max_pool else jnp.matmul
-    of_squared_gradient = (
-        jax.grad(lambda *a, f=f: (jax.grad(lambda *b: (f(*b) ** 3).sum())(*a) ** 2).sum())
-        for f in (layer, plain)
-    )
-    got, want = (function(*arguments) for function in of_squared_gradient)
+
+    def of_squared_gradient(f):
+        return jax.grad(lambda *a: (jax.grad(lambda *b: (f(*b) ** 3).sum())(*a) ** 2).sum())
+
+    both_of_them = jax.jit(lambda *a: [of_squared_gradient(f)(*a) for f in (layer, plain)])
+    got, want = both_of_them(*arguments)
     np.testing.assert_allclose(got, want, rtol=1e-4)
     program = jax.jit(jax.grad(lambda *a: layer(*a).sum())).trace(*arguments)
     cpu, gpu = (program.lower(lowering_platforms=(name,)).as_text() for name in ("cpu", "cuda"))

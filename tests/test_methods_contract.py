@@ -26,7 +26,7 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
-from tests.helpers import Measured, labelled_data, replay, roll_out
+from tests.helpers import Measured, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS
 
 N, M, ROUNDS = 6, 3, 4
@@ -34,6 +34,12 @@ ATTACKS = np.arange(N) < 2
 RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
 ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
 every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
+# Where runs are compared, all but those with states and attackers are slow; the runs of all methods
+# are compared with their loops in `test_methods`.
+every_run = pytest.mark.parametrize(
+    "method",
+    [slow_unless(row.remembers or name == "noisy", name) for name, row in ALGORITHMS.items()],
+)
 
 
 def algorithm_of(method, rate):
@@ -137,7 +143,7 @@ def expected(method):
 
 
 @pytest.mark.usefixtures("x64")
-@every_algorithm
+@every_run
 def test_client_maps_agree_and_nothing_recompiles(method):
     """Wherever padding stands, and whichever models train beside: here one alone.
 
@@ -156,7 +162,7 @@ def test_client_maps_agree_and_nothing_recompiles(method):
 
 
 @pytest.mark.usefixtures("x64")
-@every_algorithm
+@every_run
 def test_every_run_is_one_of_its_own(method):
     """What is compared above are numbers, and differ."""
     (models, ((updates, _, _), (loss, appeal)), reports), _ = expected(method)
@@ -201,7 +207,7 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
         update, larger = update["params"], larger["params"]
     np.testing.assert_allclose(larger, 3 * update, rtol=1e-10)
     assert np.abs(update).max() > 0
-    if method != "afl":  # which has a mixture in place of weights
+    if ALGORITHMS[method].is_weighted:
         assert three.weight == pytest.approx(3 * float(one.weight), rel=1e-12)
     assert set(one.report) == {"loss"}
     assert one.report["loss"].shape == ()
@@ -255,4 +261,4 @@ def test_keys_are_never_reused():
         return simulate(rng_key, demanding, algorithms, strategy, 2)[1]
 
     with jax.debug_key_reuse(True):
-        jax.jit(run)(jax.random.key(0), task)
+        jax.jit(run).trace(jax.random.key(0), task)

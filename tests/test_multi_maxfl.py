@@ -16,7 +16,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.experiment import validate
-from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers import REPRODUCTIONS, multi_maxfl
 from fedjax_mm.papers.maxfl_clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.plots import save_figure
@@ -40,9 +40,17 @@ SMALL = validate(
 )
 
 
-@pytest.fixture(scope="module")
-def result():
-    return ITEM.run(SMALL)
+@pytest.fixture(
+    scope="module",
+    params=[["MFA-RR"], pytest.param(["MFA-Rand", "MFA-RR"], marks=pytest.mark.slow)],
+    ids=" and ".join,
+)
+def result(request):
+    """Of some of the assignments: each is two programs."""
+    some = {name: multi_maxfl._ASSIGNMENTS[name] for name in request.param}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(multi_maxfl, "_ASSIGNMENTS", some)
+        return ITEM.run(SMALL)
 
 
 def clients():
@@ -70,8 +78,9 @@ def test_three_questions_about_the_same_images():
 
 
 def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
+    assignments = result["assignment"].values.tolist()
     assert dict(result.sizes) == {
-        "assignment": 2,
+        "assignment": len(assignments),
         "aggregation": 2,
         "seed": 2,
         "round": 3,
@@ -85,12 +94,12 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert about["config"]["num_rounds"] == 4
     judgement = ITEM.judge(result, SMALL)
     appeal = 100 * result["appeal"].isel(round=-1).mean("model")
-    for claim, who in zip(judgement.claims, ("MFA-Rand", "MFA-RR"), strict=True):
+    for claim, who in zip(judgement.claims, assignments, strict=True):
         here = appeal.sel(assignment=who)
         lead = here.sel(aggregation="MaxFL") - here.sel(aggregation="FedAvg")
         assert claim.claim.startswith(who)
         assert f"{lead.mean().item():+.1f} ± " in claim.evidence
-    assert len(judgement.table) == 1 + 2 * 2 * len(QUESTIONS)
+    assert len(judgement.table) == 1 + len(assignments) * 2 * len(QUESTIONS)
     last = 100 * result["appeal"].isel(round=-1).sel(assignment="MFA-RR", aggregation="MaxFL")
     row = judgement.table[-len(QUESTIONS)]
     assert row[:2] == ("MFA-RR, MaxFL", "which digit")
@@ -99,7 +108,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     figure = ITEM.plot(result, SMALL, judgement)
     save_figure(figure, tmp_path / "figure.png")
     assert "6 clients, 3 models at once" in figure.get_suptitle()
-    assert len(figure.axes) == 2 * len(QUESTIONS)
+    assert len(figure.axes) == len(assignments) * len(QUESTIONS)
 
 
 def test_it_is_what_one_puts_together_by_hand(result):

@@ -1,5 +1,7 @@
 """The networks against NumPy, their sizes, and what their options do."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,11 +32,15 @@ every_network = pytest.mark.parametrize(
 def setup(module, shape, batch=3):
     """Parameters with biases that are not zero, and examples."""
     rng = np.random.default_rng(2)
-    x = jnp.asarray(rng.normal(size=(batch, *shape)), jnp.float32)
-    params = module.init(jax.random.key(0), x)["params"]
-    noise = [jnp.asarray(rng.normal(size=p.shape), jnp.float32) for p in jax.tree.leaves(params)]
-    noise = jax.tree.unflatten(jax.tree.structure(params), noise)
-    return jax.tree.map(lambda p, e: p + 0.1 * e, params, noise), x
+    x = rng.normal(size=(batch, *shape)).astype(np.float32)
+    params = jax.device_get(jax.jit(module.init)(jax.random.key(0), x)["params"])
+    noisy = [p + 0.1 * rng.normal(size=p.shape).astype(np.float32) for p in jax.tree.leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), noisy), x
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def applied(module, params, x, *args, rngs=None):
+    return module.apply({"params": params}, x, *args, rngs=rngs)
 
 
 def arrays(params):
@@ -65,7 +71,7 @@ def test_modules_are_static(module, shape, count):
 
 @every_network
 def test_weights_start_glorot_uniform_and_biases_at_zero(module, shape, count):
-    params = module.init(jax.random.key(1), jnp.ones((1, *shape)))["params"]
+    params = jax.jit(module.init)(jax.random.key(1), np.ones((1, *shape), np.float32))["params"]
     for path, leaf in arrays(params).items():
         if path.endswith("kernel"):
             fans = np.prod(leaf.shape[:-2]) * np.add(*leaf.shape[-2:])
@@ -88,7 +94,7 @@ def test_logistic_regression_is_that_of_numpy(sigmoid_head):
     want = np.asarray(x, float) @ weights.T + bias
     if sigmoid_head:
         want = 1 / (1 + np.exp(-want))
-    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-6)
 
 
 def test_mlp_is_that_of_numpy():
@@ -99,7 +105,7 @@ def test_mlp_is_that_of_numpy():
     for layer in ("dense1", "dense2"):
         hidden = np.maximum(hidden @ p[f"{layer}/kernel"].T + p[f"{layer}/bias"], 0)
     want = hidden @ p["classes/kernel"].T + p["classes/bias"]
-    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-6)
 
 
 def lax_conv(x, kernel):
@@ -115,62 +121,73 @@ def lax_pool(x):
 def test_mcmahans_cnn_is_relu_before_pooling():
     module = McMahanCNN()
     params, x = setup(module, (9, 8, 2))
-    p = {path: jnp.asarray(leaf, jnp.float32) for path, leaf in arrays(params).items()}
-    hidden = x
-    for n in (1, 2):
-        hidden = lax_conv(hidden, p[f"convolution{n}/kernel"]) + p[f"bias{n}/bias"]
-        hidden = lax_pool(jax.nn.relu(hidden))
-    hidden = hidden.reshape(3, -1) @ p["dense/kernel"] + p["dense/bias"]
-    want = jax.nn.relu(hidden) @ p["classes/kernel"] + p["classes/bias"]
-    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-4, atol=1e-4)
+    p = {path: leaf.astype(np.float32) for path, leaf in arrays(params).items()}
+
+    @jax.jit
+    def by_hand(p, x):
+        for n in (1, 2):
+            x = lax_conv(x, p[f"convolution{n}/kernel"]) + p[f"bias{n}/bias"]
+            x = lax_pool(jax.nn.relu(x))
+        x = x.reshape(3, -1) @ p["dense/kernel"] + p["dense/bias"]
+        return jax.nn.relu(x) @ p["classes/kernel"] + p["classes/bias"]
+
+    want = by_hand(p, x)
+    np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-4, atol=1e-4)
 
 
 def test_celebas_cnn_normalizes_by_the_batch():
     module = CelebACNN()
     params, x = setup(module, (9, 12, 3))
     p = arrays(params)
-    hidden = np.asarray(x, float)
-    for n in (1, 2, 3, 4):
-        hidden = np.asarray(
-            lax_conv(jnp.asarray(hidden, jnp.float32), jnp.asarray(p[f"convolution{n}/kernel"]))
-        ).astype(float)
-        mean, variance = hidden.mean((0, 1, 2)), hidden.var((0, 1, 2))
-        hidden = (hidden - mean) / np.sqrt(variance + 1e-3)
-        hidden = hidden * p[f"norm{n}/scale"] + p[f"norm{n}/_Bias_0/bias"]
-        hidden = np.maximum(np.asarray(lax_pool(jnp.asarray(hidden, jnp.float32))), 0)
-    want = hidden.reshape(3, -1) @ p["classes/kernel"] + p["classes/bias"]
-    np.testing.assert_allclose(module.apply({"params": params}, x), want, rtol=1e-3, atol=1e-3)
+
+    @jax.jit
+    def by_hand(p, x):
+        for n in (1, 2, 3, 4):
+            x = lax_conv(x, p[f"convolution{n}/kernel"])
+            x = (x - x.mean((0, 1, 2))) / jnp.sqrt(x.var((0, 1, 2)) + 1e-3)
+            x = x * p[f"norm{n}/scale"] + p[f"norm{n}/_Bias_0/bias"]
+            x = jnp.maximum(lax_pool(x), 0)
+        return x.reshape(3, -1) @ p["classes/kernel"] + p["classes/bias"]
+
+    with jax.enable_x64(True):
+        want = by_hand(p, x.astype(float))
+    np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("padding", [7.0, np.nan, np.inf])
-def test_padded_rows_do_not_count(padding):
+@functools.cache
+def padded_cnn():
+    """Its parameters, examples, and the program of the loss and its gradient."""
     module = CelebACNN()
-    params, x = setup(module, (8, 8, 3))
-    padded = jnp.concatenate([x, jnp.full((2, 8, 8, 3), padding)])
-    weights = jnp.array([0.2, 0.5, 0.3, 0, 0])
 
     def loss(params, x, weights=None):
         return (module.apply({"params": params}, x, weights)[:3] ** 2).sum()
 
     run = jax.jit(jax.value_and_grad(loss))
+    params, x = setup(module, (8, 8, 3))
     with optimised():  # else XLA's own gradients of tiny images have NaN, with and without padding
-        want, want_gradient = run(params, x)
-        got, gradient = run(params, padded, weights)
+        return params, x, run, run(params, x)
+
+
+@pytest.mark.parametrize("padding", [7.0, np.nan, np.inf])
+def test_padded_rows_do_not_count(padding):
+    params, x, run, (want, want_gradient) = padded_cnn()
+    padded = np.concatenate([x, np.full((2, 8, 8, 3), padding, np.float32)])
+    with optimised():
+        got, gradient = run(params, padded, np.array([0.2, 0.5, 0.3, 0, 0], np.float32))
     assert got == pytest.approx(float(want), rel=1e-5)
     if np.isfinite(padding):  # 0 * NaN is in the products of the gradients: pad with real examples
         for one, other in zip(*map(jax.tree.leaves, (gradient, want_gradient)), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
-    assert np.isfinite(module.apply({"params": params}, x, jnp.zeros(3))).all()
+    assert np.isfinite(applied(CelebACNN(), params, x, np.zeros(3, np.float32))).all()
 
 
 def test_dropout_needs_an_rng_and_a_rate():
-    params, x = setup(MLP(3), (20,))
-    variables, keys = {"params": params}, jax.random.split(jax.random.key(0), 2)
-    plain = MLP(3).apply(variables, x)
-    half = MLP(3, dropout_rate=0.5)
-    assert (half.apply(variables, x) == plain).all()
-    assert (MLP(3).apply(variables, x, rngs={"dropout": keys[0]}) == plain).all()
-    first, again, other = (half.apply(variables, x, rngs={"dropout": keys[n]}) for n in (0, 0, 1))
+    (params, x), module, half = setup(MLP(3), (20,)), MLP(3), MLP(3, dropout_rate=0.5)
+    keys = [{"dropout": jax.random.key(n)} for n in range(2)]
+    plain = np.asarray(applied(module, params, x))
+    np.testing.assert_array_equal(applied(half, params, x), plain)
+    np.testing.assert_array_equal(applied(module, params, x, rngs=keys[0]), plain)
+    first, again, other = (np.asarray(applied(half, params, x, rngs=keys[n])) for n in (0, 0, 1))
     assert (first == again).all()
     assert (first != other).any()
     assert (first != plain).any()
@@ -180,24 +197,25 @@ def test_dropout_keeps_the_mean_of_the_first_hidden_layer():
     module = MLP(3, hidden=(64,), dropout_rate=0.25)
     params, x = setup(module, (20,), batch=1)
     keys = jax.random.split(jax.random.key(3), 4000)
-    draws = jax.vmap(lambda key: module.apply({"params": params}, x, rngs={"dropout": key})[0])
-    logits = np.asarray(draws(keys))
+    draws = jax.vmap(lambda key: applied(module, params, x, rngs={"dropout": key})[0])
+    logits = np.asarray(jax.jit(draws)(keys))
     error = 4 * logits.std(0) / np.sqrt(len(keys))
-    assert (np.abs(logits.mean(0) - module.apply({"params": params}, x)[0]) < error).all()
+    assert (np.abs(logits.mean(0) - applied(module, params, x)[0]) < error).all()
 
 
 @pytest.mark.parametrize("sigmoid_head", [False, True])
 def test_clients_at_once_are_clients_one_by_one(sigmoid_head):
     module = LogisticRegression(4, sigmoid_head)
     params, x = setup(module, (6,), batch=12)
-    x, labels = x.reshape(3, 4, 6), jnp.arange(12).reshape(3, 4) % 4
+    x, labels = x.reshape(3, 4, 6), np.arange(12).reshape(3, 4) % 4
 
     def loss(params, x, labels):
         logits = module.apply({"params": params}, x)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).sum()
 
-    got = jax.vmap(jax.grad(loss), (None, 0, 0))(params, x, labels)
-    want = [jax.grad(loss)(params, *one) for one in zip(x, labels, strict=True)]
-    want = jax.tree.map(lambda *rows: jnp.stack(rows), *want)
+    gradient = jax.jit(jax.grad(loss))
+    got = jax.jit(jax.vmap(jax.grad(loss), (None, 0, 0)))(params, x, labels)
+    want = [gradient(params, *one) for one in zip(x, labels, strict=True)]
+    want = jax.tree.map(lambda *rows: np.stack(rows), *want)
     for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

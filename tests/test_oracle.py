@@ -28,11 +28,11 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import LogisticRegression
 from tests import reference
-from tests.helpers import roll_out
+from tests.helpers import replay, roll_out, slow_unless
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-N, P, MU, ROUNDS = 24, 4, 2e-4, 200
+N, P, MU, ROUNDS = 24, 4, 2e-4, 60
 PROBLEM = reference.dense_quadratic(N, P, MU)
 
 ASSIGNMENTS = {
@@ -41,16 +41,20 @@ ASSIGNMENTS = {
     **{f"fedcluster M={m}": fedcluster(N, m) for m in (1, 2, 5, 12)},
     "mfa_rand M=5 K=13": mfa_rand(N, 5, cohort_size=13),
     "mfa_rr M=5 K=13": mfa_rr(N, 5, cohort_size=13),
-    "sequential M=3": sequential(N, 3, rounds_per_model=50),
+    "sequential M=3": sequential(N, 3, rounds_per_model=15),
 }
+# Every number of models and every strategy; the others are slow.
+QUICK = {
+    *("mfa_rand M=2", "mfa_rand M=5", "mfa_rr M=5", "mfa_rr M=12", "fedcluster M=1"),
+    *("fedcluster M=5", "mfa_rand M=5 K=13", "mfa_rr M=5 K=13", "sequential M=3"),
+}
+SCHEDULES = "constant", "decaying", "per frame"
 
 
 def schedules(num_models):
-    return {
-        "constant": lambda t: 0.1,
-        "decaying": inverse_time(30.0, 100.0),
-        "per frame": per_frame(inverse_time(30.0, 99.0), num_models),
-    }
+    """In their order."""
+    decaying, per_round = inverse_time(30.0, 100.0), inverse_time(30.0, 99.0)
+    return lambda t: 0.1, decaying, per_frame(per_round, num_models)
 
 
 def printed_rates(num_models):
@@ -78,6 +82,12 @@ def first_models(assignment):
 
 
 @functools.cache
+def minimum():
+    best = reference.minimizer(PROBLEM)
+    return best, reference.global_loss(PROBLEM, best)
+
+
+@functools.cache
 def quadratic_runs(name):
     """The groups, the final parameters and the metrics, by one program for all schedules."""
     assignment, rng_key = ASSIGNMENTS[name], jax.random.key(7)
@@ -86,22 +96,22 @@ def quadratic_runs(name):
     @functools.partial(jax.vmap, in_axes=(0, None, None, None))
     def program(which, rng_key, task, start):
         def schedule(t):
-            rates = [each(t) for each in schedules(frame_length(name)).values()]
+            rates = [each(t) for each in schedules(frame_length(name))]
             return jnp.stack([jnp.asarray(rate, float) for rate in rates])[which]
 
         algorithm = fedavg(schedule, local_steps=5)
         state, trace = simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
         return state.models.params, trace.metrics
 
-    task, numbers = quadratic(N, P, mu=MU), jnp.arange(len(schedules(1)))
+    task, numbers = quadratic(N, P, mu=MU), np.arange(len(SCHEDULES))
     params, metrics = jax.device_get(program(numbers, rng_key, task, first_models(assignment)))
     return roll_out(assignment, rng_key, ROUNDS), params, metrics
 
 
-@pytest.mark.parametrize("schedule", ["constant", "decaying", "per frame"])
-@pytest.mark.parametrize("name", ASSIGNMENTS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in ASSIGNMENTS])
 def test_quadratic(name, schedule):
-    which = list(schedules(1)).index(schedule)
+    which = SCHEDULES.index(schedule)
     groups, params, metrics = quadratic_runs(name)
     start = first_models(ASSIGNMENTS[name])
     expected = reference.simulate(
@@ -114,9 +124,8 @@ def test_quadratic(name, schedule):
     assert error(params[which], expected[-1]) < 1e-12
     # The metrics of every round, against differences of dense losses.
     metrics = {key: values[which] for key, values in metrics.items()}
-    best = reference.minimizer(PROBLEM)
-    optimum = reference.global_loss(PROBLEM, best)
-    for t in (0, 1, 2, 50, ROUNDS):
+    best, optimum = minimum()
+    for t in (0, 1, 2, 20, ROUNDS):
         for m in range(len(start)):
             loss = reference.global_loss(PROBLEM, expected[t, m])
             assert metrics["loss"][t, m] == pytest.approx(loss, rel=1e-12)
@@ -125,20 +134,23 @@ def test_quadratic(name, schedule):
             assert metrics["distance"][t, m] == pytest.approx(distance, rel=1e-10)
 
 
+LOCAL = {
+    "closed form": (optax.sgd, reference.full_gradient_steps, 1e-12),
+    "autodiff": (lambda rate: optax.sgd(rate), reference.full_gradient_steps, 1e-12),
+    "adam": (optax.adam, reference.local_adam, 1e-7),  # divides round-off by sqrt(v) + 1e-8
+}
+
+
 @pytest.mark.parametrize(
-    ("local_optimizer", "local_steps_fn", "tolerance"),
+    ("local", "server_scale"),
     [
-        (optax.sgd, reference.full_gradient_steps, 1e-12),
-        (lambda rate: optax.sgd(rate), reference.full_gradient_steps, 1e-12),  # by autodiff
-        (optax.adam, reference.local_adam, 1e-7),  # divides round-off by sqrt(v) + 1e-8
+        *((local, "mean") for local in LOCAL),
+        *(slow_unless(local == "closed form", local, "1/N") for local in LOCAL),
     ],
-    ids=["closed form", "autodiff", "adam"],
 )
-@pytest.mark.parametrize("server_scale", ["mean", "1/N"])
-def test_local_optimizers_and_server_scale(
-    local_optimizer, local_steps_fn, tolerance, server_scale
-):
-    assignment, rng_key = mfa_rr(N, 5), jax.random.key(3)
+def test_local_optimizers_and_server_scale(local, server_scale):
+    local_optimizer, local_steps_fn, tolerance = LOCAL[local]
+    assignment, rng_key, num_rounds = mfa_rr(N, 5), jax.random.key(3), 20
     start = np.random.default_rng(1).normal(size=(5, N * P + 1))
     algorithm = fedavg(
         inverse_time(3.0, 20.0),
@@ -147,13 +159,18 @@ def test_local_optimizers_and_server_scale(
         server_scale=server_scale,
     )
     task = quadratic(N, P, mu=0.05)
-    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 40, params=start))()
+
+    @jax.jit
+    def run(rng_key, task, start):
+        return simulate(rng_key, task, algorithm, assignment, num_rounds, params=start)[0]
+
+    state = run(rng_key, task, start)
     problem = reference.dense_quadratic(N, P, 0.05)
     expected = reference.simulate(
         lambda m, k, w, t, e: reference.client_gradient(problem, k, w),
         start,
-        roll_out(assignment, rng_key, 40),
-        [3.0 / (t + 20.0) for t in range(1, 41)],
+        roll_out(assignment, rng_key, num_rounds),
+        [3.0 / (t + 20.0) for t in range(1, num_rounds + 1)],
         4,
         weights=np.ones(N),
         server_scale="population" if server_scale == "1/N" else "mean",
@@ -179,13 +196,13 @@ def test_least_squares_constants():
     np.testing.assert_allclose(task.minimizer, w, rtol=1e-12)
     assert task.optimum == pytest.approx(reference.least_squares_loss(problem, w), rel=1e-12)
     other = w + np.arange(4)
-    metrics = jax.jit(task.metrics)(jax.random.key(0), jnp.asarray(other))
+    metrics = jax.jit(task.metrics)(jax.random.key(0), other)
     assert metrics["loss"] == pytest.approx(reference.least_squares_loss(problem, other), rel=1e-12)
 
 
 def row_numbers(targets):
     """In place of the examples, the number of each among its client's."""
-    return jnp.concatenate([jnp.arange(len(each)) for each in targets])
+    return jnp.asarray(np.concatenate([np.arange(len(each)) for each in targets]))
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -199,12 +216,24 @@ def _drawn_rows(store, how, num_steps):
 
     for axis in reversed(range(4)):
         rows = jax.vmap(rows, [0 if i == axis else None for i in range(4)])
-    return rows(*map(jnp.arange, (21, 3, 7, num_steps)))
+    return rows(*map(jnp.arange, (13, 3, 7, num_steps)))
 
 
 def drawn_rows(store, how, num_steps):
     """What all clients draw with key 5, and the weights, ``[rounds, models, clients, steps]``."""
     return jax.device_get(_drawn_rows(store, how, num_steps))
+
+
+@functools.cache
+def minibatches(batch_size, weighted):
+    """The compiled run with groups that are an argument."""
+    algorithm = fedavg(0.05, local_steps=6, batch_size=batch_size, weighted=weighted)
+
+    def run(rng_key, task, groups, start):
+        given = replay(groups, 7)
+        return simulate(rng_key, task, algorithm, given, len(groups), params=start)[0]
+
+    return jax.jit(run)
 
 
 @pytest.mark.parametrize("weighted", [True, False])
@@ -215,23 +244,22 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
     features, targets = regression()
     task = least_squares(features, targets, ridge=0.3)
     problem = reference.LeastSquares(features, targets, 0.3)
-    assignment, rng_key = make(7, 3, cohort_size=5), jax.random.key(5)
-    algorithm = fedavg(0.05, local_steps=6, batch_size=batch_size, weighted=weighted)
+    groups = roll_out(make(7, 3, cohort_size=5), jax.random.key(5), 12)
     start = np.random.default_rng(2).normal(size=(3, 4))
 
     numbered = dataclasses.replace(task.data, examples=row_numbers(targets))
-    places, _ = drawn_rows(numbered, Batching(batch_size), 6)
+    places = None if batch_size is None else drawn_rows(numbered, Batching(batch_size), 6)[0]
 
     def gradient(m, k, w, t, e):
         chosen = None if batch_size is None else places[t, m, k, e]
         return reference.least_squares_gradient(problem, k, w, chosen)
 
-    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 20, params=start))()
+    state = minibatches(batch_size, weighted)(jax.random.key(5), task, groups, start)
     expected = reference.simulate(
         gradient,
         start,
-        roll_out(assignment, rng_key, 20),
-        [0.05] * 20,
+        groups,
+        [0.05] * len(groups),
         6,
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
@@ -257,21 +285,36 @@ def labelled(num_clients=7, dim=4, num_classes=3, seed=0):
     return features, [rng.integers(0, num_classes, len(x)) for x in features]
 
 
-@pytest.mark.parametrize(
-    ("sampling", "client_map"),
-    [*((name, "auto") for name in SAMPLINGS), *(("epochs", each) for each in ("vmap", "scan", 2))],
+HEADS = (  # strategy, reduction and whether classes have sigmoids of their own
+    (mfa_rand, "mean", False),
+    (mfa_rr, "sum", True),
+    (mfa_rand, "sum", False),
+    (mfa_rr, "mean", True),
 )
+# The heads that are not slow with each sampling and client map.
+QUICK_HEADS = {
+    ("iid", "auto"): {0},
+    ("iid, large", "auto"): {2},
+    ("epochs", "auto"): {1},
+    ("steps of epochs", "auto"): {3},
+    ("full", "auto"): {1},
+    ("epochs", "vmap"): {3},
+    ("epochs", "scan"): {2},
+    ("epochs", 2): {0},
+}
+
+
 @pytest.mark.parametrize(
-    ("make", "reduction", "sigmoid_head"),
+    ("sampling", "client_map", "head"),
     [
-        (mfa_rand, "mean", False),
-        (mfa_rr, "sum", True),
-        (mfa_rand, "sum", False),
-        (mfa_rr, "mean", True),
+        slow_unless(head in quick, *each, head)
+        for each, quick in QUICK_HEADS.items()
+        for head in range(len(HEADS))
     ],
 )
-def test_logistic_regression(make, reduction, sigmoid_head, sampling, client_map):
-    """20 rounds of 5 of 7 clients in 3 groups, fed with the rows that the store draws."""
+def test_logistic_regression(sampling, client_map, head):
+    """Rounds of 5 of 7 clients in 3 groups, fed with the rows that the store draws."""
+    make, reduction, sigmoid_head = HEADS[head]
     features, labels = labelled()
     counts = np.array([len(each) for each in labels])
     clients = client_data(list(zip(features, labels, strict=True)))
@@ -304,29 +347,26 @@ def test_logistic_regression(make, reduction, sigmoid_head, sampling, client_map
         assert (rows < counts[k]).all()
         return reference.softmax_gradient(problem, k, w, rows)
 
-    state, trace = jax.jit(
-        lambda task: simulate(
-            rng_key,
-            task,
-            fedavg(0.1, **options),
-            assignment,
-            20,
-            params=params,
-            client_map=client_map,
-        )
-    )(task)
+    algorithm, num_rounds = fedavg(0.1, **options), 12
+
+    @jax.jit
+    def run(rng_key, task, params):
+        how = {"params": params, "client_map": client_map}
+        return simulate(rng_key, task, algorithm, assignment, num_rounds, **how)
+
+    state, trace = run(rng_key, task, params)
     trace = jax.device_get(trace)
-    groups = roll_out(assignment, rng_key, 20)
+    groups = roll_out(assignment, rng_key, num_rounds)
     expected = reference.simulate(
         gradient,
         flat(params),
         groups,
-        [0.1] * 20,
+        [0.1] * num_rounds,
         most_steps,
         weights=counts.astype(float),
     )
     assert error(flat(state.models.params), expected[-1]) < 1e-10
-    for t in (0, 1, 20):
+    for t in (0, 1, num_rounds):
         for m in range(3):
             loss, accuracy = reference.softmax_metrics(problem, expected[t, m], range(7))
             assert trace.metrics["loss"][t, m] == pytest.approx(loss, rel=1e-10)
@@ -340,7 +380,12 @@ def test_server_momentum_follows_each_model():
     assignment, rng_key = sequential(N, 2, rounds_per_model=3), jax.random.key(0)
     task = quadratic(N, P, mu=0.05)
     algorithm = fedavg(0.1, local_steps=2, server_optimizer=optax.sgd(0.5, momentum=0.9))
-    state, _ = jax.jit(lambda: simulate(rng_key, task, algorithm, assignment, 9))()
+
+    @jax.jit
+    def run(rng_key, task):
+        return simulate(rng_key, task, algorithm, assignment, 9)[0]
+
+    state = run(rng_key, task)
     problem = reference.dense_quadratic(N, P, 0.05)
     w, v = np.zeros((2, N * P + 1)), np.zeros((2, N * P + 1))
     for t in range(1, 10):

@@ -318,15 +318,25 @@ def test_the_threshold_is_a_fraction_of_the_start():
     assert judgement.measured["MFA-Rand"]["E=5"]["rounds"][1] == 12
 
 
-def test_the_sweep_runs_every_point():
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(3, 1)],  # neither the first of the values nor in the order of the axes
+        pytest.param([(1, 1), (1, 5), (3, 1), (3, 5)], marks=pytest.mark.slow),
+    ],
+    ids=["one point", "all"],
+)
+def test_the_sweep_runs_every_point(points):
+    """Numbers of models and of local steps; every point differs from all others."""
     config = GainSweep(num_models=(1, 3), local_steps=(5, 1), num_rounds=3, num_seeds=2)
     dataset = mfa.run_gain(config)
     assert dataset.attrs["manifest"]["config"] == config.model_dump()
-    for steps in (1, 5):
-        for num_models in (1, 3):
-            point = dataset.distance.sel(local_steps=steps, num_models=num_models)
-            alone = run(config.at(num_models, steps)).distance.mean("model")
-            np.testing.assert_allclose(point.transpose(*alone.dims), alone, rtol=1e-6)
+    ends = dataset.distance.isel(round=-1).mean("seed").values
+    assert len(np.unique(ends[..., 1:])) + len(np.unique(ends[..., :1])) > 5
+    for num_models, steps in points:
+        point = dataset.distance.sel(local_steps=steps, num_models=num_models)
+        alone = run(config.at(num_models, steps)).distance.mean("model")
+        np.testing.assert_allclose(point.transpose(*alone.dims), alone, rtol=1e-6)
 
 
 # Figures

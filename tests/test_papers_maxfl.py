@@ -1,5 +1,6 @@
 """Tables 1 to 6, Figures 3, 4, 7 of Cho et al.: the best points, the claims, and small runs."""
 
+import functools
 import json
 from pathlib import Path
 
@@ -179,15 +180,22 @@ def test_without_attackers_nothing_is_withstood(changes):
 @pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
 def test_attackers_are_rounded_up(clients, attackers):
     """A share of few clients is one attacker, and what is whole stays as it is."""
+
+    def asked(share):
+        return Byzantine(fraction=0.0).model_copy(update={"fraction": share})
+
+    @jax.jit
+    def updates(share):
+        algorithm = asked(share).wrap(fedavg(0.1, local_steps=1), clients)
+        task = requiring(quadratic(clients, 1, mu=0.1), jnp.full(clients, -1e9))
+        task = asked(share).wrap_task(task)
+        staying = appealing(full_participation(clients), cohort_size=clients, from_round=1)
+        return simulate(jax.random.key(0), task, algorithm, staying, 1)[1].client_updates[1, 0]
+
     for share, number in zip((0.0, 0.05, 0.1), attackers, strict=True):
+        assert updates(np.float32(share)) == number
         for given in (share, np.float32(share)):
-            asked = Byzantine(fraction=share).model_copy(update={"fraction": given})
-            algorithm = asked.wrap(fedavg(0.1, local_steps=1), clients)
-            task = requiring(quadratic(clients, 1, mu=0.1), jnp.full(clients, -1e9))
-            task = asked.wrap_task(task)
-            staying = appealing(full_participation(clients), cohort_size=clients, from_round=1)
-            _, trace = simulate(jax.random.key(0), task, algorithm, staying, 1)
-            assert trace.client_updates[1, 0] == number
+            assert asked(given).attackers(clients).sum() == number
 
 
 @pytest.mark.parametrize(
@@ -237,7 +245,7 @@ def test_nearly_identical_losses(test_loss, holds):
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.id)
-def test_published_rows_are_rows_of_ours(item):
+def test_published_rows_are_rows_of_ours_and_are_drawn(item):
     """What the paper has stands beside what we have: no name differs."""
     result = grid(item.config, lambda name, **where: 0.5)
     rows = rows_of(best_points(result, item.config))
@@ -247,20 +255,36 @@ def test_published_rows_are_rows_of_ours(item):
     assert len(judgement.table) == 1 + len(rows)
     width = len(judgement.table[0]) - 3
     assert all(len(row) == width for rows in item.paper["values"].values() for row in rows.values())
+    figure = item.plot(result, item.config, judgement)
+    assert f"T = {item.config.num_rounds}" in figure.get_suptitle()
 
 
-QUICK = ("maxfl-table2", "maxfl-fig3", "maxfl-table3")
+@functools.cache
+def small_instance(name, tuning_steps, *methods):
+    """An item's config with some methods, and its result."""
+    item = REPRODUCTIONS[name]
+    settings = {"methods": {method: item.config.methods[method] for method in methods}}
+    config = config_of(name, **SMALL | settings | {"tuning_steps": tuning_steps})
+    return config, run_comparison(config)
+
+
+QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers and tuning at once
 
 
 @pytest.mark.parametrize(
-    "item",
-    [pytest.param(x, id=x.id, marks=() if x.id in QUICK else pytest.mark.slow) for x in ITEMS],
+    ("name", "tuning_steps"),
+    [
+        QUICK,
+        *(
+            pytest.param(item.id, item.config.tuning_steps, id=item.id, marks=pytest.mark.slow)
+            for item in ITEMS
+        ),
+    ],
 )
-def test_small_instances(item, tmp_path):
+def test_small_instances(name, tuning_steps, tmp_path):
     """Every item runs from the data to the figure; the digits stand in and it is said."""
-    changes = SMALL | {"methods": {"MaxFL": item.config.methods["MaxFL"]}}
-    config = config_of(item.id, **changes)
-    result = run_comparison(config)
+    item = REPRODUCTIONS[name]
+    config, result = small_instance(name, tuning_steps, "MaxFL")
     judgement = item.judge(result, config)
     figure = item.plot(result, config, judgement)
     save_figure(figure, tmp_path / "figure.png")
@@ -277,12 +301,17 @@ def test_small_instances(item, tmp_path):
     assert np.isfinite(result["unseen_preferred_accuracy"]).all()
 
 
-def test_a_grid_that_was_stopped_continues_bit_by_bit(tmp_path):
+@pytest.mark.parametrize(
+    "which",
+    [
+        ("maxfl-table2", 5, "MaxFL"),
+        pytest.param(("maxfl-table1", 0, "FedAvg", "MaxFL"), marks=pytest.mark.slow),
+    ],
+    ids=["one method", "two methods"],
+)
+def test_a_grid_that_was_stopped_continues_bit_by_bit(which, tmp_path):
     """Own models are trained again, and are the same; what was saved is not computed again."""
-    config = config_of(
-        "maxfl-table1",
-        **SMALL | {"methods": {"FedAvg": {"name": "fedavg"}, "MaxFL": {"name": "maxfl"}}},
-    )
+    config, expected = small_instance(*which)
     seen = []
 
     class StoppedError(Exception):
@@ -304,7 +333,7 @@ def test_a_grid_that_was_stopped_continues_bit_by_bit(tmp_path):
         )
     assert min(done for what, done in seen if what.startswith("variant")) > 0
     assert first > 0
-    xr.testing.assert_identical(result.drop_attrs(), run_comparison(config).drop_attrs())
+    xr.testing.assert_identical(result.drop_attrs(), expected.drop_attrs())
 
 
 def test_own_models_are_where_the_grid_looks_for_them():

@@ -135,23 +135,29 @@ TERMINAL = ("typer", "rich", "pydantic")
 
 
 @pytest.mark.parametrize(
-    ("code", "unused"),
+    "steps",
     [
-        ("import fedjax_mm", COMPUTING + FILES + TERMINAL),
-        ("from fedjax_mm.cli import app; app(['list'], standalone_mode=False)", COMPUTING + FILES),
-        (
-            "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate",
-            ("flax", "orbax", "sklearn", *FILES, *TERMINAL),
-        ),
-        (
-            "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep",
-            ("flax", "orbax", "sklearn", "matplotlib", "PIL", *TERMINAL),
-        ),
+        {
+            "import fedjax_mm": COMPUTING + FILES + TERMINAL,
+            "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate": (
+                *("flax", "orbax", "sklearn"),
+                *(FILES + TERMINAL),
+            ),
+            "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep": (
+                *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
+                *TERMINAL,
+            ),
+        },
+        {"from fedjax_mm.cli import app; app(['list'], standalone_mode=False)": COMPUTING + FILES},
     ],
 )
-def test_nothing_is_imported_before_it_is_needed(code, unused):
-    out = child(f"{code}\nimport sys\nprint(*sys.modules)")
-    assert {"fedjax_mm", *unused} & set(out.splitlines()[-1].split()) == {"fedjax_mm"}
+def test_nothing_is_imported_before_it_is_needed(steps):
+    """By each step, after those before it."""
+    code = ["import sys", *(f"{step}\nprint('modules', *sys.modules)" for step in steps)]
+    lines = [line.split() for line in child("\n".join(code)).splitlines()]
+    imported = [names for first, *names in filter(None, lines) if first == "modules"]
+    for modules, unused in zip(imported, steps.values(), strict=True):
+        assert {"fedjax_mm", *unused} & set(modules) == {"fedjax_mm"}
 
 
 def test_every_file_of_the_package_is_shipped():
@@ -206,21 +212,15 @@ def test_heavy_libraries_have_one_door(library, module):
     assert set(users) <= {module, "papers"}
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from fedjax_mm import *",
-        "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())",
-    ],
-)
-def test_importing_starts_no_device_and_prints_nothing(code):
-    code += (
-        "\nimport jax\n"
+def test_importing_starts_no_device_and_prints_nothing():
+    check = (
+        "import jax\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, 'a backend was started'\n"
         "assert not jax.config.jax_enable_x64\n"
     )
-    assert child(code) == ""
+    more = "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())"
+    assert child(f"from fedjax_mm import *\n{check}{more}\n{check}") == ""
 
 
 def test_every_public_object_says_what_it_does():

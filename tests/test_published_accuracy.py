@@ -46,10 +46,13 @@ def accuracies_of(pool, num_clients, num_rounds, record_every=1):
         return np.asarray(program(*where.put((words, task), None)))
 
 
-def test_digits_are_learned():
-    """A smaller instance: 1,437 images of 8 x 8, 20 clients."""
-    accuracies = accuracies_of(digits(), 20, 24, record_every=4)
-    assert accuracies[-1] > 0.85, accuracies
+@pytest.mark.parametrize(
+    ("num_rounds", "least"), [(4, 0.6), pytest.param(24, 0.85, marks=pytest.mark.slow)]
+)
+def test_digits_are_learned(num_rounds, least):
+    """A smaller instance: 1,437 images of 8 x 8, 20 clients; 0.68 is measured after 4 rounds."""
+    accuracies = accuracies_of(digits(), 20, num_rounds, record_every=4)
+    assert accuracies[-1] > least, accuracies
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import client_losses, thresholds
-from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data
+from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data, slow_unless
 
 N, SEEN = 7, 5
 RATE, STEPS = 0.3, 6
@@ -237,8 +237,9 @@ def tuned_run():
 def test_tuning_draws_batches_with_keys_of_its_own():
     """By (seed, round, model, client): that of the metrics, after the models' own."""
     task, (state, trace) = learners(double=False), tuned_run()
+    models = jax.device_get(state.models.params)
     for m in range(2):
-        params, losses = jax.tree.map(lambda x, m=m: x[m], state.models.params), []
+        params, losses = jax.tree.map(lambda x, m=m: x[m], models), []
         for k in range(N):
             key = KEY
             for number in (2, 2 + 2, 1 + m, k):
@@ -500,23 +501,27 @@ EVERYBODY = full_participation(N)
 TWO = appealing(EVERYBODY, cohort_size=2, from_round=1)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "look_alone", "look_appealing"),
-    [
-        (fedavg(0.1, local_steps=1), 0, N),
-        (mwfed(0.1, local_steps=1), N + N / 3, 2 * N + N / 3),
-        (maxfl(0.1, local_steps=1), N, N + 2),
-        (qffl(0.1, q=1.0, local_steps=1), N, N + 2),
-    ],
-    ids=["fedavg", "mwfed", "maxfl", "qffl"],
-)
-def test_only_what_is_asked_for_is_looked_at(algorithm, look_alone, look_appealing):
-    """By an assignment, all clients' losses; by a method, those of its participants, or of all.
+ASKED = {  # by the method, and by both
+    "fedavg": (fedavg(0.1, local_steps=1), 0, N),
+    "mwfed": (mwfed(0.1, local_steps=1), N + N / 3, 2 * N + N / 3),
+    "maxfl": (maxfl(0.1, local_steps=1), N, N + 2),
+    "qffl": (qffl(0.1, q=1.0, local_steps=1), N, N + 2),
+}
 
-    MW-Fed looks once more, before the first round. Attackers are not looked at twice.
-    """
+
+@pytest.mark.parametrize("method", [slow_unless(name != "qffl", name) for name in ASKED])
+def test_only_what_methods_ask_for_is_looked_at(method):
+    """The losses of its participants, or of all; MW-Fed looks once more, before the first round."""
     task = requiring(Watched(jnp.arange(float(N))), jnp.full(N, 1e3))
+    algorithm, look_alone, _ = ASKED[method]
     assert looks_per_round(task, algorithm, EVERYBODY) == pytest.approx(look_alone)
+
+
+@pytest.mark.parametrize("method", [slow_unless(name in ("mwfed", "qffl"), name) for name in ASKED])
+def test_only_what_assignments_ask_for_is_looked_at(method):
+    """The losses of all clients. Attackers are not looked at twice."""
+    task = requiring(Watched(jnp.arange(float(N))), jnp.full(N, 1e3))
+    algorithm, _, look_appealing = ASKED[method]
     task, algorithm = attacked(task, jnp.arange(N) < 1), noisy(algorithm, jnp.arange(N) < 1)
     assert looks_per_round(task, algorithm, TWO) == pytest.approx(look_appealing)
 

@@ -58,14 +58,33 @@ def build(learning_rate, assignment, num_models):
     return Setup(quadratic(N, 2, mu=0.05), algorithm, assignment(N, num_models))
 
 
+ONE_GRID = Grid(build, ONE, **SIZES)
+"""Traced once however often it runs."""
+
+
+def follow(grid, on_divergence="mark", **how):
+    """What `sweep` does with a grid."""
+    how = Execution(**how)
+    return carry_out(plan_for(grid, how), how, data="synthetic", on_divergence=on_divergence)
+
+
 def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
     """`simulate` with the seeds one by one, labelled."""
-    tasks, algorithm, assignment, params = setup
-    one = jax.jit(
-        lambda key: simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
-    )
-    runs = [to_dataset(one(key)) for key in seed_keys(SEED, num_seeds)]
-    return xr.concat(runs, xr.Variable("seed", range(num_seeds)))
+    (runs,) = runs_at([()], lambda: setup, num_rounds, num_seeds)
+    return runs
+
+
+def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
+    """The same at several points, numbers that `build` takes: one after the other."""
+
+    @jax.jit
+    def one(key, point):
+        tasks, algorithm, assignment, params = build(*point)
+        return simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
+
+    for point in points:
+        runs = [to_dataset(one(key, point)) for key in seed_keys(SEED, num_seeds)]
+        yield xr.concat(runs, xr.Variable("seed", range(num_seeds)))
 
 
 def check_close(actual, expected, tolerance=1e-6):
@@ -170,9 +189,10 @@ def test_counts_among_floats_and_arrays_of_floats_are_numbers():
 @pytest.mark.parametrize("assignment", AXES["assignment"])
 @pytest.mark.parametrize("num_models", AXES["num_models"])
 def test_every_point_equals_a_single_run(whole, assignment, num_models):
-    """By label, so that a permutation of axes would be seen; with the rate as a Python float."""
-    for learning_rate in AXES["learning_rate"]:
-        expected = single_runs(build(learning_rate, assignment, num_models))
+    """By label, so that a permutation of axes would be seen."""
+    rates = AXES["learning_rate"]
+    runs = runs_at([(rate,) for rate in rates], lambda rate: build(rate, assignment, num_models))
+    for learning_rate, expected in zip(rates, runs, strict=True):
         label = {"learning_rate": learning_rate, "assignment": assignment.__name__}
         actual = whole[0].sel(label, drop=True).sel(num_models=num_models, drop=True)
         check_close(actual.isel(model=slice(num_models)), expected)
@@ -188,8 +208,9 @@ def test_points_seeds_and_models_differ(whole):
 def test_every_point_equals_a_single_run_in_double_precision(x64):
     axes = ONE | {"learning_rate": [0.1, 0.2], "assignment": [mfa_rand]}
     result = sweep(build, axes, **SIZES)
-    for learning_rate in axes["learning_rate"]:
-        expected = single_runs(build(learning_rate, mfa_rand, 2))
+    rates = axes["learning_rate"]
+    runs = runs_at([(rate,) for rate in rates], lambda rate: build(rate, mfa_rand, 2))
+    for learning_rate, expected in zip(rates, runs, strict=True):
         actual = result.isel(assignment=0, num_models=0, drop=True)
         actual = actual.sel(learning_rate=learning_rate, drop=True)
         assert actual.loss.dtype == np.float64
@@ -202,7 +223,7 @@ def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part,
     devices = jax.devices()[:count]
     monkeypatch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, devices, axis))
     plans = []
-    result = sweep(build, ONE, **SIZES, execution=Execution(split=split, announce=plans.append))
+    result = follow(ONE_GRID, split=split, announce=plans.append)
     assert plans[0].where.axis == split
     assert plans[0].where.mesh.size == count
     padded = 16 if (split, count) == ("replicas", 8) else 9
@@ -212,7 +233,7 @@ def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part,
 
 def test_segments_do_not_change_results(monkeypatch, part):
     monkeypatch.setattr(Program, "records_kept", 5)
-    check_close(sweep(build, ONE, **SIZES), part)
+    check_close(follow(ONE_GRID), part)
 
 
 def test_records_are_thinned_out(part):
@@ -284,7 +305,7 @@ def test_models_that_are_not_there_are_nan_without_counts(whole):
 
 
 def test_a_grid_without_axes_is_its_seeds(part):
-    """The same whatever runs beside them."""
+    """The same whatever runs beside them; the rate is a Python float."""
     result = sweep(lambda: build(0.1, mfa_rr, 2), {}, **SIZES | {"num_seeds": 2})
     alone = part.sel(learning_rate=0.1, drop=True).isel(assignment=0, num_models=0, drop=True)
     check_close(result, alone.isel(seed=[0, 1]))
@@ -338,13 +359,15 @@ def test_the_parts_of_a_rate_are_numbers():
 # Divergence
 
 
+HOT_GRID = Grid(build, ONE | {"learning_rate": [0.05, HOT, HOTTER, 0.2]}, **SIZES)
+
+
 @pytest.fixture(scope="module")
 def hot():
     """One program with two rates that diverge among others, one of them earlier; two batches."""
     with pytest.MonkeyPatch.context() as patch:
         one_batch_at_a_time(patch)
-        axes = ONE | {"learning_rate": [0.05, HOT, HOTTER, 0.2]}
-        return sweep(build, axes, **SIZES).isel(assignment=0, num_models=0, drop=True)
+        return follow(HOT_GRID).isel(assignment=0, num_models=0, drop=True)
 
 
 def first_not_finite(dataset):
@@ -388,9 +411,8 @@ def test_divergence_stops_a_sweep_and_names_the_first(monkeypatch, hot, kept):
     """Of all points computed at once the one in the earliest round, not the first in the grid."""
     one_batch_at_a_time(monkeypatch)
     monkeypatch.setattr(Program, "records_kept", kept)
-    axes = ONE | {"learning_rate": hot.learning_rate.values.tolist()}
     with pytest.raises(DivergenceError) as stopped:
-        sweep(build, axes, **SIZES, on_divergence="stop")
+        follow(HOT_GRID, on_divergence="stop")
     together = hot.diverged.stack(run=("learning_rate", "seed", "model"))[: 8 * 2]  # a batch
     first = min(t for t in together.values if t >= 0)
     message = str(stopped.value)
@@ -455,7 +477,8 @@ def test_keys_and_data_may_be_closed_over_or_shared():
     shared = sweep(lambda key: setup(key), {}, num_rounds=3, shared={"key": start})
     closed = sweep(lambda: setup(start), {}, num_rounds=3)
     xr.testing.assert_allclose(shared, closed)
-    _, trace = simulate(seed_keys(0, 1)[0], *setup(start)[:3], 3, params=setup(start).params)
+    single = jax.jit(lambda key: simulate(key, *setup(start)[:3], 3, params=setup(start).params))
+    _, trace = single(seed_keys(0, 1)[0])
     np.testing.assert_allclose(closed.norm.squeeze(), trace.metrics["norm"], rtol=1e-6)
 
 

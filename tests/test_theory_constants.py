@@ -1,5 +1,7 @@
 """Constants of tasks, exact and estimated, against dense linear algebra."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +18,12 @@ from fedjax_mm.theory.constants import (
     gradient_bound,
 )
 from tests import reference
+from tests.helpers import slow_unless
 
+compiled_quadratic = jax.jit(
+    lambda num_clients, block_size, mu: quadratic(num_clients, block_size, mu=mu),
+    static_argnums=(0, 1),
+)
 SIZES = [(24, 4, 2e-4), (24, 4, 0.05), (5, 4, 2e-4), (1, 6, 0.01), (3, 1, 1.0)]
 
 
@@ -29,7 +36,7 @@ def test_exact_constants_are_those_of_the_dense_matrices(num_clients, block_size
     optima = [-b @ np.linalg.solve(h, b) / 2 for h, b in zip(hessians, problem.b, strict=True)]
     optimum = -problem.b.mean(0) @ minimizer / 2
     with jax.enable_x64(True):
-        constants = exact_constants(quadratic(num_clients, block_size, mu=mu))
+        constants = exact_constants(compiled_quadratic(num_clients, block_size, mu))
     assert {constant.known for constant in constants} == {"exact"}
     expected = eigenvalues.min(), eigenvalues.max(), optimum - np.mean(optima), optimum, minimizer
     for constant, value in zip(constants, expected, strict=True):
@@ -53,11 +60,17 @@ def trajectory(task, num_rounds=6):
     return points(task)
 
 
-@pytest.mark.parametrize("x64", [False, True])
-@pytest.mark.parametrize(("num_clients", "block_size", "mu"), SIZES)
+@pytest.mark.parametrize(
+    ("num_clients", "block_size", "mu", "x64"),
+    [  # every size once, the others are slow
+        slow_unless((number % 2 == 0) == x64, *size, x64)
+        for number, size in enumerate(SIZES)
+        for x64 in (False, True)
+    ],
+)
 def test_a_black_box_is_estimated_within_a_hundredth(num_clients, block_size, mu, x64):
     with jax.enable_x64(x64):
-        task = quadratic(num_clients, block_size, mu=mu)
+        task = compiled_quadratic(num_clients, block_size, mu)
         estimates = estimate_curvature(jax.random.key(1), task, trajectory(task))
         exact = exact_constants(task)[:2]
     for estimate, constant in zip(estimates, exact, strict=True):
@@ -66,16 +79,18 @@ def test_a_black_box_is_estimated_within_a_hundredth(num_clients, block_size, mu
         assert estimate.error < 1e-3
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def eigenvalues_of(matrix, start, num_steps):
+    return extreme_eigenvalues(lambda v: matrix @ v, start, num_steps)
+
+
 @pytest.mark.parametrize("num_steps", [4, 12, 40])
 def test_residuals_bound_the_error(num_steps):
     rng = np.random.default_rng(num_steps)
     matrix = rng.standard_normal((40, 40))
     matrix = matrix + matrix.T
     with jax.enable_x64(True):
-        ends, errors = extreme_eigenvalues(
-            lambda v: jnp.asarray(matrix) @ v, jnp.asarray(rng.standard_normal(40)), num_steps
-        )
-    ends, errors = np.asarray(ends), np.asarray(errors)
+        ends, errors = jax.device_get(eigenvalues_of(matrix, rng.standard_normal(40), num_steps))
     eigenvalues = np.linalg.eigvalsh(matrix)
     assert np.all(np.abs(ends[:, None] - eigenvalues).min(1) <= errors + 1e-10)
     assert ends[0] >= eigenvalues[0] - 1e-10
@@ -86,8 +101,8 @@ def test_residuals_bound_the_error(num_steps):
 
 def test_an_invariant_start_ends_the_iteration():
     """No false eigenvalue 0 where the basis cannot grow."""
-    values = jnp.array([2.0, 3.0, 5.0, 5.0])
-    ends, errors = extreme_eigenvalues(lambda v: values * v, jnp.array([1.0, 0.0, 0.0, 1.0]), 4)
+    matrix, start = np.diag([2.0, 3.0, 5.0, 5.0]), np.array([1.0, 0.0, 0.0, 1.0])
+    ends, errors = eigenvalues_of(matrix, start, 4)
     np.testing.assert_allclose(ends, [2.0, 5.0], rtol=1e-6)
     np.testing.assert_allclose(errors, 0, atol=1e-6)
 
@@ -95,7 +110,7 @@ def test_an_invariant_start_ends_the_iteration():
 def test_the_largest_gradient_of_the_trajectory():
     problem = reference.dense_quadratic(6, 3, 0.05)
     with jax.enable_x64(True):
-        task = quadratic(6, 3, mu=0.05)
+        task = compiled_quadratic(6, 3, 0.05)
         points = trajectory(task)
         bound = gradient_bound(task, points)
     largest = max(

@@ -148,7 +148,7 @@ def part(problem, *left_out):
     return {symbol: value for symbol, value in problem.items() if symbol not in left_out}
 
 
-hundreds = settings(max_examples=150, deadline=None, derandomize=True)
+hundreds = settings(max_examples=60, deadline=None, derandomize=True)
 rounds = st.integers(1, 10_000)
 share = st.floats(0, 1)
 rest = st.data()
@@ -532,7 +532,7 @@ def increases_from_one(problem):
     return gain[0] == 1 and np.all(np.diff(gain) > 0)
 
 
-many = settings(max_examples=400, deadline=None, derandomize=True)
+many = settings(max_examples=100, deadline=None, derandomize=True)
 
 
 @many
