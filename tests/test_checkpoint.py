@@ -783,8 +783,13 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
         for _ in range(2 * (done > 0)):
             signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
-        sweep_of(wander(), Execution(twice, checkpoints))
+    # A shell's jobs in the background are started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
+            sweep_of(wander(), Execution(twice, checkpoints))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
