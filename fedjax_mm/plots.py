@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -371,6 +372,55 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         capsize=2,
         label=label,
     )
+
+
+def heat_map(
+    values: xr.DataArray,
+    lines: Mapping[str, np.ndarray],
+    *,
+    xlabel: str,
+    ylabel: str,
+    label: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Colours over two positive coordinates, on logarithmic scales, and lines through them.
+
+    Args:
+      values: over ``(y, x)``, positive; their scale is logarithmic too.
+      lines: y at every x, by label.
+      xlabel: of the second dimension.
+      ylabel: of the first one.
+      label: of the colours.
+      title: above the map.
+      caption: below it.
+    """
+    with mpl.rc_context(_STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(8.0, 5.2))
+        axes = figure.subplots()
+        y, x = (values[dim].values.astype(float) for dim in values.dims)
+        most = max(2.0, float(np.quantile(values.values, 0.95)))
+        colors = axes.pcolormesh(
+            _edges(x), _edges(y), values.values, cmap="viridis_r", norm=LogNorm(1.0, most)
+        )
+        figure.colorbar(colors, label=label, extend="max")
+        for i, (name, places) in enumerate(lines.items()):
+            style: dict[str, Any] = {"color": ("w", _COLORS[0])[i % 2], "marker": _MARKERS[i]}
+            axes.plot(x, places, ls=("-", "--")[i % 2], ms=6, label=name, mec="0.2", **style)
+        axes.set(xscale="log", yscale="log")
+        axes.set_yticks(y, [f"{size:g}" for size in y], minor=False)
+        axes.minorticks_off()
+        _finish(axes, "", xlabel, ylabel)
+        axes.legend(loc="upper left", frameon=True, facecolor="0.6", framealpha=0.85)
+        _arrange(figure, title, caption)
+    return figure
+
+
+def _edges(centers: np.ndarray) -> np.ndarray:
+    """Where cells of a logarithmic axis end."""
+    logs = np.log(centers)
+    middle = (logs[1:] + logs[:-1]) / 2
+    return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))
 
 
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:

@@ -1,10 +1,13 @@
 """NumPy float64 oracle of Pawlik's two algorithms, in plain loops as they are printed.
 
+Then the exact expectation of the second one on quadratics.
+
 Nothing here is shared with the library under test. `i` (client) is an array index, from 0; `t`
 (iteration) and `s` (round) are from 1, as printed.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,3 +70,67 @@ def algorithm_2(
             ends.append(x)
         x_bar = np.asarray(sum(ends) / len(cohort))
     return x_bar
+
+
+class Quadratics(NamedTuple):
+    """Problems with ``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, N clients each.
+
+    Attributes:
+      H: ``[problems, N, d, d]``, positive semidefinite.
+      b: ``[problems, N, d]``.
+      start: ``[problems, d]``.
+    """
+
+    H: np.ndarray
+    b: np.ndarray
+    start: np.ndarray
+
+    @property
+    def smoothness(self):
+        """The largest curvature of any client, of every problem."""
+        return np.linalg.eigvalsh(self.H)[..., -1].max(-1)
+
+    @property
+    def gap(self):
+        """``f(x_0) - f*``."""
+        mean, linear = self.H.mean(1), np.einsum("pnij,pnj->pi", self.H, self.b) / self.b.shape[1]
+        best = np.einsum("pij,pj->pi", np.linalg.pinv(mean), linear)
+        away = self.start - best
+        return np.einsum("pi,pij,pj->p", away, mean, away) / 2
+
+
+def exact_training(problems, S, C, E, gamma):
+    """Over S rounds by cohorts: the mean ``E|grad f|^2``, and the G^2 and Z^2 that the proof needs.
+
+    A local training is the affine map ``x -> P_i x + q_i``, so that the first two moments of the
+    global model follow from those of the round before, without drawing a cohort.
+    """
+    H, b, start = problems
+    N, d = b.shape[1:]
+    step = np.eye(d) - gamma[:, None, None, None] * H
+    shift = gamma[:, None, None] * np.einsum("pnij,pnj->pni", H, b)
+    # In homogeneous coordinates (x, 1) affine maps are matrices, and both moments one matrix.
+    one = np.zeros((*b.shape[:2], d + 1, d + 1))
+    one[..., :d, :d], one[..., :d, d], one[..., d, d] = step, shift, 1
+    gradient = np.concatenate([H, -np.einsum("pnij,pnj->pni", H, b)[..., None]], -1)
+    powers = [np.broadcast_to(np.eye(d + 1), one.shape)]
+    for _ in range(E):
+        powers.append(one @ powers[-1])
+    sums = sum(gradient @ power for power in powers[:E])
+    whole, along = gradient.mean(1), np.stack([gradient @ power for power in powers[:E]])
+    deviation = (sums - sums.mean(1, keepdims=True)) / E
+    x = np.concatenate([start, np.ones((len(start), 1))], 1)
+    moment = x[:, :, None] * x[:, None, :]
+    squares, G2, Z2 = [], np.zeros(len(b)), np.zeros(len(b))
+
+    for _ in range(S):
+        squares.append(np.einsum("pij,pjk,pik->p", whole, moment, whole))
+        G2 = np.maximum(G2, np.einsum("tpnij,pjk,tpnik->tpn", along, moment, along).max((0, 2)))
+        Z2 = np.maximum(Z2, np.einsum("pnij,pjk,pnik->pn", deviation, moment, deviation).mean(1))
+        last = powers[E]
+        each = np.einsum("pnij,pjk,pnlk->pil", last, moment, last)
+        total = last.sum(1)
+        every = np.einsum("pij,pjk,plk->pil", total, moment, total)
+        pairs = (C - 1) / max(N - 1, 1)
+        moment = (each * (1 - pairs) + every * pairs) / (C * N)
+    return np.mean(squares, axis=0), G2, Z2

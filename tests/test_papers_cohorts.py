@@ -1,5 +1,6 @@
-"""Items of Pawlik's paper: what the product says of its Table 1."""
+"""Items of Pawlik's paper: its Table 1, and how large cohorts should be."""
 
+import functools
 import json
 
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 
 from fedjax_mm.cli import main
 from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers.cohort_optimum import OptimalCohort, bowls
 from fedjax_mm.papers.cohorts import Trials
+from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
+from tests.reference_cohorts import Quadratics, exact_training
 
 ITEM = REPRODUCTIONS["cb-table1"]
 positive = st.integers(1, 500)
@@ -88,3 +92,63 @@ def test_wrong_trials_are_refused(setting, says, tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["reproduce", "cb-table1", "--out", str(tmp_path), "--set", setting])
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+# How large cohorts should be
+
+OPTIMUM = REPRODUCTIONS["cb-optimal-cohort"]
+SMALL = OptimalCohort(
+    num_clients=6, dim=3, contacts=24, heterogeneity=(0.1, 1.0, 4.0), num_seeds=200, local_steps=3
+)
+
+
+@functools.cache
+def optimum():
+    return OPTIMUM.run(SMALL, None)
+
+
+def test_the_map_of_cohorts_is_that_of_exact_expectations():
+    """The mean over drawn cohorts, by 4 standard errors, for every size and heterogeneity."""
+    dataset, (H, b) = optimum(), bowls(SMALL)
+    start = np.full((1, 3), 3**-0.5)
+    gamma = SMALL.rate / (np.linalg.eigvalsh(H).max() * SMALL.local_steps)
+    assert list(dataset.C.values) == SMALL.cohort_sizes == [1, 2, 3, 4, 6]
+    for C in SMALL.cohort_sizes:
+        for scale in SMALL.heterogeneity:
+            problem = Quadratics(H[None], scale * b[None], start)
+            expected, _, Z2 = exact_training(problem, 24 // C, C, 3, np.array([gamma]))
+            at = dataset.sel(C=C, heterogeneity=scale)
+            assert abs(at.measured - expected[0]) < 4 * at.standard_error + 1e-5 * expected[0]
+            bound = {"gamma": gamma, "L": np.linalg.eigvalsh(H).max(), "G": 0, "gap": 0}
+            noise = cohort_bound(24 // C, 6, C, 3, Z=np.sqrt(Z2[0]), **bound)
+            assert at.bound > noise / 4  # of its terms the last one, with Z^2 along the way
+    assert (dataset.bound > dataset.measured).all()
+
+
+def test_the_optimal_cohort_is_judged_by_what_was_measured():
+    dataset = optimum()
+    judgement = OPTIMUM.judge(dataset, SMALL)
+    holds = [claim.holds for claim in judgement.claims]
+    assert holds[0]
+    assert holds[3]
+    best = dataset.C.values[dataset.measured.values.argmin(1)]
+    np.testing.assert_array_equal(judgement.measured["best_size"], best)
+    assert best[0] < best[-1]
+    worse = dataset.assign(bound=dataset.measured / 2)
+    assert not OPTIMUM.judge(worse, SMALL).claims[0].holds
+    far = dataset.assign(optimal_size=6 / (dataset.optimal_size * 0 + 1))
+    assert not OPTIMUM.judge(far, SMALL).claims[3].holds
+    assert len(OPTIMUM.plot(dataset, SMALL, judgement).axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"heterogeneity": (1.0, 0.5, 2.0)}, "it must increase"),
+        ({"contacts": 100}, "give a multiple of num_clients = 24"),
+        ({"rate": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_wrong_maps_are_refused(change, says):
+    with pytest.raises(ValueError, match=says):
+        OptimalCohort(**change)

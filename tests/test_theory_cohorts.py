@@ -3,7 +3,6 @@
 import math
 import re
 from itertools import combinations
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm.theory import cohorts
+from tests.reference_cohorts import Quadratics, exact_training
 
 MANY = settings(deadline=None, max_examples=150)
 positive = st.floats(0.01, 50)
@@ -240,76 +240,12 @@ def test_outside_a_hypothesis_there_is_no_noise(name, change, hypothesis):
 # The bound that the paper ran out of time for, against exact expectations on random quadratics.
 
 
-class Quadratics(NamedTuple):
-    """Problems with ``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, N clients each.
-
-    Attributes:
-      H: ``[problems, N, d, d]``, positive semidefinite.
-      b: ``[problems, N, d]``.
-      start: ``[problems, d]``.
-    """
-
-    H: np.ndarray
-    b: np.ndarray
-    start: np.ndarray
-
-    @property
-    def smoothness(self):
-        """The largest curvature of any client, of every problem."""
-        return np.linalg.eigvalsh(self.H)[..., -1].max(-1)
-
-    @property
-    def gap(self):
-        """``f(x_0) - f*``."""
-        mean, linear = self.H.mean(1), np.einsum("pnij,pnj->pi", self.H, self.b) / self.b.shape[1]
-        best = np.einsum("pij,pj->pi", np.linalg.pinv(mean), linear)
-        away = self.start - best
-        return np.einsum("pi,pij,pj->p", away, mean, away) / 2
-
-
 def random_quadratics(rng, count, N, d):
     """Clients that differ in curvature and in minimizer, from a little to a lot."""
     root = rng.normal(size=(count, N, d, d)) * 10 ** rng.uniform(-1, 0.5, (count, N, 1, 1))
     spread = 10 ** rng.uniform(-2, 1, (count, 1, 1))
     b = spread * rng.normal(size=(count, N, d))
     return Quadratics(root @ root.swapaxes(-1, -2) / d, b, rng.normal(size=(count, d)))
-
-
-def exact_training(problems, S, C, E, gamma):
-    """Over S rounds by cohorts: the mean ``E|grad f|^2``, and the G^2 and Z^2 that the proof needs.
-
-    A local training is the affine map ``x -> P_i x + q_i``, so that the first two moments of the
-    global model follow from those of the round before, without drawing a cohort.
-    """
-    H, b, start = problems
-    N, d = b.shape[1:]
-    step = np.eye(d) - gamma[:, None, None, None] * H
-    shift = gamma[:, None, None] * np.einsum("pnij,pnj->pni", H, b)
-    # In homogeneous coordinates (x, 1) affine maps are matrices, and both moments one matrix.
-    one = np.zeros((*b.shape[:2], d + 1, d + 1))
-    one[..., :d, :d], one[..., :d, d], one[..., d, d] = step, shift, 1
-    gradient = np.concatenate([H, -np.einsum("pnij,pnj->pni", H, b)[..., None]], -1)
-    powers = [np.broadcast_to(np.eye(d + 1), one.shape)]
-    for _ in range(E):
-        powers.append(one @ powers[-1])
-    sums = sum(gradient @ power for power in powers[:E])
-    whole, along = gradient.mean(1), np.stack([gradient @ power for power in powers[:E]])
-    deviation = (sums - sums.mean(1, keepdims=True)) / E
-    x = np.concatenate([start, np.ones((len(start), 1))], 1)
-    moment = x[:, :, None] * x[:, None, :]
-    squares, G2, Z2 = [], np.zeros(len(b)), np.zeros(len(b))
-
-    for _ in range(S):
-        squares.append(np.einsum("pij,pjk,pik->p", whole, moment, whole))
-        G2 = np.maximum(G2, np.einsum("tpnij,pjk,tpnik->tpn", along, moment, along).max((0, 2)))
-        Z2 = np.maximum(Z2, np.einsum("pnij,pjk,pnik->pn", deviation, moment, deviation).mean(1))
-        last = powers[E]
-        each = np.einsum("pnij,pjk,pnlk->pil", last, moment, last)
-        total = last.sum(1)
-        every = np.einsum("pij,pjk,plk->pil", total, moment, total)
-        pairs = (C - 1) / max(N - 1, 1)
-        moment = (each * (1 - pairs) + every * pairs) / (C * N)
-    return np.mean(squares, axis=0), G2, Z2
 
 
 @pytest.mark.parametrize(
