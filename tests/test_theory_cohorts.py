@@ -325,3 +325,25 @@ def test_the_bound_for_cohorts_names_what_fails(change, needs):
     }
     with pytest.raises(ValueError, match=re.escape(f"The bound for cohorts needs {needs}; given")):
         cohorts.cohort_bound(**numbers | change)
+
+
+@given(
+    S=whole,
+    N=whole,
+    C=whole,
+    E=whole,
+    L=positive,
+    G=positive,
+    Z=positive,
+    gap=positive,
+    share=st.floats(0.01, 1),
+)
+@MANY
+def test_the_bound_for_cohorts_is_the_sum_of_its_three_terms(S, N, C, E, L, G, Z, gap, share):
+    """By the squares of 0 ... E-1, and by the variance of a mean of C of N numbers."""
+    C, gamma = min(C, N), share / (L * E)
+    drift = gamma**2 * L**2 * G**2 * sum(t * t for t in range(E)) / E
+    variance = 0.0 if N == 1 else Z**2 * N / (N - 1) * (N - C) / (N * C)
+    start = 2 * gap / (gamma * E * S)
+    found = cohorts.cohort_bound(S, N, C, E, gamma=gamma, L=L, G=G, Z=Z, gap=gap)
+    close(found, math.fsum([start, drift, gamma * L * E * variance]))
