@@ -252,7 +252,8 @@ def test_a_small_gain_figure(tmp_path, run_cli):
 
 def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli):
     """A logistic regression and a CNN train in one compiled round."""
-    options = ["--rounds", 1, "--seeds", 1, "--clients", 2]
+    learners = '[{name="synthetic", batch_size=200}, {name="faces", image_size=16, batch_size=50}]'
+    options = ["--rounds", 1, "--seeds", 1, "--clients", 2, "--set", f"learners={learners}"]
     summary, dataset = reproduce("mfa-table5", tmp_path, run_cli, *options)
     assert summary["data"] == "surrogate"
     assert dataset.sizes["model"] == 2
