@@ -266,6 +266,7 @@ def small_instance(name, tuning_steps, *methods):
     """An item's config with some methods, and its result."""
     item = REPRODUCTIONS[name]
     settings = {"methods": {method: item.config.methods[method] for method in methods}}
+    settings["warm_up_steps"] = tuple(steps // 10 for steps in item.config.warm_up_steps)
     config = config_of(name, **SMALL | settings | {"tuning_steps": tuning_steps})
     return config, run_comparison(config)
 
