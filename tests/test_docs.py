@@ -5,11 +5,13 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from fedjax_mm import Experiment, Sweep, run
 from fedjax_mm.algorithm_configs import METHOD_TABLES, Method
 from fedjax_mm.cli import app
 from fedjax_mm.experiment import validate
+from tests.helpers import slow_unless
 from tests.test_algorithm_configs import EXAMPLES, METHOD
 
 ROOT = Path(__file__).parent.parent
@@ -17,9 +19,12 @@ README = (ROOT / "README.md").read_text()
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
 
 
-def test_readme_code_runs(capsys):
+@pytest.mark.parametrize("rounds", [slow_unless(rounds == 20, rounds) for rounds in (20, 1000)])
+def test_readme_code_runs(rounds, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(code.splitlines()) <= 15
+    assert "num_rounds=1000" in code
+    code = code.replace("num_rounds=1000", f"num_rounds={rounds}")
     exec(compile(code, "README.md", "exec"), {})
     assert "learning_rate" in capsys.readouterr().out
 

@@ -31,7 +31,7 @@ SHAPES = [  # models, rounds, seeds, clients, rates
     pytest.param((12, 1000, 200, 24, 4), marks=pytest.mark.slow, id="four times as many"),
     pytest.param((10, 3, 1, 200_000, 2), id="many clients"),
     pytest.param((10, 3, 1, 1_000_000, 2), marks=pytest.mark.slow, id="a million clients"),
-    pytest.param((200, 10, 10, 1000, 2), id="many models"),
+    pytest.param((200, 10, 10, 1000, 2), marks=pytest.mark.slow, id="many models"),
     pytest.param((200, 100, 100, 1000, 2), marks=pytest.mark.slow, id="as many for long"),
 ]
 PEAK = r"""

@@ -42,15 +42,20 @@ SMALL = validate(
 
 @pytest.fixture(
     scope="module",
-    params=[["MFA-RR"], pytest.param(["MFA-Rand", "MFA-RR"], marks=pytest.mark.slow)],
-    ids=" and ".join,
+    params=[
+        (["MFA-RR"], QUESTIONS[:2]),
+        pytest.param((["MFA-Rand", "MFA-RR"], QUESTIONS), marks=pytest.mark.slow),
+    ],
+    ids=lambda param: f"{' and '.join(param[0])}, {len(param[1])} models",
 )
 def result(request):
-    """Of some of the assignments: each is two programs."""
-    some = {name: multi_maxfl._ASSIGNMENTS[name] for name in request.param}
+    """Of some of the assignments and questions: each is two programs, or traced in each."""
+    names, questions = request.param
+    some = {name: multi_maxfl._ASSIGNMENTS[name] for name in names}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_maxfl, "_ASSIGNMENTS", some)
-        return ITEM.run(SMALL)
+        patch.setattr(multi_maxfl, "QUESTIONS", questions)
+        yield ITEM.run(SMALL)
 
 
 def clients():
@@ -84,9 +89,9 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
         "aggregation": 2,
         "seed": 2,
         "round": 3,
-        "model": 3,
+        "model": len(multi_maxfl.QUESTIONS),
     }
-    assert result["question"].values.tolist() == list(QUESTIONS)
+    assert result["question"].values.tolist() == list(multi_maxfl.QUESTIONS)
     for name in ("appeal", "unseen_appeal", "accuracy", "unseen_accuracy"):
         assert ((result[name] >= 0) & (result[name] <= 1)).all()
     about = json.loads(json.dumps(result.attrs["manifest"]))
@@ -99,29 +104,29 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
         lead = here.sel(aggregation="MaxFL") - here.sel(aggregation="FedAvg")
         assert claim.claim.startswith(who)
         assert f"{lead.mean().item():+.1f} ± " in claim.evidence
-    assert len(judgement.table) == 1 + len(assignments) * 2 * len(QUESTIONS)
+    assert len(judgement.table) == 1 + len(assignments) * 2 * len(multi_maxfl.QUESTIONS)
     last = 100 * result["appeal"].isel(round=-1).sel(assignment="MFA-RR", aggregation="MaxFL")
-    row = judgement.table[-len(QUESTIONS)]
+    row = judgement.table[-len(multi_maxfl.QUESTIONS)]
     assert row[:2] == ("MFA-RR, MaxFL", "which digit")
     mean = last.isel(model=0).mean("seed").item()
     assert row[2].startswith(f"{mean:.1f} ± ")
     figure = ITEM.plot(result, SMALL, judgement)
     save_figure(figure, tmp_path / "figure.png")
-    assert "6 clients, 3 models at once" in figure.get_suptitle()
-    assert len(figure.axes) == len(assignments) * len(QUESTIONS)
+    assert f"6 clients, {len(multi_maxfl.QUESTIONS)} models at once" in figure.get_suptitle()
+    assert len(figure.axes) == len(assignments) * len(multi_maxfl.QUESTIONS)
 
 
 def test_it_is_what_one_puts_together_by_hand(result):
     """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
-    seed, module = 1, MLP(10, (64, 30), 0.5)
+    seed, module, num_models = 1, MLP(10, (64, 30), 0.5), result.sizes["model"]
     algorithm = maxfl(SMALL.learning_rate, local_steps=3, batch_size=8)
     how = {"learning_rate": SMALL.learning_rate, "batch_size": 8, "num_steps": 2}
-    staying = appealing(mfa_rr(6, 3), cohort_size=6, from_round=2)
+    staying = appealing(mfa_rr(6, num_models), cohort_size=6, from_round=2)
 
     def run(key, data):
         tasks = [
             classification(data, module, rngs=("dropout",), scale=1 / 255, column=column)
-            for column in range(3)
+            for column in range(num_models)
         ]
         for column, task in enumerate(tasks):
             own = own_models(key, task, model=column, **how)

@@ -232,15 +232,17 @@ def run_cli():
 
 
 def test_a_small_gain_figure(tmp_path, run_cli):
-    options = ["--rounds", 3, "--seeds", 2, "--clients", 12, "--set", "num_models=[1, 3]"]
+    """Large batches, since what an epoch costs are its steps."""
+    options = ["--rounds", 1, "--seeds", 2, "--clients", 4, "--set", "num_models=[1, 2]"]
+    options += ["--set", "learner.batch_size=200"]
     summary, dataset = reproduce("mfa-fig6a", tmp_path, run_cli, *options)
     assert summary["data"] == "synthetic"
     assert dict(dataset.sizes) == {
         "algorithm": 2,
         "num_models": 2,
         "seed": 2,
-        "round": 10,
-        "model": 3,
+        "round": 4,
+        "model": 2,
     }
     single = dataset.train_accuracy.sel(num_models=1)
     np.testing.assert_array_equal(single[0], single[1])  # with one model both are FedAvg
@@ -250,7 +252,8 @@ def test_a_small_gain_figure(tmp_path, run_cli):
 
 def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli):
     """A logistic regression and a CNN train in one compiled round."""
-    options = ["--rounds", 2, "--seeds", 1, "--clients", 3]
+    learners = '[{name="synthetic", batch_size=200}, {name="faces", image_size=16, batch_size=50}]'
+    options = ["--rounds", 1, "--seeds", 1, "--clients", 2, "--set", f"learners={learners}"]
     summary, dataset = reproduce("mfa-table5", tmp_path, run_cli, *options)
     assert summary["data"] == "surrogate"
     assert dataset.sizes["model"] == 2

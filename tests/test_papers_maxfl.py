@@ -1,5 +1,6 @@
 """Tables 1 to 6, Figures 3, 4, 7 of Cho et al.: the best points, the claims, and small runs."""
 
+import contextlib
 import functools
 import json
 from pathlib import Path
@@ -15,6 +16,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     own_models,
+    plan,
     quadratic,
     requiring,
     simulate,
@@ -264,8 +266,29 @@ def small_instance(name, tuning_steps, *methods):
     """An item's config with some methods, and its result."""
     item = REPRODUCTIONS[name]
     settings = {"methods": {method: item.config.methods[method] for method in methods}}
+    settings["warm_up_steps"] = tuple(steps // 10 for steps in item.config.warm_up_steps)
     config = config_of(name, **SMALL | settings | {"tuning_steps": tuning_steps})
     return config, run_comparison(config)
+
+
+@contextlib.contextmanager
+def traced_once(*which):
+    """A small instance's programs are traced once for all its runs: most of what a run costs."""
+    lower, lowered = plan._lower, _LOWERED.setdefault(which, {})
+
+    def once(program, size, where):
+        key = program.label, size
+        if key not in lowered:
+            lowered[key] = lower(program, size, where), program.message_sizes
+        text, program.message_sizes = lowered[key]
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_lower", once)
+        yield
+
+
+_LOWERED: dict = {}
 
 
 QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers and tuning at once
@@ -284,7 +307,8 @@ QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers a
 def test_small_instances(name, tuning_steps, tmp_path):
     """Every item runs from the data to the figure; the digits stand in and it is said."""
     item = REPRODUCTIONS[name]
-    config, result = small_instance(name, tuning_steps, "MaxFL")
+    with traced_once(name, tuning_steps, "MaxFL"):
+        config, result = small_instance(name, tuning_steps, "MaxFL")
     judgement = item.judge(result, config)
     figure = item.plot(result, config, judgement)
     save_figure(figure, tmp_path / "figure.png")
@@ -302,15 +326,24 @@ def test_small_instances(name, tuning_steps, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "which",
+    ("which", "how"),
     [
-        ("maxfl-table2", 5, "MaxFL"),
-        pytest.param(("maxfl-table1", 0, "FedAvg", "MaxFL"), marks=pytest.mark.slow),
+        (("maxfl-table2", 5, "MaxFL"), traced_once),
+        pytest.param(
+            ("maxfl-table1", 0, "FedAvg", "MaxFL"),
+            lambda *_: contextlib.nullcontext(),
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["one method", "two methods"],
+    ids=["one method", "two methods, traced again"],
 )
-def test_a_grid_that_was_stopped_continues_bit_by_bit(which, tmp_path):
+def test_a_grid_that_was_stopped_continues_bit_by_bit(which, how, tmp_path):
     """Own models are trained again, and are the same; what was saved is not computed again."""
+    with how(*which):
+        stop_and_continue(which, tmp_path)
+
+
+def stop_and_continue(which, tmp_path):
     config, expected = small_instance(*which)
     seen = []
 
@@ -347,19 +380,18 @@ def test_own_models_are_where_the_grid_looks_for_them():
     clients = population.num_clients + population.num_unseen
     assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, 2, clients)
     assert len(np.unique(own.threshold)) == own.threshold.size
+
+    @functools.partial(jax.jit, static_argnames="num_steps")
+    def alone_of(key, data, draw, **how):
+        task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        key = jax.random.fold_in(key, draw)
+        start = task.init(jax.random.fold_in(key, 1))
+        return own_models(key, task, start, batch_size=8, **how)
+
     for i, steps in enumerate((2, 3)):
         for rate, draw in ((0, 1), (1, 0)):
-            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
-            key = jax.random.fold_in(jax.random.key(config.seed), draw)
-            start = task.init(jax.random.fold_in(key, 1))
-            alone = own_models(
-                key,
-                task,
-                start,
-                learning_rate=config.learning_rates[rate],
-                batch_size=8,
-                num_steps=steps,
-            )
+            how = {"learning_rate": config.learning_rates[rate], "num_steps": steps}
+            alone = alone_of(jax.random.key(config.seed), data, draw, **how)
             place = i, 1, rate, draw
             np.testing.assert_allclose(own.threshold[place], alone.threshold, rtol=1e-5)
             np.testing.assert_allclose(own.accuracy[place], alone.accuracy, rtol=1e-5)
