@@ -408,8 +408,16 @@ def cho_clients(seed=7):
     return flip_labels(federate(pool, parts, test_fraction=0.4, seed=seed), fraction=0.3, seed=seed)
 
 
-@pytest.mark.parametrize("told", [described, pytest.param(lowered, marks=pytest.mark.slow)])
-def test_a_file_with_everything_is_that_of_python(told):
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["MaxFL"], described),
+        pytest.param(["MaxFL", "q-FFL"], described, marks=pytest.mark.slow),
+        pytest.param(["MaxFL", "q-FFL"], lowered, marks=pytest.mark.slow),
+    ],
+    ids=["one described", "described", "lowered"],
+)
+def test_a_file_with_everything_is_that_of_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
         "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
@@ -434,14 +442,17 @@ def test_a_file_with_everything_is_that_of_python(told):
 
     expected = Grid(
         build,
-        {"algorithm": list(methods)},
+        {"algorithm": labels},
         prepare=prepare,
         num_rounds=6,
         num_seeds=2,
         record_every=3,
         shared={"data": cho_clients()},
     )
-    assert told(read(FULL).grid()) == told(expected)
+    experiment = read(FULL)
+    algorithms = {label: experiment.algorithms[label] for label in labels}
+    some = experiment.model_copy(update={"algorithms": algorithms})
+    assert told(some.grid()) == told(expected)
 
 
 def test_a_file_with_everything_runs():
