@@ -825,7 +825,7 @@ def test_a_diverged_run_is_over(tmp_path):
     config = write_config(
         tmp_path, num_models=2, num_rounds=12, num_seeds=1, num_clients=5, block_size=2
     )
-    config.write_text(config.read_text().partition("[axes]")[0])
+    config.write_text(config.read_text().partition("[algorithms.MFA-Rand]")[0])
     hot = ("--set", "algorithms.MFA-RR.learning_rate=1e6")
     outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
     assert outcome.code == 1

@@ -28,13 +28,11 @@ from fedjax_mm import (
 )
 from fedjax_mm.experiment import load
 from fedjax_mm.plan import seed_keys
-from tests.helpers import Towards, counting
+from tests.helpers import Towards, counting, slow_unless
 
 N = 13  # divided neither by the models nor by the devices
 ASSIGNMENTS = {"mfa_rand": mfa_rand(N, 3), "mfa_rr": mfa_rr(N, 3, cohort_size=11)}
-layouts = pytest.mark.parametrize(
-    ("count", "axis"), [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
-)
+LAYOUTS = [(1, "clients"), (2, "clients"), (8, "clients"), (2, "replicas")]
 
 
 def close(actual, expected, tolerance):
@@ -71,16 +69,18 @@ def alone(name, precision):
         return jax.device_get(program(seed_keys(0, 4), quadratic(N, 2, mu=0.01)))
 
 
+QUICK = {("mfa_rand", "float32"): LAYOUTS[2:], ("mfa_rr", "float64"): LAYOUTS[:2]}
+
+
 @pytest.mark.parametrize(
-    ("name", "precision"),
+    ("count", "axis", "name", "precision"),
     [
-        ("mfa_rand", "float32"),
-        ("mfa_rr", "float64"),
-        pytest.param("mfa_rand", "float64", marks=pytest.mark.slow),
-        pytest.param("mfa_rr", "float32", marks=pytest.mark.slow),
+        slow_unless(where in QUICK.get((name, precision), ()), *where, name, precision)
+        for where in LAYOUTS
+        for name in ASSIGNMENTS
+        for precision in ("float32", "float64")
     ],
 )
-@layouts
 def test_devices_agree(count, axis, name, precision):
     where = layout(3, jax.devices()[:count], axis)
     replicas = where.padded(3)
@@ -108,7 +108,9 @@ def counted_alone():
     return jax.jit(counting_run())(seed_keys(1, 2), Towards(jnp.arange(float(N))))
 
 
-@layouts
+@pytest.mark.parametrize(
+    ("count", "axis"), [slow_unless(where in LAYOUTS[2:], *where) for where in LAYOUTS]
+)
 def test_client_states_come_home_from_every_device(count, axis):
     where = layout(2, jax.devices()[:count], axis)
     task, keys = Towards(jnp.arange(float(N))), seed_keys(1, 2)
@@ -159,7 +161,7 @@ def eleven_seeds_alone():
         return some_seeds(11)
 
 
-@pytest.mark.parametrize("num_seeds", [1, 3, 8, 11])
+@pytest.mark.parametrize("num_seeds", [slow_unless(n in (3, 11), n) for n in (1, 3, 8, 11)])
 def test_run_uses_all_devices_and_drops_what_pads(num_seeds):
     """Fewer, as many and more seeds than the 8 devices of the tests."""
     everywhere, alone = some_seeds(num_seeds), eleven_seeds_alone()
