@@ -245,6 +245,8 @@ def toy(
     return fedavg(factor * learning_rate, local_steps=count + flag + (way == "up"))
 """
 PROGRAM = """
+import json
+import sys
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiment import validate
 
@@ -258,9 +260,9 @@ def loss(**settings):
     return result.loss.values[..., -1, 0].item()
 
 
-assert loss(name="toy", factor=2) == loss(local_steps=3, learning_rate=0.2)
-own = {"count": 4, "way": "up", "flag": True}
-assert loss(name="toy", factor=1.5, **own) == loss(local_steps=6, learning_rate=1.5 * 0.1)
+for own, steps in json.loads(sys.argv[1]):
+    expected = loss(local_steps=steps, learning_rate=1.5 * 0.1)
+    assert loss(name="toy", factor=1.5, **own) == expected
 wrong = ["factor=1", "factor=true", "count=0", "way=left", "flag=1", "optimizer=1", "name=tow"]
 for text in wrong:
     values = top | {"algorithms": {"A": A | {"name": "toy", "factor": 2}}}
@@ -271,11 +273,24 @@ for text in wrong:
 """
 
 
-def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path):
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param([({"way": "up", "flag": True}, 5)], id="some set"),
+        pytest.param(
+            [({}, 3), ({"count": 4, "way": "up", "flag": True}, 6)],
+            id="none and all",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
+    """Cases are settings, and the local steps that they make."""
     package = Path(fedjax_mm.__file__).parent
     shutil.copytree(package, tmp_path / package.name)
     (tmp_path / package.name / "algorithms" / "toy.py").write_text(TOY)
-    command, environment = [sys.executable, "-c", PROGRAM], os.environ | {"PYTHONPATH": "."}
+    command = [sys.executable, "-c", PROGRAM, json.dumps(cases)]
+    environment = os.environ | {"PYTHONPATH": "."}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
@@ -408,8 +423,16 @@ def cho_clients(seed=7):
     return flip_labels(federate(pool, parts, test_fraction=0.4, seed=seed), fraction=0.3, seed=seed)
 
 
-@pytest.mark.parametrize("told", [described, pytest.param(lowered, marks=pytest.mark.slow)])
-def test_a_file_with_everything_is_that_of_python(told):
+@pytest.mark.parametrize(
+    ("labels", "told"),
+    [
+        (["MaxFL"], described),
+        pytest.param(["MaxFL", "q-FFL"], described, marks=pytest.mark.slow),
+        pytest.param(["MaxFL", "q-FFL"], lowered, marks=pytest.mark.slow),
+    ],
+    ids=["one described", "described", "lowered"],
+)
+def test_a_file_with_everything_is_that_of_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
         "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
@@ -434,14 +457,17 @@ def test_a_file_with_everything_is_that_of_python(told):
 
     expected = Grid(
         build,
-        {"algorithm": list(methods)},
+        {"algorithm": labels},
         prepare=prepare,
         num_rounds=6,
         num_seeds=2,
         record_every=3,
         shared={"data": cho_clients()},
     )
-    assert told(read(FULL).grid()) == told(expected)
+    experiment = read(FULL)
+    algorithms = {label: experiment.algorithms[label] for label in labels}
+    some = experiment.model_copy(update={"algorithms": algorithms})
+    assert told(some.grid()) == told(expected)
 
 
 def test_a_file_with_everything_runs():

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, sweep
+from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, plots, sweep
 from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.errors import InterruptedRunError, RefusedError
 from fedjax_mm.plan import Grid, make_plan
@@ -94,6 +94,7 @@ def saved(directory):
 
 TELLING = """\
 import importlib
+import json
 import sys
 from fedjax_mm import cli, plan
 
@@ -105,11 +106,17 @@ def tell(label, done, total):
     sys.stdin.readline()
 
 cli._log_lines = lambda: tell
-cli.start()
+for command in json.loads(sys.argv[1]):
+    try:
+        cli.main(command)
+    except SystemExit as end:
+        code = end.code
+        print("code", code, file=sys.stderr, flush=True)
+sys.exit(code)
 """
-"""The command line, a replica a device and a record at a time.
+"""Commands one after the other, a replica a device and a record at a time.
 
-It tells of every record, and waits for an answer if its input is a pipe.
+They tell of every record, and wait for an answer if their input is a pipe.
 """
 
 
@@ -123,7 +130,7 @@ def progress(process):
 
 def without_progress(errors):
     lines = errors.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("progress "))
+    return "".join(line for line in lines if not line.startswith(("progress ", "code ")))
 
 
 def wait_for(process, share):
@@ -133,11 +140,12 @@ def wait_for(process, share):
             return
 
 
-def start(config, directory, *options, stdin=subprocess.DEVNULL):
+def start(config, directory, *options, stdin=subprocess.DEVNULL, times=1):
     """The sweep in a process of its own, which has as many devices as this one."""
-    command = [sys.executable, "-c", TELLING, "--devices", str(jax.device_count()), "sweep"]
+    command = ["--devices", str(jax.device_count()), "sweep", str(config)]
+    command += ["--out", str(directory), *map(str, options)]
     return subprocess.Popen(
-        [*command, str(config), "--out", str(directory), *map(str, options)],
+        [sys.executable, "-c", TELLING, json.dumps([command] * times)],
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -146,10 +154,65 @@ def start(config, directory, *options, stdin=subprocess.DEVNULL):
     )
 
 
-@pytest.mark.parametrize(
-    ("kills", "seed"),
-    [(1, 7), *(pytest.param(n, n, marks=pytest.mark.slow) for n in (3, 20))],
-)
+def let_go_on(process):
+    """Answers until the sweep has told of two moments of its work, and waits at the second."""
+    earlier = None
+    for done, total in progress(process):
+        if total > 1:
+            earlier = done if earlier is None else earlier
+            if done > earlier:
+                return
+        process.stdin.write("go on\n")
+
+
+def let_end(process):
+    """Answers until the command has ended: what else it said, and its code."""
+    process.stdin.write("go on\n")
+    said = []
+    for line in process.stderr:
+        word, *rest = line.split() or [""]
+        if word == "code":
+            return "".join(said), int(rest[0])
+        if word == "progress":
+            process.stdin.write("go on\n")
+        else:
+            said.append(line)
+    raise AssertionError(said)
+
+
+def check_stopped(number, code, errors):
+    assert code == 128 + number
+    *_, notice, last = errors.splitlines()
+    assert notice == "saving after this segment; once more stops at once"
+    assert last.startswith(f"fedjax-mm: {number.name}: stopped at ")
+    assert "continue with --resume" in errors
+
+
+def test_a_sweep_told_to_stop_twice_and_then_killed_continues(small, tmp_path):
+    """All in one process, whose directory is its own as long as it works there."""
+    options, before = ("--save-every", 1000, "--resume"), {}
+    command = ("sweep", small.config, "--out", tmp_path, "--resume")
+    with start(small.config, tmp_path, *options, stdin=subprocess.PIPE, times=3) as process:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            let_go_on(process)
+            process.send_signal(number)
+            errors, code = let_end(process)
+            check_stopped(number, code, errors)
+            assert saved(tmp_path) != before
+            before = saved(tmp_path)
+        let_go_on(process)
+        held = contents(tmp_path)
+        check_refused(tmp_path, call(*command), "another process", "--out", before=held)
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert (tmp_path / "grid" / "unfinished").exists()
+    assert call(*command).code == 0
+    check_finished(tmp_path, small.expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "seed"), [(1, 7), (3, 3), (20, 20)])
 def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, kills, seed):
     """At moments spread over its work; whenever it is done before that, it starts afresh."""
     killed = finished = hits = advances = 0
@@ -178,24 +241,15 @@ def test_a_sweep_killed_again_and_again_ends_as_if_it_had_not(small, tmp_path, k
     check_finished(tmp_path, small.expected)
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
     options, before = ("--save-every", 1000, "--resume"), {}
     for number in (signal.SIGTERM, signal.SIGINT):
         with start(small.config, tmp_path, *options, stdin=subprocess.PIPE) as process:
-            earlier = None
-            for done, total in progress(process):
-                if total > 1:
-                    earlier = done if earlier is None else earlier
-                    if done > earlier:  # it waits for an answer
-                        break
-                process.stdin.write("go on\n")
+            let_go_on(process)
             process.send_signal(number)
             _, errors = process.communicate()  # which closes its input: it goes on
-        assert process.returncode == 128 + number
-        *_, notice, last = without_progress(errors).splitlines()
-        assert notice == "saving after this segment; once more stops at once"
-        assert last.startswith(f"fedjax-mm: {number.name}: stopped at ")
-        assert "continue with --resume" in errors
+        check_stopped(number, process.returncode, without_progress(errors))
         assert saved(tmp_path) != before
         before = saved(tmp_path)
     assert call("sweep", small.config, "--out", tmp_path, *options).code == 0
@@ -209,7 +263,8 @@ def test_a_sweep_that_is_told_to_stop_saves_and_continues(small, tmp_path):
 def short_segments():
     """Batches of one replica a device, looked at after every record.
 
-    Equal experiments are traced once: that another process traces the same is seen above.
+    Equal experiments are traced once: that another process traces the same is seen above. Figures
+    are empty, but for the first.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
@@ -237,11 +292,15 @@ def small(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweeps, "_SEGMENT_SECONDS", 1)
         assert call("sweep", config, "--out", directory / "whole").code == 0
+    assert (directory / "whole" / "grid" / "figure.png").stat().st_size > 1000
     expected, out = read_result(directory / "whole"), directory / "stopped"
     with stopping(signal.SIGTERM, 0.7):
         outcome = call("sweep", config, "--out", out, "--save-every", 0)
     assert outcome.code == 143
-    return Small(config, expected, out, saved(out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plots, "sweep_overview", lambda dataset: None)
+        patch.setattr(plots, "save_figure", lambda figure, path: path.touch())
+        yield Small(config, expected, out, saved(out))
 
 
 @pytest.fixture
@@ -290,10 +349,10 @@ def lines_of(outcome):
 def test_a_complete_run_is_left_alone(small, tmp_path):
     """Unless its settings are others."""
     command = ("sweep", small.config, "--out", tmp_path, "--resume")
-    first = call(*command)
+    shutil.copytree(small.config.parent / "whole", tmp_path, dirs_exist_ok=True)
     before = contents(tmp_path)
     again = call(*command)
-    assert (first.code, again.code) == (0, 0)
+    assert again.code == 0
     assert "is complete; nothing to resume" in again.out
     assert contents(tmp_path) == before
     assert "is complete" not in call(*command, "--set", "seed=5").out
@@ -309,21 +368,33 @@ def test_finished_batches_are_kept_and_two_states_of_the_one_under_way(small):
     assert states[2] == [under_way - 1, under_way]
 
 
+def one_program(directory, config):
+    """The same sweep with the first of its algorithms alone."""
+    head, _, tail = config.read_text().partition("[algorithms.MFA-Rand]")
+    path = directory / config.name
+    path.write_text(f"{head}[axes]{tail.partition('[axes]')[2]}")
+    return path
+
+
 @pytest.mark.parametrize(
     ("number", "precision"), [(signal.SIGTERM, "float32"), (signal.SIGINT, "float64")]
 )
 def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precision):
     """What was not saved for a long time is saved when the signal comes."""
-    command = ("sweep", small.config, "--out", tmp_path, "--set", f"precision={precision}")
+    config, share = small.config, 0.7
+    if precision == "float64":
+        config, share = one_program(tmp_path, config), 0.9
+    command = ("sweep", config, "--out", tmp_path, "--set", f"precision={precision}")
     before, after = [], []
-    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(number, 0.7, before))
+    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(number, share, before))
     stopped = call(*command, "--save-every", 1000)
     assert stopped.code == 128 + number
     (line,) = lines_of(stopped)
-    assert "stopped at 7" in line
+    assert f"stopped at {10 * share:.0f}" in line
     assert "continue with --resume" in line
     assert files(tmp_path / "grid") == ["unfinished"]
-    assert [len(rounds) for rounds in saved(tmp_path).values()] == [1, 1, 1]
+    parts = 3 if precision == "float32" else 2  # it ends in the last but one, or the last
+    assert [len(rounds) for rounds in saved(tmp_path).values()] == [1] * parts
 
     monkeypatch.setattr(cli, "_log_lines", lambda: signalling(None, 2, after))
     assert call(*command, "--resume").code == 0
@@ -332,7 +403,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
         check_finished(tmp_path, small.expected)
     else:
         whole = tmp_path / "whole"
-        command = ("sweep", small.config, "--out", whole, "--set", f"precision={precision}")
+        command = ("sweep", config, "--out", whole, "--set", f"precision={precision}")
         assert call(*command).code == 0
         check_finished(tmp_path, read_result(whole))
         assert read_result(whole).loss.dtype == np.float64
@@ -487,6 +558,15 @@ for directory in sys.argv[2:]:
 """Each error is one line of its own."""
 
 
+def test_another_number_of_devices_is_refused(small, unfinished):
+    """As if the run had begun with so many."""
+    change_record(unfinished, lambda record: record["identity"]["device"].update(count=1))
+    before = contents(unfinished)
+    outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    check_refused(unfinished, outcome, "device.count was 1, is 8", before=before)
+
+
+@pytest.mark.slow
 def test_a_second_process_and_another_number_of_devices_are_refused(small, unfinished, tmp_path):
     free = shutil.copytree(unfinished, tmp_path / "free")
     with Checkpoints(unfinished / "grid", resume=True):
@@ -745,7 +825,7 @@ def test_a_diverged_run_is_over(tmp_path):
     config = write_config(
         tmp_path, num_models=2, num_rounds=12, num_seeds=1, num_clients=5, block_size=2
     )
-    config.write_text(config.read_text().partition("[axes]")[0])
+    config.write_text(config.read_text().partition("[algorithms.MFA-Rand]")[0])
     hot = ("--set", "algorithms.MFA-RR.learning_rate=1e6")
     outcome = call("run", config, "--out", tmp_path, "--save-every", 0, *hot)
     assert outcome.code == 1

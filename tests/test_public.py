@@ -92,8 +92,13 @@ def test_public_names_can_be_listed_completed_imported_and_pickled():
         _ = fedjax_mm.sweeep
 
 
-def test_a_function_is_not_replaced_by_its_module():
-    """Importing a submodule sets the package's attribute of its name: here it must not."""
+COMPUTING = ("jax", "numpy", "optax", "flax", "orbax", "jaxtyping", "sklearn")
+FILES = ("xarray", "pandas", "netCDF4", "matplotlib", "PIL")
+TERMINAL = ("typer", "rich", "pydantic")
+
+
+def all_orders():
+    """Ways to import the package, its submodules and its functions, one after the other."""
     assert BOTH == ["simulate", "sweep"]
     orders = [
         template.format(name=name, other=other)
@@ -109,10 +114,12 @@ def test_a_function_is_not_replaced_by_its_module():
             "import importlib; importlib.import_module('fedjax_mm.{name}')",
         )
     ]
-    orders += ["import fedjax_mm.bench", "import fedjax_mm.runs", "from fedjax_mm import *"]
-    code = f"""
+    return [*orders, "import fedjax_mm.bench", "import fedjax_mm.runs", "from fedjax_mm import *"]
+
+
+ORDERS = f"""
 import sys, types
-for order in {orders}:
+for order in {all_orders()}:
     for name in [name for name in sys.modules if name.split(".")[0] == "fedjax_mm"]:
         del sys.modules[name]
     exec(order, {{}})
@@ -126,36 +133,53 @@ for order in {orders}:
             assert getattr(module, name) is function, order
             exec("import fedjax_mm." + name)
 """
-    assert child(code) == ""
+"""Importing a submodule sets the package's attribute of its name: here it must not."""
 
 
-COMPUTING = ("jax", "numpy", "optax", "flax", "orbax", "jaxtyping", "sklearn")
-FILES = ("xarray", "pandas", "netCDF4", "matplotlib", "PIL")
-TERMINAL = ("typer", "rich", "pydantic")
+CHECK = """
+import jax
+from jax._src import xla_bridge
+assert not xla_bridge._backends, 'a backend was started'
+assert not jax.config.jax_enable_x64
+"""
+MORE = "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())"
 
 
 @pytest.mark.parametrize(
-    "steps",
+    ("steps", "then"),
     [
-        {
-            "import fedjax_mm": COMPUTING + FILES + TERMINAL,
-            "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate": (
-                *("flax", "orbax", "sklearn"),
-                *(FILES + TERMINAL),
-            ),
-            "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep": (
-                *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
-                *TERMINAL,
-            ),
-        },
-        {"from fedjax_mm.cli import app; app(['list'], standalone_mode=False)": COMPUTING + FILES},
+        (
+            {
+                "import fedjax_mm": COMPUTING + FILES + TERMINAL,
+                "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate": (
+                    *("flax", "orbax", "sklearn"),
+                    *(FILES + TERMINAL),
+                ),
+                "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep": (
+                    *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
+                    *TERMINAL,
+                ),
+            },
+            # Importing all starts no device, and no function is replaced by its module.
+            f"from fedjax_mm import *\n{CHECK}{MORE}\n{CHECK}{ORDERS}{CHECK}",
+        ),
+        (
+            {
+                "from fedjax_mm.cli import app; app(['list'], standalone_mode=False)": (
+                    COMPUTING + FILES
+                )
+            },
+            "",
+        ),
     ],
+    ids=["package", "list"],
 )
-def test_nothing_is_imported_before_it_is_needed(steps):
-    """By each step, after those before it."""
-    code = ["import sys", *(f"{step}\nprint('modules', *sys.modules)" for step in steps)]
+def test_nothing_is_imported_before_it_is_needed_and_importing_does_nothing(steps, then):
+    """By each step, after those before it; the package itself prints nothing."""
+    code = ["import sys", *(f"{step}\nprint('modules', *sys.modules)" for step in steps), then]
     lines = [line.split() for line in child("\n".join(code)).splitlines()]
     imported = [names for first, *names in filter(None, lines) if first == "modules"]
+    assert not then or len(imported) == len(lines)
     for modules, unused in zip(imported, steps.values(), strict=True):
         assert {"fedjax_mm", *unused} & set(modules) == {"fedjax_mm"}
 
@@ -210,17 +234,6 @@ def test_heavy_libraries_have_one_door(library, module):
         if f"import {library}" in path.read_text() or f"from {library}" in path.read_text()
     ]
     assert set(users) <= {module, "papers"}
-
-
-def test_importing_starts_no_device_and_prints_nothing():
-    check = (
-        "import jax\n"
-        "from jax._src import xla_bridge\n"
-        "assert not xla_bridge._backends, 'a backend was started'\n"
-        "assert not jax.config.jax_enable_x64\n"
-    )
-    more = "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())"
-    assert child(f"from fedjax_mm import *\n{check}{more}\n{check}") == ""
 
 
 def test_every_public_object_says_what_it_does():

@@ -144,11 +144,11 @@ def test_all_replicas_start_at_the_same_point(result):
     np.testing.assert_allclose(start, np.full(start.shape, expected), rtol=1e-6)
 
 
-def test_a_replica_does_not_depend_on_how_many_there_are(result):
-    for num_seeds in (2, 5):
-        dataset = run(experiment("Rand", num_seeds=num_seeds))
-        both = slice(min(num_seeds, 3))
-        check_close(dataset.isel(seed=both), result[0].sel(algorithm=["Rand"]).isel(seed=both))
+@pytest.mark.parametrize("num_seeds", [5, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_replica_does_not_depend_on_how_many_there_are(result, num_seeds):
+    dataset = run(experiment("Rand", num_seeds=num_seeds))
+    both = slice(min(num_seeds, 3))
+    check_close(dataset.isel(seed=both), result[0].sel(algorithm=["Rand"]).isel(seed=both))
 
 
 def test_float64_is_float64_and_leaves_the_precision_of_the_process_alone(result):

@@ -188,7 +188,7 @@ def test_arrays_that_all_tasks_share_are_there_once():
             )
 
 
-@pytest.mark.parametrize("epochs", [True, False])
+@pytest.mark.parametrize("epochs", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_stacked_data_of_models_are_their_own_data(epochs):
     draws = [labelled_data(seed=seed) for seed in range(2)]
     assert len({int(each.train.counts.sum()) for each in draws}) > 1
