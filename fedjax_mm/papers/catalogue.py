@@ -42,7 +42,7 @@ CATALOGUE: dict[str, Entry] = {
     "maxfl-fig8": Entry("MaxFL's adaptive learning rate against a constant one", "maxfl_shape"),
     "cb-table1": Entry("What trials with cohorts of different sizes cost", "cohorts"),
     "cb-optimal-cohort": Entry(
-        "The best cohort size at constant cost, beside C* of the bound", "cohort_optimum"
+        "The best cohort size at constant cost, beside C*", "cohort_optimum"
     ),
     "theory-mfa-rand": Entry("Theorem 1's bound beside MFA-Rand's error", "mfa_theory"),
     "theory-mfa-rr": Entry("Corollary 1's bound beside MFA-RR's error", "mfa_theory"),
