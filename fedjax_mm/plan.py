@@ -150,14 +150,16 @@ class Grid:
 class Replica(NamedTuple):
     """What is carried of a replica: its state without the key and the round, and counts.
 
-    `prepared` is what the grid's `prepare` made of it before the first round, and `has_ended`
-    whether a record met the grid's target, if it has one.
+    `since` counts what was done since the last record; `prepared` is what the grid's `prepare` made
+    of the replica before the first round. If the grid has a target, `has_ended` tells whether a
+    record met it, and `total` counts what was done up to the last record.
     """
 
     state: State
     since: Counts
     prepared: Any
     has_ended: Any
+    total: Counts | None
 
 
 class Record(NamedTuple):
@@ -236,9 +238,9 @@ class Program:
         prepared = self.prepare(rng_key, numbers, shared)
         setup = self.setup(numbers, shared, prepared)
         state = init(rng_key, *setup)._replace(rng_key=_ABSENT, round=_ABSENT)
-        nothing = jnp.zeros(setup.assignment.num_models, jnp.int32)
-        has_ended = None if self.grid.until is None else jnp.zeros((), bool)
-        return Replica(state, Counts(nothing, nothing, nothing), prepared, has_ended)
+        nothing = Counts(*[jnp.zeros(setup.assignment.num_models, jnp.int32)] * 3)
+        target = (None, None) if self.grid.until is None else (jnp.zeros((), bool), nothing)
+        return Replica(state, nothing, prepared, *target)
 
     def advance(
         self,
@@ -297,7 +299,7 @@ class Program:
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
         if self.grid.until is not None:
-            self.grid.until.check_metric(shapes[1].metrics)
+            self.grid.until.check_metric({*shapes[1].metrics, *Counts._fields})
         return _Traced(*shapes, **facts)
 
     @property
@@ -416,8 +418,12 @@ class Program:
         def end(replica: Replica, record: Record, is_record: Any) -> Replica:
             if until is None:
                 return replica
-            has_ended = replica.has_ended | (is_record & until.is_met(record.metrics))
-            return replica._replace(has_ended=has_ended)
+            counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
+            total = jax.tree.map(_add_counts, replica.total, counts)
+            is_met = until.is_met(record.metrics | total._asdict())
+            return replica._replace(
+                has_ended=replica.has_ended | (is_record & is_met), total=total
+            )
 
         def rounds(carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             if until is None:

@@ -303,7 +303,9 @@ def _ends(records: Record, grid: Grid, done: int) -> np.ndarray:
     if grid.until is None:
         return np.full(records.is_finite.shape[1], -1)
     rows = slice(1 + done // grid.record_every)
-    return grid.until.first_record({name: x[rows] for name, x in records.metrics.items()})
+    values = {name: x[rows] for name, x in records.metrics.items()}
+    values |= {name: x[rows].cumsum(0) for name, x in records.counts._asdict().items()}
+    return grid.until.first_record(values)
 
 
 def _cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:

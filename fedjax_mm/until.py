@@ -11,7 +11,8 @@ class Until(NamedTuple):
     """A target for a metric; a run ends with the first record in which all its models meet it.
 
     Attributes:
-      metric: one that is recorded.
+      metric: one that is recorded; or a count since the start: client_updates, gradients,
+        idle_rounds.
       at_least: the least value that meets the target; give this or `at_most`.
       at_most: the largest value that does.
 

@@ -73,6 +73,20 @@ def test_the_prefix_is_that_of_a_run_without_target(record_every):
     check(swept(until=until, record_every=record_every), whole(record_every), until)
 
 
+@pytest.mark.parametrize("record_every", [1, 4])
+def test_a_run_may_end_when_it_has_done_so_much(record_every):
+    """Counts are since the start: 3 clients train each of the models in every round."""
+    result = swept(until=Until("client_updates", at_least=44), record_every=record_every)
+    end = {1: 15, 4: 16}[record_every]
+    assert (result.ended == end).all()
+    assert (result.client_updates.isel(round=-1) == 3 * end).all()
+    before = slice(0, end)
+    xr.testing.assert_equal(
+        result.excess_loss.sel(round=before), whole(record_every).excess_loss.sel(round=before)
+    )
+    assert result.excess_loss.sel(round=slice(end + 1, None)).isnull().all()
+
+
 def test_a_batch_that_has_ended_computes_no_more():
     """All meet the target at once: no round after the first segment is computed."""
     seen = []
@@ -156,7 +170,7 @@ def test_wrong_targets_are_refused(until, says):
 
 
 def test_a_metric_that_is_not_recorded_is_refused_before_compilation():
-    says = "until.metric is 'accuracy'; what is recorded is distance, excess_loss, loss"
+    says = "'accuracy'; what is recorded is client_updates, distance, excess_loss, gradients, idle"
     with pytest.raises(ValueError, match=says):
         swept(until=Until("accuracy", at_least=0.9))
     with pytest.raises(ValueError, match="give one"):
