@@ -673,6 +673,20 @@ def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
     assert passed_over >= 3
 
 
+def test_a_state_that_is_not_what_was_saved_is_passed_over(tmp_path, monkeypatch):
+    """Even if its files are whole: the digest is compared."""
+    with Checkpoints(tmp_path / "run") as checkpoints:
+        checkpoints.save(0, 1, some_arrays(1))
+        monkeypatch.setattr("fedjax_mm.checkpoint._digest", lambda *_: "of something else")
+        checkpoints.save(0, 2, some_arrays(2))
+    monkeypatch.undo()
+    with (
+        Checkpoints(tmp_path / "run", resume=True) as checkpoints,
+        pytest.warns(UserWarning, match="its digest does not match"),
+    ):
+        assert checkpoints.load(0).rounds == 1
+
+
 # A full disk
 
 

@@ -135,10 +135,10 @@ def test_at_most_twice_the_steps_are_executed(num_models, client_map):
 def test_padding_does_not_wait_for_the_longest():
     """Client 0, who does not take part, has a thousand steps; the last chunk is mostly padding."""
     counts = [10_000, *[10] * 8]
-    groups = replay([[[3, -1, 1, 2, -1], [4, 5, -1, -1, 6]]], 9)
+    groups = replay([[[3, -1, -1, -1, -1, -1, -1], [4, 5, 6, -1, 7, 8, -1]]], 9)
     computed, needed = steps_executed(counts, groups, 4)
     assert needed == 6
-    assert computed <= 2 * 8
+    assert computed == 9  # of model 2 the first three alone, then two with two of padding
 
 
 # Results.
@@ -177,6 +177,7 @@ class Seen(NamedTuple):
     clients: jax.Array  # [T, M, n]
     losses: jax.Array  # [T, M, n]
     sums: jax.Array  # [M]
+    assigned: jax.Array  # rounds
 
 
 def watching(groups, scale):
@@ -184,15 +185,17 @@ def watching(groups, scale):
     groups, scale = jnp.asarray(groups), jnp.asarray(scale)
 
     def assign(rng_key, round, state, look):
+        state = state._replace(assigned=state.assigned + 1)
         return Groups(groups[round - 1], scale[round - 1]), state
 
     def observe(round, groups, reports, state):
         losses = reports["loss"]
         rows = (groups.clients, losses)
         seen = [x.at[round - 1].set(row) for x, row in zip(state[:2], rows, strict=True)]
-        return Seen(*seen, state.sums + losses.sum(1))
+        return Seen(*seen, state.sums + losses.sum(1), state.assigned)
 
-    nothing = Seen(jnp.zeros_like(groups), jnp.zeros(groups.shape), jnp.zeros(M))
+    shape = groups.shape
+    nothing = Seen(jnp.zeros_like(groups), jnp.zeros(shape), jnp.zeros(M), jnp.int32(0))
     return Assignment(N, M, lambda rng_key: nothing, assign, observe)
 
 
@@ -241,6 +244,7 @@ def expected():
     with jax.enable_x64(True):
         one, task = jax.jit(chex.assert_max_traces(program(client_map="scan"), n=1)), clients()
         results = [one(*(x[i] for x in cases()), task) for i in range(2)]
+        assert results[0][0].assignment.assigned == ROUNDS  # what `assign` changed is observed
         other = one(*(x[0] for x in cases()), dataclasses.replace(task, ridge=2 * task.ridge))
         loss = results[0][1].metrics["loss"][-1]
         assert not np.array_equal(other[1].metrics["loss"][-1], loss)

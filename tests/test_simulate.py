@@ -20,6 +20,7 @@ from fedjax_mm import (
     mfa_rr,
     per_frame,
     quadratic,
+    scaffold,
     sequential,
     simulate,
 )
@@ -257,6 +258,14 @@ def test_upload_of_a_sparse_update_counts_the_model():
     run = functools.partial(simulate, algorithm=algorithm, assignment=assignment, num_rounds=1)
     _, trace = jax.eval_shape(run, jax.random.key(0), TASKS["quadratic"]())
     assert trace.upload_size == trace.download_size == (2 * N + 1,) * 2
+
+
+def test_what_goes_up_and_what_comes_down_are_told_apart():
+    """SCAFFOLD sends a control variate beside the parameters; it is counted going up."""
+    run = functools.partial(simulate, algorithm=scaffold(0.1, local_steps=1), num_rounds=1)
+    run = functools.partial(run, assignment=mfa_rr(N, 2))
+    _, trace = jax.eval_shape(run, jax.random.key(0), TASKS["quadratic"]())
+    assert (trace.upload_size, trace.download_size) == ((4 * N + 2,) * 2, (2 * N + 1,) * 2)
 
 
 # The points where such a contract usually breaks.

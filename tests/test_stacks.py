@@ -28,7 +28,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.plan import Grid
-from fedjax_mm.stacks import stacks_of
+from fedjax_mm.stacks import by_model, stacks_of
 from fedjax_mm.sweep import carry_out, plan_for
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
@@ -155,6 +155,15 @@ def test_algorithms_are_alike_if_they_are_the_same():
         (0, 2),
         (1,),
     ]
+
+
+def test_rows_of_stacks_come_in_the_order_of_the_models():
+    """An order that is not its own inverse."""
+    task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 4)
+    stacks = stacks_of(task, [SLOW, FAST, fedavg(0.2, local_steps=1), SLOW], assignment)
+    assert [stack.models for stack in stacks] == [(0, 3), (1,), (2,)]
+    rows = [jnp.array(stack.models) for stack in stacks]
+    np.testing.assert_array_equal(by_model(stacks, rows), range(4))
 
 
 def test_arrays_that_all_tasks_share_are_there_once():

@@ -118,6 +118,12 @@ def test_at_least_is_met_from_below():
     assert (result.ended == 0).all()
 
 
+def test_a_value_equal_to_the_bound_meets_it():
+    values = {"loss": np.array([[0.6], [0.5], [0.4]])}
+    assert Until("loss", at_most=0.5).first_record(values) == 1
+    assert Until("loss", at_least=0.6).first_record(values) == 0
+
+
 def test_resuming_across_an_end_changes_nothing(tmp_path):
     until = Until("excess_loss", at_most=target())
     expected, done = swept(until=until), []
