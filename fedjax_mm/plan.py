@@ -421,9 +421,7 @@ class Program:
             counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
             total = jax.tree.map(_add_counts, replica.total, counts)
             is_met = until.is_met(record.metrics | total._asdict())
-            return replica._replace(
-                has_ended=replica.has_ended | (is_record & is_met), total=total
-            )
+            return replica._replace(has_ended=replica.has_ended | (is_record & is_met), total=total)
 
         def rounds(carry: tuple[Replica, Record]) -> tuple[Replica, Record]:
             if until is None:

@@ -374,6 +374,38 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
     )
 
 
+def runs_by_size(
+    values: xr.DataArray, *, panel: str, xlabel: str, ylabel: str, title: str, caption: str
+) -> Figure:
+    """One panel per entry of `panel`, one point for every run at its size, and the means.
+
+    Args:
+      values: over ``(panel, size, run)``.
+      panel: the name of that dimension.
+      xlabel: of every panel.
+      ylabel: of the first panel.
+      title: above the panels.
+      caption: below them.
+    """
+    with mpl.rc_context(_STYLE):
+        names = values[panel].values
+        figure = Figure(figsize=(4.8 * len(names), 4.1))
+        row = figure.subplots(1, len(names), sharex=True, sharey=True, squeeze=False)[0]
+        sizes = values[values.dims[1]].values
+        places = np.arange(len(sizes))
+        for axes, name, letter in zip(row, names, "abcdefgh", strict=False):
+            points = values.sel({panel: name}).values
+            shifts = np.linspace(-0.28, 0.28, points.shape[1])
+            x = np.broadcast_to(places[:, None] + shifts, points.shape)
+            axes.plot(x.ravel(), points.ravel(), ".", color=_COLORS[0], ms=5, label="one run")
+            axes.plot(places, points.mean(1), "_", color=_COLORS[1], ms=26, mew=2, label="mean")
+            axes.set_xticks(places, [f"{size:g}" for size in sizes])
+            _finish(axes, f"({letter}) {name}", xlabel, ylabel if axes is row[0] else "")
+        row[-1].legend(loc="best")
+        _arrange(figure, title, caption)
+    return figure
+
+
 def heat_map(
     values: xr.DataArray,
     lines: Mapping[str, np.ndarray],

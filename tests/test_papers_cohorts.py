@@ -1,17 +1,26 @@
-"""Items of Pawlik's paper: its Table 1, and how large cohorts should be."""
+"""Items of Pawlik's paper: its table and figures, and how large cohorts should be."""
 
 import functools
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedjax_mm.cli import main
+from fedjax_mm.data.digits import digits
+from fedjax_mm.data.partition import iid
 from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers.cohort_accuracy import CohortAccuracy
+from fedjax_mm.papers.cohort_clients import dealt, images
 from fedjax_mm.papers.cohort_optimum import OptimalCohort, bowls
+from fedjax_mm.papers.cohort_rounds import CohortRounds
 from fedjax_mm.papers.cohorts import Trials
+from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
 from tests.reference_cohorts import Quadratics, exact_training
@@ -152,3 +161,182 @@ def test_the_optimal_cohort_is_judged_by_what_was_measured():
 def test_wrong_maps_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
         OptimalCohort(**change)
+
+
+# The figures
+
+
+@pytest.fixture
+def linear(monkeypatch):
+    """The figures' pipeline with a model that compiles at once."""
+    monkeypatch.setattr("fedjax_mm.papers.cohort_clients.McMahanCNN", LogisticRegression)
+
+
+FIG1, FIG2, FIG3 = (REPRODUCTIONS[f"cb-fig{number}"] for number in (1, 2, 3))
+FEW = CohortAccuracy(
+    num_clients=12, cohort_sizes=(1, 2, 3), contacts=12, updates=60, num_seeds=4, learning_rate=0.5
+)
+
+
+def test_both_evaluations_are_those_of_the_test_images():
+    """All images; and E B different ones, which are others in every record."""
+    pool = digits()
+    parts = iid(pool.train[1], 3)
+    task = dealt(images(pool, [parts, parts[::-1]]), 1, 30)
+    params = task.init(jax.random.key(0))
+    logits = task.task.module.apply({"params": params}, jnp.asarray(pool.test[0] / np.float32(255)))
+    is_right = np.asarray(logits).argmax(1) == pool.test[1]
+    record = jax.jit(task.metrics)
+    some = []
+    for number in range(20):
+        found = record(jax.random.key(number), params)
+        assert found["test_accuracy"] == pytest.approx(is_right.mean(), abs=1e-6)
+        some.append(float(found["published_accuracy"]) * 30)
+    np.testing.assert_allclose(some, np.round(some), atol=1e-4)
+    assert len(np.unique(np.round(some))) > 3
+    spread = np.sqrt(30 * is_right.mean() * (1 - is_right.mean()) / 20)
+    assert abs(np.mean(some) - 30 * is_right.mean()) < 4 * spread
+    every = dealt(images(pool, [parts]), 0, 10_000).metrics(jax.random.key(0), params)
+    assert every["published_accuracy"] == pytest.approx(is_right.mean(), abs=1e-6)
+
+
+@pytest.mark.usefixtures("linear")
+def test_cohorts_train_at_constant_cost_and_are_judged():
+    dataset = FIG2.run(FEW, None)
+    assert dict(dataset.sizes) == {"C": 3, "seed": 4, "round": 13}
+    for C in (1, 2, 3):  # R = 12 / C rounds, and the start
+        recorded = dataset.test_accuracy.sel(C=C).notnull().sum("round")
+        assert (recorded == 1 + 12 // C).all()
+    assert not dataset.test_accuracy.isel(round=1).equals(dataset.published_accuracy.isel(round=1))
+    judgement = FIG3.judge(dataset, FEW)
+    best = dataset.test_accuracy.isel(round=slice(1, None)).max("round")
+    np.testing.assert_allclose(judgement.measured["all images"]["best"], best)
+    np.testing.assert_allclose(judgement.measured["all images"]["mean"], best.mean("seed"))
+    assert [row[:3] for row in judgement.table[1:]] == [
+        ("1", "12", "60"),
+        ("2", "6", "30"),
+        ("3", "4", "20"),
+    ]
+    for item in (FIG2, FIG3):
+        assert item.plot(dataset, FEW, judgement).axes
+
+
+def accuracies(best, scored=None):
+    """A result whose best accuracies ``[C, seed]`` are these."""
+    curves = np.stack([np.zeros_like(best), best, best / 2], axis=-1)
+    some = curves if scored is None else np.round(curves * scored) / scored
+    dims, coords = ("C", "seed", "round"), {"C": [1, 2, 3], "round": [0, 1, 2]}
+    return xr.Dataset({"test_accuracy": (dims, curves), "published_accuracy": (dims, some)}, coords)
+
+
+def test_a_trend_over_cohort_sizes_is_found_and_noise_is_not():
+    rng = np.random.default_rng(0)
+    flat = 0.7 + 0.1 * rng.normal(size=(3, 30))
+    assert FIG2.judge(accuracies(flat), FEW).claims[0].holds
+    for slope in (0.1, -0.1):
+        sloping = flat + slope * np.arange(3)[:, None]
+        claim = FIG2.judge(accuracies(sloping), FEW).claims[0]
+        assert not claim.holds
+        assert f"{100 * slope:+.0f}"[:1] in claim.evidence
+    as_published = FEW.model_copy(update={"evaluation": "as-published"})
+    assert FIG2.judge(accuracies(sloping), as_published).claims[0].holds is False
+
+
+def test_few_scored_images_make_groups():
+    values = np.random.default_rng(0).uniform(0.5, 0.9, size=(3, 30))
+    grouped, not_grouped = (
+        FIG2.judge(accuracies(values, scored), FEW).claims[1] for scored in (10, None)
+    )
+    assert (grouped.holds, not_grouped.holds) == (True, False)
+
+
+def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
+    author = CohortAccuracy.model_construct(**dict(CohortAccuracy()) | {"directory": tmp_path})
+    assert author.published == {5: 0.722, 10: 0.714, 15: 0.723, 20: 0.704, 30: 0.696}
+    doubled = author.model_copy(update={"contacts": 120, "num_seeds": 3})
+    assert doubled.published[30] == 0.964
+    assert author.model_copy(update={"learning_rate": 0.2}).published == {}
+    assert CohortAccuracy().published == {}
+    means = np.array([[0.722], [0.714], [0.723]]) + 0.01 * np.random.default_rng(0).normal(
+        size=(3, 20)
+    )
+    dataset = accuracies(means).assign_coords(C=[5, 10, 15])
+    few = author.model_copy(update={"cohort_sizes": (5, 10, 15)})
+    assert FIG2.judge(dataset, few).claims[-1].holds
+    assert not FIG2.judge(dataset - 0.2, few).claims[-1].holds
+
+
+ROUNDS = CohortRounds(
+    num_clients=12,
+    cohort_sizes=(1, 3, 6),
+    percents=(0.0, 50.0, 100.0),
+    targets=(0.3, 0.6),
+    max_rounds=8,
+    local_epochs=2,
+    num_seeds=2,
+    learning_rate=0.5,
+)
+
+
+@pytest.mark.usefixtures("linear")
+def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there():
+    stopped = FIG1.run(ROUNDS, None)
+    whole = FIG1.run(ROUNDS.model_copy(update={"stop": False}), None)
+    assert stopped.test_accuracy.isnull().any()
+    assert whole.test_accuracy.notnull().all()
+    one, other = (FIG1.judge(dataset, ROUNDS) for dataset in (stopped, whole))
+    np.testing.assert_array_equal(one.measured["rounds"], other.measured["rounds"])
+    assert one.table == other.table
+    accuracy = whole.test_accuracy.transpose("percent", "C", "seed", "round").values
+    for target, rounds in zip(ROUNDS.targets, one.measured["rounds"], strict=True):
+        for place in np.ndindex(rounds.shape):
+            met = np.flatnonzero(accuracy[place] >= target)
+            assert rounds[place] == met[0] if len(met) else np.isnan(rounds[place])
+    # Each share of IID images has its own clients: with all of them labels are mixed.
+    assert accuracy[2].mean() > accuracy[0].mean()
+    assert FIG1.plot(stopped, ROUNDS, one).axes
+
+
+def test_fewer_rounds_are_found_along_the_right_axis():
+    """Rounds fall with C and grow with the percentage."""
+    size, percent, round_ = np.meshgrid([1, 3, 6], [0, 50, 100], np.arange(40), indexing="ij")
+    curve = (round_ >= 12 / size + percent / 20).astype(float)[:, :, None]
+    curve = np.repeat(curve, 3, axis=2)
+    dims = ("C", "percent", "seed", "round")
+    coords = {"C": [1, 3, 6], "percent": [0.0, 50.0, 100.0], "round": np.arange(40)}
+    dataset = xr.Dataset({"test_accuracy": (dims, curve)}, coords)
+    config = ROUNDS.model_copy(update={"targets": (0.5,)})
+    assert [claim.holds for claim in FIG1.judge(dataset, config).claims] == [True, False]
+    late = dataset.where(dataset["round"] < 14, 0.0)  # some never get there: they come last
+    judgement = FIG1.judge(late, config)
+    assert np.isnan(judgement.measured["rounds"]).any()
+    assert [claim.holds for claim in judgement.claims] == [True, False]
+    assert any("not reached" in cell for row in judgement.table for cell in row)
+
+
+@pytest.mark.parametrize(
+    ("item", "setting", "says"),
+    [
+        ("cb-fig1", "cohort_sizes=[2,30]", "only num_clients = 24"),
+        ("cb-fig1", "percents=[20.0,120.0]", "less than or equal to 100"),
+        ("cb-fig1", "targets=[0.9,1.5]", "less than 1"),
+        ("cb-fig1", "percents=[60.0,20.0]", "they must increase"),
+        ("cb-fig2", "cohort_sizes=[4,2]", "they must increase"),
+        ("cb-fig2", "cohort_sizes=[7,8,9]", "does not divide contacts = 240"),
+        ("cb-fig2", "updates=50", "does not divide updates = 50"),
+        ("cb-fig2", "num_clients=4", "only num_clients = 4"),
+        ("cb-fig2", "cohort_sizes=[2,4]", "a trend needs 3 or more"),
+        (
+            "cb-fig2",
+            'partition={name="iid_share",percent=80.0,labels_per_client=11}',
+            "labels_per_client is 11 of 10 labels",
+        ),
+        ("cb-fig3", "directory=/nowhere", "/nowhere"),
+    ],
+)
+def test_wrong_figures_are_refused(item, setting, says, tmp_path, capsys):
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["reproduce", item, "--out", str(tmp_path), "--set", setting])
+    error = " ".join(capsys.readouterr().err.split())
+    assert says in error
+    assert "Traceback" not in error

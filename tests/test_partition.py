@@ -1,5 +1,7 @@
 """Partitions: which examples a client holds, and what becomes of the dataset."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedjax_mm.data.dealing import federate, flip_labels, flipped_clients, split_parts
 from fedjax_mm.data.federated import Pool
+from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import (
     by_id,
     dirichlet,
@@ -157,6 +160,46 @@ def test_iid_clients_are_so_many(percent):
     assert {len(rows) for rows in parts} == {250}
     if percent == 30:
         assert mixed not in (sorted(mixed), sorted(mixed, reverse=True))
+
+
+@pytest.mark.skipif("FEDJAX_MM_DATA" not in os.environ, reason="FEDJAX_MM_DATA names no folder")
+def test_the_papers_partitions_of_mnist():
+    """100 clients of 600 images, by every scheme of Pawlik, section 2.2; p = 0, 20, ..., 100."""
+    labels = load_idx(os.environ["FEDJAX_MM_DATA"]).train[1]
+    sizes = np.bincount(labels)
+    for percent in range(0, 101, 20):
+        num_iid = 6 * percent
+        parts = iid_share(labels, 100, percent=percent, seed=percent)
+        mixed = np.array([histogram(rows[:num_iid], labels) for rows in parts])
+        rest = np.array([histogram(rows[num_iid:], labels) for rows in parts])
+        assert (mixed.sum(1) == num_iid).all()
+        assert ((rest == (600 - num_iid) // 2).sum(1) == (2 if percent < 100 else 10)).all()
+        assert (rest.sum(1) == 600 - num_iid).all()
+        if percent:  # a label's share of the pool, within 4 standard errors of a mean of clients
+            share = sizes / len(labels)
+            error = np.sqrt(num_iid * share * (1 - share) / 100)
+            assert (np.abs(mixed.mean(0) - num_iid * share) < 4 * error).all()
+        # Images are used again only where a label has not enough: the overlap is the least.
+        pool = np.round(percent / 100 * sizes).astype(int)
+        asked, there = rest.sum(0), sizes - pool
+        distinct = min(100 * num_iid, pool.sum()) + np.minimum(asked, there).sum()
+        uses = np.bincount(np.concatenate(parts), minlength=len(labels))
+        assert np.count_nonzero(uses) == distinct
+        assert uses.max() <= max(2, np.max(-(-asked // np.maximum(there, 1))))
+        assert all(len(set(rows.tolist())) == 600 for rows in parts)
+
+        parts = iid_clients(labels, 100, percent=percent, seed=percent)
+        kinds = np.array([np.count_nonzero(histogram(rows, labels)) for rows in parts])
+        assert np.count_nonzero(kinds == 10) == percent
+        assert (kinds[kinds < 10] <= 4).all()  # of 2 shards, each of which may lie across a border
+        assert {len(rows) for rows in parts} == {600}
+        np.testing.assert_array_equal(np.bincount(np.concatenate(parts)), 1)
+    parts = shards(labels, 100, seed=1)
+    assert {len(rows) for rows in parts} == {600}
+    np.testing.assert_array_equal(np.bincount(np.concatenate(parts)), 1)
+    kinds = [np.count_nonzero(histogram(rows, labels)) for rows in parts]
+    assert max(kinds) <= 4
+    assert np.median(kinds) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Batching
@@ -25,6 +26,8 @@ class ClientData:
       min_count: a lower bound of all n_k.
       max_count: S, an upper bound of all n_k.
       num_examples: an upper bound of the sum of all n_k.
+      order: ``int32[places]``, where clients share what lies in any order: the example that is at
+        each place; None if the examples themselves lie one client after the other.
     """
 
     examples: Any
@@ -33,6 +36,7 @@ class ClientData:
     min_count: int = dataclasses.field(metadata={"static": True})
     max_count: int = dataclasses.field(metadata={"static": True})
     num_examples: int = dataclasses.field(metadata={"static": True})
+    order: Array | None = None
 
     @property
     def num_clients(self) -> int:
@@ -41,7 +45,23 @@ class ClientData:
 
     def select(self, index: Any) -> "ClientData":
         """One of those that `stack_client_data` put together; `index` may be traced."""
-        return dataclasses.replace(self, offsets=self.offsets[index], counts=self.counts[index])
+        order = None if self.order is None else self.order[index]
+        return dataclasses.replace(
+            self, offsets=self.offsets[index], counts=self.counts[index], order=order
+        )
+
+    @property
+    def num_places(self) -> int:
+        """How many places there are for examples, those of other clients in a stack among them."""
+        return len(jax.tree.leaves(self.examples)[0] if self.order is None else self.order)
+
+    def gathered(self) -> "ClientData":
+        """The same with examples that lie one client after the other, copied if need be."""
+        if self.order is None:
+            return self
+        return dataclasses.replace(
+            self, examples=self.take(jnp.arange(len(self.order))), order=None
+        )
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
         """How many batches make an epoch, ``ceil(n_k / B)``; a plain int if of all clients alike.
@@ -67,7 +87,14 @@ class ClientData:
 
     def take(self, rows: Int[Array, " batch"]) -> Any:
         """The examples of some rows."""
+        rows = rows if self.order is None else self.order[rows]
         return jax.tree.map(lambda x: x[rows], self.examples)
+
+    def block(self, start: Int[Array, ""], size: int) -> Any:
+        """The examples of `size` rows from `start` on."""
+        if self.order is not None:
+            return self.take(start + jnp.arange(size))
+        return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), self.examples)
 
     def _rows(
         self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
@@ -170,6 +197,7 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
     sizes = {store.num_clients for store in stores}
     if len(sizes) != 1:
         raise ValueError(f"the stores have {sorted(sizes)} clients; give equally many")
+    stores = [store.gathered() for store in stores]
     examples = jax.tree.map(lambda *x: jnp.concatenate(x), *(store.examples for store in stores))
     starts = np.cumsum([0, *(store.num_examples for store in stores[:-1])])
     offsets = [store.offsets + int(start) for store, start in zip(stores, starts, strict=True)]
@@ -180,4 +208,46 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
         min(store.min_count for store in stores),
         max(store.max_count for store in stores),
         max(store.num_examples for store in stores),
+    )
+
+
+def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
+    """Examples that are dealt to the same clients in several ways; take one way by `select`.
+
+    The examples are not copied, and clients may share them.
+
+    Args:
+      examples: a pytree of arrays with a leading axis over all examples.
+      deals: of each way, for each client the rows of its examples, 1 or more.
+
+    Raises:
+      ValueError: if numbers of clients differ, a client has no example, or a row does not exist.
+
+    Example:
+      >>> import numpy as np
+      >>> both = shared_client_data(np.arange(4) ** 2, [[[0, 1], [2]], [[3], [3, 2, 1]]])
+      >>> both.select(1).take(jnp.arange(4)).tolist(), both.select(0).counts.tolist()
+      ([9, 9, 4, 1], [2, 1])
+    """
+    sizes = {len(parts) for parts in deals}
+    if len(sizes) != 1:
+        raise ValueError(f"the ways have {sorted(sizes)} clients; give equally many")
+    counts = np.array([[len(rows) for rows in parts] for parts in deals])
+    if not counts.size or counts.min() < 1:
+        raise ValueError("a client has no example; give every one of at least one client 1 or more")
+    number = {len(leaf) for leaf in jax.tree.leaves(examples)}
+    order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
+    for places, parts in zip(order, deals, strict=True):
+        rows = np.concatenate([np.asarray(each) for each in parts])
+        places[: len(rows)] = rows
+    if order.min() < 0 or order.max() >= min(number):
+        raise ValueError(f"rows are {order.min()} to {order.max()}, of {min(number)} examples")
+    return ClientData(
+        jax.tree.map(jnp.asarray, examples),
+        jnp.asarray(counts.cumsum(1) - counts, jnp.int32),
+        jnp.asarray(counts, jnp.int32),
+        int(counts.min()),
+        int(counts.max()),
+        int(counts.sum(1).max()),
+        jnp.asarray(order, jnp.int32),
     )

@@ -139,7 +139,7 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:
-        x, y = split.examples
+        x, y = split.gathered().examples
         counts = np.asarray(split.counts)
         rows = np.isin(np.repeat(np.arange(num_clients), counts), clients)
         labels = np.array(y)

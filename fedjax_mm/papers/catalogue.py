@@ -41,6 +41,9 @@ CATALOGUE: dict[str, Entry] = {
     "maxfl-fig6": Entry("How many of three clients are satisfied, mean estimation", "maxfl_appeal"),
     "maxfl-fig8": Entry("MaxFL's adaptive learning rate against a constant one", "maxfl_shape"),
     "cb-table1": Entry("What trials with cohorts of different sizes cost", "cohorts"),
+    "cb-fig1": Entry("Rounds to an accuracy against the size of cohorts", "cohort_rounds"),
+    "cb-fig2": Entry("Best accuracy of every run, by cohort size", "cohort_accuracy"),
+    "cb-fig3": Entry("Mean best accuracy at constant cost, by cohort size", "cohort_accuracy"),
     "cb-optimal-cohort": Entry(
         "The best cohort size at constant cost, beside C*", "cohort_optimum"
     ),

@@ -60,7 +60,7 @@ def accuracies_of(
 def majority(store: ClientData, column: int | None = None) -> float:
     """The share of the most frequent label among one client store's examples."""
     first = int(store.offsets.min())
-    labels = np.asarray(store.examples[1])[first : first + int(store.counts.sum())]
+    labels = np.asarray(store.gathered().examples[1])[first : first + int(store.counts.sum())]
     labels = labels if labels.ndim == 1 else labels[:, column or 0]
     return float(np.bincount(labels).max() / len(labels))
 

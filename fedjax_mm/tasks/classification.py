@@ -137,19 +137,16 @@ class Classification:
             data = dataclasses.replace(data, offsets=offsets, counts=counts)
         if self.takes_weights:
             return self._evaluate_one_by_one(params, data, per_client)
-        num_examples = len(jax.tree.leaves(data.examples)[0])
-        size = min(self.block_size, num_examples)
+        size = min(self.block_size, data.num_places)
         first, last = data.offsets[0], data.offsets[-1] + data.counts[-1]
         num_sums = data.num_clients if per_client else 1
 
         def add_block(block: Int[Array, ""], sums: Float[Array, "sums 2"]) -> Any:
             begin = first + block * size
-            start = jnp.minimum(begin, num_examples - size)  # the last block may overlap
+            start = jnp.minimum(begin, data.num_places - size)  # the last block may overlap
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
-            features, labels = jax.tree.map(
-                lambda x: lax.dynamic_slice_in_dim(x, start, size), data.examples
-            )
+            features, labels = data.block(start, size)
             weights = is_new.astype(sums.dtype)
             losses, is_right = self._losses(params, features, labels, weights, {})
             values = jnp.where(is_new[:, None], jnp.stack([losses, is_right], axis=1), 0)
