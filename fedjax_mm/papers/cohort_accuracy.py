@@ -197,7 +197,7 @@ def _no_trend(best: xr.DataArray) -> Claim:
     means = 100 * by_seed.mean(0)
     return Claim(
         "at constant cost the cohort size does not matter: best accuracy has no trend (p >= 0.05)",
-        p >= 0.05,
+        bool(p >= 0.05),
         f"Page's test in both directions p = {p:.2g}; {slopes.mean():+.2f} ± "
         f"{standard_error(slopes):.2f} points for twice the cohort; means {means.min():.1f} to "
         f"{means.max():.1f} percent",
