@@ -13,6 +13,7 @@ import pytest
 from fedjax_mm import mfa_rr, simulate
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Batching, EpochTask
+from fedjax_mm.data.clients import client_data, shared_client_data
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
@@ -111,6 +112,34 @@ def test_selected_data_are_evaluated_alone(block_size):
         for actual, wanted in zip(selected(i), expected[0], strict=True):
             for name, value in wanted.items():
                 np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("block_size", [7, None])
+def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
+    """And a client's loss is that of the examples that it was dealt."""
+    params, _ = some_params()
+    x, y = (np.asarray(leaf) for leaf in DATA.train.examples)
+    rng = np.random.default_rng(2)
+    ways = [[rng.choice(len(y), size) for size in rng.integers(1, 30, 5)] for _ in range(2)]
+    store = shared_client_data((x, y), ways)
+
+    @jax.jit
+    def found(data):
+        task = classification(data, LogisticRegression(3), block_size=block_size)
+        loss = task.client_loss(params, jnp.int32(3))
+        return (
+            loss,
+            task.evaluate(params, data.train),
+            task.evaluate(params, data.train, per_client=True),
+        )
+
+    for i, way in enumerate(ways):
+        copy = client_data([(x[rows], y[rows]) for rows in way])
+        got, want = (
+            found(dataclasses.replace(DATA, train=train, test=DATA.test))
+            for train in (store.select(i), copy)
+        )
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), got, want)
 
 
 @pytest.mark.parametrize(

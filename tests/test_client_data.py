@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_mm import client_data, least_squares
 from fedjax_mm.base import Batching
-from fedjax_mm.data.clients import flat_client_data, stack_client_data
+from fedjax_mm.data.clients import flat_client_data, shared_client_data, stack_client_data
 
 DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5))]
 
@@ -176,6 +176,65 @@ def test_selected_stores_are_the_stores():
     for got, want in pairs:
         for one, other in zip(got, want, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_examples_that_are_dealt_in_several_ways_are_not_copied():
+    """Each way gives what a store of its own copies gives, though clients share examples."""
+    examples = {"x": np.arange(8.0), "y": np.arange(8) % 3}
+    ways = [[[7, 1], [1, 1, 2, 6], [0]], [[3], [4, 5, 6, 7], [3, 2, 7]]]
+    shared = shared_client_data(examples, ways)
+    assert (shared.num_clients, shared.min_count, shared.max_count) == (3, 1, 4)
+    assert (shared.num_examples, shared.examples["x"].shape) == (8, (8,))
+    copies = [
+        client_data([{name: x[rows] for name, x in examples.items()} for rows in way])
+        for way in ways
+    ]
+
+    @jax.jit
+    def drawn(store, k):
+        found = []
+        for how in (Batching(2), Batching(2, "epochs"), Batching()):
+            rows, weights = store.batch(jax.random.key(7), k, jnp.int32(1), how)
+            found.append((store.take(rows), weights, store.block(jnp.int32(1), 3)))
+        return found
+
+    for i, copy in enumerate(copies):
+        mine = shared.select(jnp.int32(i))
+        assert mine.examples["x"] is shared.examples["x"]
+        for k in range(3):
+            for (got, *a), (want, *b) in zip(*(drawn(s, k) for s in (mine, copy)), strict=True):
+                np.testing.assert_array_equal(a[0], b[0])
+                jax.tree.map(np.testing.assert_array_equal, a[1], b[1])
+                counts = a[0] > 0
+                for name in examples:
+                    np.testing.assert_array_equal(got[name][counts], want[name][counts])
+        gathered = mine.gathered()
+        assert gathered.order is None
+        jax.tree.map(
+            lambda x, y: np.testing.assert_array_equal(x[: len(y)], y),
+            gathered.examples,
+            copy.examples,
+        )
+    assert copies[0].gathered() is copies[0]
+    both = stack_client_data([shared.select(0), shared.select(1)])
+    second = both.select(1)
+    rows = second.offsets[0] + jnp.arange(3)
+    np.testing.assert_array_equal(second.take(rows)["x"], [3, 4, 5])
+
+
+@pytest.mark.parametrize(
+    ("ways", "says"),
+    [
+        ([[[0], [1]], [[2]]], r"the ways have \[1, 2\] clients"),
+        ([[[0], []]], "a client has no example"),
+        ([[[0], [4]]], "rows are 0 to 4, of 4 examples"),
+        ([[[-1], [3]]], "rows are -1 to 3, of 4 examples"),
+        ([[]], "a client has no example"),
+    ],
+)
+def test_ways_to_deal_that_do_not_fit_are_refused(ways, says):
+    with pytest.raises(ValueError, match=says):
+        shared_client_data(np.arange(4), ways)
 
 
 def test_stores_of_other_clients_are_not_stacked():

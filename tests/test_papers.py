@@ -51,7 +51,7 @@ def test_ids_are_unique_and_in_order():
     tables = [*tables, "maxfl-table1", "maxfl-table2", "maxfl-fig3", "maxfl-fig4"]
     tables += [*(f"maxfl-table{number}" for number in range(3, 7)), "maxfl-fig7"]
     theory = [f"theory-{name}" for name in ("mfa-rand", "mfa-rr", "gain", "cohort-noise")]
-    cohorts = ["cb-table1", "cb-optimal-cohort"]
+    cohorts = ["cb-table1", "cb-fig1", "cb-fig2", "cb-fig3", "cb-optimal-cohort"]
     order = [*quadratic, *learning, *tables, *means, *cohorts, *theory, "multi-maxfl"]
     assert list(REPRODUCTIONS) == order
     assert len({item.title for item in REPRODUCTIONS.values()}) == len(REPRODUCTIONS)
