@@ -107,8 +107,12 @@ class Checkpoints:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything was saved."""
-        return any(self._place.glob("part-*"))
+        """Whether anything was saved, of a stage if there are any."""
+        return any(self._place.rglob("part-*"))
+
+    def stage(self, name: str) -> "Checkpoints":
+        """The checkpoints of one of several runs that make one result, discarded with it."""
+        return Checkpoints(self._place / name, resume=True)
 
     def __exit__(
         self,

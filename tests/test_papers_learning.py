@@ -1,11 +1,13 @@
 """Figures 6 and 7, Tables 4 and 5: judgements where the answer is known, and small runs."""
 
 import json
+import signal
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from fedjax_mm import Checkpoints, Execution, InterruptedRunError
 from fedjax_mm.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.mfa_gain import _median, judge_gain, plot_gain
@@ -248,6 +250,50 @@ def test_a_small_gain_figure(tmp_path, run_cli):
     np.testing.assert_array_equal(single[0], single[1])  # with one model both are FedAvg
     assert not np.array_equal(*single.isel(algorithm=0, model=0, round=-1).values[:, None])
     assert single.sel(model=2).isnull().all()
+    assert single.sel(round=slice(2, None)).isnull().all()  # FedAvg has T_1 rounds
+    check_ends(dataset)
+
+
+def check_ends(dataset):
+    """Several models end in the first round in which they are as good as one was after T_1."""
+    last = int(dataset["round"][-1])
+    short = xr.concat(
+        [
+            dataset[name].sel(num_models=1, model=1, round=1) - dataset[name].sel(num_models=2)
+            for name in ("train_accuracy", "test_accuracy")
+        ],
+        "part",
+    ).max(("part", "model"), skipna=False)
+    for curve in short.stack(run=("algorithm", "seed")).transpose("run", "round").values:
+        end = np.flatnonzero(np.isfinite(curve))[-1]
+        assert (curve[:end] > 0).all()
+        assert end == last or curve[end] <= 0
+
+
+def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path):
+    """FedAvg on one model, which sets the targets, is not computed again."""
+    item = REPRODUCTIONS["mfa-fig6a"]
+    small = {"num_models": (1, 2), "num_rounds": 1, "num_seeds": 2, "num_clients": 4}
+    small["learner"] = item.config.learner.model_dump() | {"batch_size": 200}
+    config = validate(type(item.config), item.config.model_dump() | small)
+    expected, done = item.run(config, None), []
+
+    def stop(label, so_far, total):
+        if "num_models=2" in label and so_far > 0 and not done:
+            done.append(label)
+            signal.raise_signal(signal.SIGINT)
+
+    with Checkpoints(tmp_path / "saved") as saved, pytest.raises(InterruptedRunError):
+        item.run(config, Execution(checkpoints=saved, progress=stop, save_every=0))
+    seen = []
+    with Checkpoints(tmp_path / "saved", resume=True) as saved:
+        how = Execution(checkpoints=saved, progress=lambda *each: seen.append(each))
+        result = item.run(config, how)
+        saved.discard()
+    assert not list((tmp_path / "saved").rglob("part-*"))
+    xr.testing.assert_identical(result.drop_attrs(deep=False), expected.drop_attrs(deep=False))
+    assert not [label for label, *_ in seen if "num_models=1" in label]
+    check_ends(result)
 
 
 def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli):

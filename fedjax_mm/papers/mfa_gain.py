@@ -1,16 +1,22 @@
 """Bhuyan, Moharir, Joshi, section 7.1: the gain of training several models of one task."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal, Self
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.base import Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.metrics import gain, standard_error
 from fedjax_mm.papers.learners import FacesLearner, Learner, SyntheticLearner
@@ -23,13 +29,16 @@ from fedjax_mm.papers.trainings import (
     SURROGATE,
     Trainings,
     accuracies_of,
+    joined,
     majority,
     rounds_to_targets,
     verdict,
 )
 from fedjax_mm.plan import Setup
 from fedjax_mm.sweep import Execution, sweep
-from fedjax_mm.task_configs import Count, Positive
+from fedjax_mm.task_configs import Count, Flag, Positive
+from fedjax_mm.tasks.view import View
+from fedjax_mm.until import Until
 
 _ASSIGNMENTS: dict[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
@@ -50,6 +59,8 @@ class GainVersusModels(Trainings):
     """Accuracies of FedAvg after T_1 rounds, train and test, in percent."""
     tolerance: Positive
     """Points by which FedAvg's accuracies may differ from the published ones."""
+    stop: Flag = True
+    """Whether runs end once they have reached FedAvg's accuracies, or go on for all rounds."""
 
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
@@ -67,32 +78,72 @@ class GainVersusModels(Trainings):
         return math.ceil(self.budget * self.num_rounds / self.resolution) * self.resolution
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Aiming(View):
+    """A task that also records by how much a model's accuracies fall short of its targets.
+
+    Attributes:
+      targets: ``[parts]``.
+    """
+
+    targets: Array
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+        """The task's metrics and the largest shortfall."""
+        found = self.task.metrics(rng_key, params)
+        reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
+        return found | {"shortfall": jnp.max(self.targets - reached)}
+
+
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
-    """Accuracies of every model, for both algorithms and every M, each seed with its own data."""
-    learner = config.learner
+    """Accuracies of every model, for both algorithms and every M, each seed with its own data.
+
+    One model comes first: FedAvg's accuracies after T_1 rounds are the targets of several models,
+    at which these end.
+    """
+    learner, execution = config.learner, execution or Execution()
     data = learner.data(config.num_clients, config.num_seeds, config.seed, config.directory)
 
-    def build(algorithm: str, num_models: int, data: FederatedData, which: Any) -> Setup:
+    def build(
+        algorithm: str, num_models: int, data: FederatedData, which: Any, targets: Any, seed_: Any
+    ) -> Setup:
         task = learner.task(data.select(which))
+        start = learner.start(task)
+        aims = targets[list(_ASSIGNMENTS).index(algorithm), jnp.asarray(seed_, int)]
+        aiming = _Aiming(task, task.num_clients, aims)
         settings: dict[str, Any] = {"cohort_size": config.cohort_size}
         if algorithm == "MFA-RR":
             settings["redraw"] = config.redraw
         assignment = _ASSIGNMENTS[algorithm](config.num_clients, num_models, **settings)
-        return Setup(task, learner.algorithm(), assignment, learner.start(task))
+        return Setup(aiming, learner.algorithm(), assignment, start)
 
     which = np.arange(config.num_seeds) % len(data.train.counts)
-    result = sweep(
-        build,
-        {"algorithm": list(_ASSIGNMENTS), "num_models": list(config.num_models)},
-        num_rounds=config.most_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
-        shared={"data": data},
-        per_seed={"which": which},
-        record_every=config.resolution,
-        data=data.kind,
-        execution=execution,
-    )
+
+    def runs(num_models: tuple[int, ...], num_rounds: int, targets: np.ndarray) -> xr.Dataset:
+        name = "alone" if num_models == (1,) else "together"
+        saved = execution.checkpoints and execution.checkpoints.stage(name)
+        with saved or nullcontext():
+            return sweep(
+                build,
+                {"algorithm": list(_ASSIGNMENTS), "num_models": list(num_models)},
+                num_rounds=num_rounds,
+                num_seeds=config.num_seeds,
+                seed=config.seed,
+                shared={"data": data, "targets": targets},
+                per_seed={"which": which, "seed_": np.arange(config.num_seeds)},
+                record_every=config.resolution,
+                until=Until("shortfall", at_most=0.0) if config.stop else None,
+                data=data.kind,
+                execution=execution._replace(checkpoints=saved),
+            )
+
+    beyond = np.full((len(_ASSIGNMENTS), config.num_seeds, len(PARTS)), 2, np.float32)
+    alone = runs((1,), config.num_rounds, beyond)
+    last = alone.isel(num_models=0, model=0, round=-1)
+    targets = np.stack([last[f"{part}_accuracy"].values for part in PARTS], axis=-1)
+    together = runs(config.num_models[1:], config.most_rounds, targets)
+    result = joined(alone, together, "num_models")
     draws = [data.select(i) for i in which]
     accuracies = accuracies_of(result, config, draws)
     accuracies.attrs["manifest"]["draws"] = len(data.train.counts)

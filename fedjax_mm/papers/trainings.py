@@ -57,6 +57,14 @@ def accuracies_of(
     return accuracies
 
 
+def joined(first: xr.Dataset, second: xr.Dataset, dim: str) -> xr.Dataset:
+    """The runs of two sweeps along an axis, with the wall seconds of both in the manifest."""
+    both = xr.concat([first, second], dim, join="outer", combine_attrs="override")
+    seconds = [each.attrs["manifest"]["wall_seconds"] for each in (first, second)]
+    total = {name: sum(each[name] for each in seconds) for name in seconds[0]}
+    return both.assign_attrs(manifest=second.attrs["manifest"] | {"wall_seconds": total})
+
+
 def majority(store: ClientData, column: int | None = None) -> float:
     """The share of the most frequent label among one client store's examples."""
     first = int(store.offsets.min())
