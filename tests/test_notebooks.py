@@ -48,6 +48,13 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         '"assignment": list(ASSIGNMENTS)': '"assignment": ["MFA-RR"]',
         '- overall.sel(assignment="MFA-Rand")': '- overall.sel(assignment="MFA-RR")',
     },
+    "03_client_batching": {
+        "SIZES = 24, [2, 4, 6, 8, 12, 24]": "SIZES = 24, [12, 24]",
+        "num_rounds=60": "num_rounds=6",
+        "num_seeds=10": "num_seeds=2",
+        "num_seeds=20": "num_seeds=2",
+        '"num_seeds": 20': '"num_seeds": 2',
+    },
 }
 
 
