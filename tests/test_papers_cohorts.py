@@ -178,6 +178,7 @@ FEW = CohortAccuracy(
 )
 
 
+@pytest.mark.usefixtures("linear")
 def test_both_evaluations_are_those_of_the_test_images():
     """All images; and E B different ones, which are others in every record."""
     pool = digits()
