@@ -293,8 +293,10 @@ def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there():
         for place in np.ndindex(rounds.shape):
             met = np.flatnonzero(accuracy[place] >= target)
             assert rounds[place] == met[0] if len(met) else np.isnan(rounds[place])
-    # Each share of IID images has its own clients: with all of them labels are mixed.
-    assert accuracy[2].mean() > accuracy[0].mean()
+    # Each share of IID images has its own clients, of every seed: one that knows two digits
+    # teaches less than one that knows more.
+    by_share = accuracy.mean((1, 3))
+    assert (by_share[1:] > by_share[0]).all()
     assert FIG1.plot(stopped, ROUNDS, one).axes
 
 

@@ -235,7 +235,7 @@ def run_cli():
 
 def test_a_small_gain_figure(tmp_path, run_cli):
     """Large batches, since what an epoch costs are its steps."""
-    options = ["--rounds", 1, "--seeds", 2, "--clients", 4, "--set", "num_models=[1, 2]"]
+    options = ["--rounds", 4, "--seeds", 2, "--clients", 4, "--set", "num_models=[1, 2]"]
     options += ["--set", "learner.batch_size=200"]
     summary, dataset = reproduce("mfa-fig6a", tmp_path, run_cli, *options)
     assert summary["data"] == "synthetic"
@@ -243,14 +243,14 @@ def test_a_small_gain_figure(tmp_path, run_cli):
         "algorithm": 2,
         "num_models": 2,
         "seed": 2,
-        "round": 4,
+        "round": 13,
         "model": 2,
     }
     single = dataset.train_accuracy.sel(num_models=1)
     np.testing.assert_array_equal(single[0], single[1])  # with one model both are FedAvg
-    assert not np.array_equal(*single.isel(algorithm=0, model=0, round=-1).values[:, None])
+    assert not np.array_equal(*single.isel(algorithm=0, model=0, round=4).values[:, None])
     assert single.sel(model=2).isnull().all()
-    assert single.sel(round=slice(2, None)).isnull().all()  # FedAvg has T_1 rounds
+    assert single.sel(round=slice(5, None)).isnull().all()  # FedAvg has T_1 rounds
     check_ends(dataset)
 
 
@@ -259,7 +259,7 @@ def check_ends(dataset):
     last = int(dataset["round"][-1])
     short = xr.concat(
         [
-            dataset[name].sel(num_models=1, model=1, round=1) - dataset[name].sel(num_models=2)
+            dataset[name].sel(num_models=1, model=1, round=4) - dataset[name].sel(num_models=2)
             for name in ("train_accuracy", "test_accuracy")
         ],
         "part",
@@ -273,7 +273,7 @@ def check_ends(dataset):
 def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path):
     """FedAvg on one model, which sets the targets, is not computed again."""
     item = REPRODUCTIONS["mfa-fig6a"]
-    small = {"num_models": (1, 2), "num_rounds": 1, "num_seeds": 2, "num_clients": 4}
+    small = {"num_models": (1, 2), "num_rounds": 4, "num_seeds": 2, "num_clients": 4}
     small["learner"] = item.config.learner.model_dump() | {"batch_size": 200}
     config = validate(type(item.config), item.config.model_dump() | small)
     expected, done = item.run(config, None), []

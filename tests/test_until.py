@@ -21,6 +21,7 @@ from fedjax_mm import (
     run,
     sweep,
 )
+from fedjax_mm.plan import Grid
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
 
@@ -116,6 +117,18 @@ def test_at_least_is_met_from_below():
     full = whole()
     result = swept(until=Until("distance", at_least=float(full.distance.min()) / 2))
     assert (result.ended == 0).all()
+
+
+def test_a_batch_that_has_done_so_much_computes_no_more():
+    """The loop on the device ends, not only what is kept of its records."""
+    until = Until("client_updates", at_least=44)
+    (program,) = Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until).programs
+    runs = SEEDS * len(RATES)
+    seeds, numbers = program.index[-1].astype(np.int32), program.numbers
+    segment = jax.jit(functools.partial(program.segment, None))
+    rounds = program.control(0, ROUNDS)
+    replica, *_ = segment(seeds, numbers, program.no_replicas(runs), {}, rounds)
+    np.testing.assert_array_equal(replica.total.client_updates, np.full((runs, 2), 45))
 
 
 def test_a_value_equal_to_the_bound_meets_it():
