@@ -107,11 +107,20 @@ class Checkpoints:
 
     @property
     def has_work(self) -> bool:
-        """Whether anything was saved, of a stage if there are any."""
+        """Whether anything was saved, here or in a stage."""
         return any(self._place.rglob("part-*"))
 
     def stage(self, name: str) -> "Checkpoints":
-        """The checkpoints of one of several runs that make one result, discarded with it."""
+        """The checkpoints of one of several runs that make one result, discarded with it.
+
+        Raises:
+          ValueError: if a run without stages was saved here.
+        """
+        if any(self._place.glob("part-*")):
+            raise ValueError(
+                f"the unfinished run in {self.directory} was another one, without stages; delete "
+                f"{self._place} to start again"
+            )
         return Checkpoints(self._place / name, resume=True)
 
     def __exit__(

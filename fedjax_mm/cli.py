@@ -556,7 +556,7 @@ def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
         return None
     content: dict[str, Any] = json.loads(path.read_text())
     about = content.get("manifest", content)
-    now = plain(manifest(config.model_dump(), seed=0, data=""))
+    now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
     same = all(about.get(name) == now[name] for name in ("config", "versions", "git_revision"))
     if not same or "stopped" in about:
         return None

@@ -299,7 +299,7 @@ class Program:
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
         if self.grid.until is not None:
-            self.grid.until.check_metric({*shapes[1].metrics, *Counts._fields})
+            self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
         return _Traced(*shapes, **facts)
 
     @property

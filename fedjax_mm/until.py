@@ -1,5 +1,7 @@
 """Targets: where a run ends before its last round."""
 
+import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ class Until(NamedTuple):
 
     Attributes:
       metric: one that is recorded; or a count since the start: client_updates, gradients,
-        idle_rounds.
+        idle_rounds. Counts grow: they have `at_least` only.
       at_least: the least value that meets the target; give this or `at_most`.
       at_most: the largest value that does.
 
@@ -33,8 +35,11 @@ class Until(NamedTuple):
                 f"until has at_least = {self.at_least} and at_most = {self.at_most}; give one"
             )
 
-    def check_metric(self, recorded: Any) -> None:
-        """Raises `ValueError` unless the metric is among those recorded."""
+    def check_metric(self, metrics: Iterable[str], counts: Iterable[str]) -> None:
+        """Raises `ValueError` unless the metric is among those recorded, or a count that grows."""
+        if self.metric in counts and self.at_least is None:
+            raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")
+        recorded = {*metrics, *counts}
         if self.metric not in recorded:
             raise ValueError(
                 f"until.metric is {self.metric!r}; what is recorded is "
@@ -43,8 +48,11 @@ class Until(NamedTuple):
 
     def is_met(self, metrics: Any) -> Bool[Array, "*batch"]:
         """Whether all models meet it, by the metrics ``[..., models]`` of a record."""
-        values = metrics[self.metric]
-        is_met = values >= self.at_least if self.at_most is None else values <= self.at_most
+        values, least = metrics[self.metric], self.at_least
+        if least is not None and jnp.issubdtype(values.dtype, jnp.integer):
+            # As floats, the device's and the host's large counts would be rounded differently.
+            least = min(math.ceil(least), 2**31 - 1)
+        is_met = values <= self.at_most if least is None else values >= least
         return jnp.all(is_met, axis=-1)
 
     def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:

@@ -237,6 +237,14 @@ def test_ways_to_deal_that_do_not_fit_are_refused(ways, says):
         shared_client_data(np.arange(4), ways)
 
 
+def test_a_way_to_deal_must_be_taken_before_its_examples_are():
+    shared = shared_client_data(np.arange(4), [[[0], [1]], [[2], [3]]])
+    with pytest.raises(ValueError, match="2 ways to deal; take one by select"):
+        stack_client_data([shared, shared])
+    with pytest.raises(ValueError, match=r"examples have the lengths \[3, 4\]"):
+        shared_client_data((np.arange(4), np.arange(3)), [[[0]]])
+
+
 def test_stores_of_other_clients_are_not_stacked():
     with pytest.raises(ValueError, match=r"the stores have \[2, 3\] clients"):
         stack_client_data([client_data(DATA), client_data(DATA[:2])])

@@ -257,11 +257,14 @@ def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
     doubled = author.model_copy(update={"contacts": 120, "num_seeds": 3})
     assert doubled.published[30] == 0.964
     assert author.model_copy(update={"learning_rate": 0.2}).published == {}
+    assert author.model_copy(update={"num_clients": 100, "updates": 300}).published
+    assert author.model_copy(update={"cohort_sizes": (2, 3, 4)}).published == {}
     assert CohortAccuracy().published == {}
     means = np.array([[0.722], [0.714], [0.723]]) + 0.01 * np.random.default_rng(0).normal(
         size=(3, 20)
     )
-    dataset = accuracies(means).assign_coords(C=[5, 10, 15])
+    dataset = accuracies(means).assign_coords(C=[5, 10, 15])  # the scores are the author's
+    dataset["test_accuracy"] = dataset.test_accuracy * 0.9
     few = author.model_copy(update={"cohort_sizes": (5, 10, 15)})
     assert FIG2.judge(dataset, few).claims[-1].holds
     assert not FIG2.judge(dataset - 0.2, few).claims[-1].holds
@@ -317,14 +320,32 @@ def test_fewer_rounds_are_found_along_the_right_axis():
     assert any("not reached" in cell for row in judgement.table for cell in row)
 
 
+def test_a_run_that_hits_its_target_exactly_has_reached_it():
+    """As float32, in which 0.9 is less than the number 0.9; afterwards nothing is recorded."""
+    curve = np.full((3, 3, 2, 4), np.nan, np.float32)
+    curve[..., :3] = 0.1, 0.5, 0.9
+    dims = ("C", "percent", "seed", "round")
+    coords = {"C": [1, 3, 6], "percent": [0.0, 50.0, 100.0], "round": np.arange(4)}
+    dataset = xr.Dataset({"test_accuracy": (dims, curve)}, coords)
+    config = ROUNDS.model_copy(update={"targets": (0.5, 0.9, 0.903)})
+    found = FIG1.judge(dataset.assign_attrs(manifest={"datasets": ["digits"]}), config)
+    assert [np.unique(each).tolist() for each in found.measured["rounds"][:2]] == [[1.0], [2.0]]
+    assert np.isnan(found.measured["rounds"][2]).all()
+    assert found.table[-1][0] == "90.3 %"
+    figure = FIG1.plot(dataset.assign_attrs(manifest={"datasets": ["digits"]}), config, found)
+    assert len(figure.axes) == 3
+
+
 @pytest.mark.parametrize(
     ("item", "setting", "says"),
     [
-        ("cb-fig1", "cohort_sizes=[2,30]", "only num_clients = 24"),
-        ("cb-fig1", "percents=[20.0,120.0]", "less than or equal to 100"),
+        ("cb-fig1", "cohort_sizes=[2,4,30]", "only num_clients = 24"),
+        ("cb-fig1", "cohort_sizes=[2,4]", "a trend needs 3 or more"),
+        ("cb-fig1", "percents=[20.0,60.0]", "a trend needs 3 or more"),
+        ("cb-fig1", "percents=[20.0,60.0,120.0]", "less than or equal to 100"),
         ("cb-fig1", "targets=[0.9,1.5]", "less than 1"),
-        ("cb-fig1", "percents=[60.0,20.0]", "they must increase"),
-        ("cb-fig2", "cohort_sizes=[4,2]", "they must increase"),
+        ("cb-fig1", "percents=[60.0,20.0,80.0]", "they must increase"),
+        ("cb-fig2", "cohort_sizes=[4,2,6]", "they must increase"),
         ("cb-fig2", "cohort_sizes=[7,8,9]", "does not divide contacts = 240"),
         ("cb-fig2", "updates=50", "does not divide updates = 50"),
         ("cb-fig2", "num_clients=4", "only num_clients = 4"),

@@ -4,6 +4,7 @@ import functools
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray as xr
@@ -135,6 +136,10 @@ def test_a_value_equal_to_the_bound_meets_it():
     values = {"loss": np.array([[0.6], [0.5], [0.4]])}
     assert Until("loss", at_most=0.5).first_record(values) == 1
     assert Until("loss", at_least=0.6).first_record(values) == 0
+    exact = {"updates": np.array([[20_000_000], [20_000_001]], np.int32)}  # not so as float32
+    for counts in (exact, {"updates": jnp.asarray(exact["updates"])}):
+        np.testing.assert_array_equal(Until("updates", 20_000_001.0).is_met(counts), [False, True])
+    assert not Until("updates", 1e12).is_met(exact).any()
 
 
 def test_resuming_across_an_end_changes_nothing(tmp_path):
@@ -194,6 +199,8 @@ def test_a_metric_that_is_not_recorded_is_refused_before_compilation():
         swept(until=Until("accuracy", at_least=0.9))
     with pytest.raises(ValueError, match="give one"):
         swept(until=Until("loss"))
+    with pytest.raises(ValueError, match="client_updates, which grows; give at_least"):
+        swept(until=Until("client_updates", at_most=100))
 
 
 def test_devices_end_by_themselves():

@@ -26,8 +26,9 @@ class ClientData:
       min_count: a lower bound of all n_k.
       max_count: S, an upper bound of all n_k.
       num_examples: an upper bound of the sum of all n_k.
-      order: ``int32[places]``, where clients share what lies in any order: the example that is at
-        each place; None if the examples themselves lie one client after the other.
+      order: ``int32[places]``, the row in `examples` of the example at each place, clients' places
+        lying one client after the other; a stack has a leading axis. None if the examples do so
+        themselves.
     """
 
     examples: Any
@@ -52,13 +53,17 @@ class ClientData:
 
     @property
     def num_places(self) -> int:
-        """How many places there are for examples, those of other clients in a stack among them."""
-        return len(jax.tree.leaves(self.examples)[0] if self.order is None else self.order)
+        """The length of what offsets point into: the examples, or their order."""
+        return (
+            len(jax.tree.leaves(self.examples)[0]) if self.order is None else self.order.shape[-1]
+        )
 
     def gathered(self) -> "ClientData":
         """The same with examples that lie one client after the other, copied if need be."""
         if self.order is None:
             return self
+        if self.order.ndim != 1:
+            raise ValueError(f"there are {len(self.order)} ways to deal; take one by select")
         return dataclasses.replace(
             self, examples=self.take(jnp.arange(len(self.order))), order=None
         )
@@ -235,13 +240,16 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     counts = np.array([[len(rows) for rows in parts] for parts in deals])
     if not counts.size or counts.min() < 1:
         raise ValueError("a client has no example; give every one of at least one client 1 or more")
-    number = {len(leaf) for leaf in jax.tree.leaves(examples)}
+    lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
+    if len(lengths) != 1:
+        raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])
         places[: len(rows)] = rows
-    if order.min() < 0 or order.max() >= min(number):
-        raise ValueError(f"rows are {order.min()} to {order.max()}, of {min(number)} examples")
+    (number,) = lengths
+    if order.min() < 0 or order.max() >= number:
+        raise ValueError(f"rows are {order.min()} to {order.max()}, of {number} examples")
     return ClientData(
         jax.tree.map(jnp.asarray, examples),
         jnp.asarray(counts.cumsum(1) - counts, jnp.int32),

@@ -50,8 +50,6 @@ class CohortAccuracy(Trained):
 
     @model_validator(mode="after")
     def _rounds_and_batches_are_whole(self) -> Self:
-        if len(self.sizes) < 3:
-            raise ValueError(f"cohort_sizes is {self.sizes}; a trend needs 3 or more")
         for name in ("contacts", "updates"):
             for size in self.sizes:
                 if self.cost(name) % size:
@@ -73,10 +71,14 @@ class CohortAccuracy(Trained):
     @property
     def published(self) -> Mapping[int, float]:
         """The author's mean best accuracies by C, where these are the author's trials."""
-        free = {"directory", "num_seeds", "seed", "evaluation", "contacts", "cohort_sizes"}
-        same = self.model_dump(exclude=free) == CohortAccuracy().model_dump(exclude=free)
-        is_authors = same and self.directory is not None
-        return _PUBLISHED.get(self.cost("contacts"), {}) if is_authors else {}
+        default = CohortAccuracy()
+        same = all(
+            getattr(self, name) == getattr(default, name)
+            for name in ("learning_rate", "local_epochs", "partition")
+        )
+        same &= self.directory is not None and (self.clients, self.cost("updates")) == (100, 300)
+        known = _PUBLISHED.get(self.cost("contacts"), {}) if same else {}
+        return {C: known[C] for C in self.sizes if C in known}
 
 
 def run_accuracy(config: CohortAccuracy, execution: Execution | None = None) -> xr.Dataset:
@@ -150,8 +152,8 @@ def judge_accuracy(dataset: xr.Dataset, config: CohortAccuracy) -> Judgement:
         np.array([[measure(row) for row in each] for each in best.values])
         for measure in (np.mean, standard_error, _spread)
     )
-    if published:
-        claims.append(_as_published(best, mean, error, config.evaluation, published))
+    if published and config.cost("contacts") == 60:  # the spread of the others is not told
+        claims.append(_as_published(sizes, mean[1], error[1], published))
     header = ("C", "R", "B", *(f"{name}: mean, sd" for name in _EVALUATIONS), "distinct")
     header += ("published mean",) * bool(published)
     rows = [
@@ -161,7 +163,7 @@ def judge_accuracy(dataset: xr.Dataset, config: CohortAccuracy) -> Judgement:
             str(config.cost("updates") // C),
             *(f"{mean[e, i]:.3f} ± {error[e, i]:.3f}, {spread[e, i]:.3f}" for e in (0, 1)),
             f"{distinct['all images'][i]}, {distinct['as-published'][i]}",
-            *((f"{published.get(int(C), np.nan):.3f}",) if published else ()),
+            *((f"{published[C]:.3f}" if C in published else "",) if published else ()),
         )
         for i, C in enumerate(sizes)
     ]
@@ -205,23 +207,18 @@ def _no_trend(best: xr.DataArray) -> Claim:
 
 
 def _as_published(
-    best: xr.DataArray,
-    mean: np.ndarray,
-    error: np.ndarray,
-    evaluation: str,
-    published: Mapping[int, float],
+    sizes: np.ndarray, mean: np.ndarray, error: np.ndarray, published: Mapping[int, float]
 ) -> Claim:
-    """The means beside the author's, whose standard errors are at most 0.17 / 10."""
-    known = [i for i, C in enumerate(best.C.values) if int(C) in published]
-    e = list(_EVALUATIONS).index(evaluation)
-    theirs = np.array([published[int(best.C.values[i])] for i in known])
-    away = (mean[e, known] - theirs) / np.hypot(error[e, known], 0.017)
+    """The means, scored as published, beside the author's of standard errors up to 0.17 / 10."""
+    known = np.isin(sizes, list(published))
+    theirs = np.array([published[int(C)] for C in sizes[known]])
+    away = (mean[known] - theirs) / np.hypot(error[known], 0.017)
     return Claim(
-        "mean best accuracies are the author's (within 4 standard errors)",
+        "mean best accuracies, scored as published, are the author's (within 4 standard errors)",
         bool((np.abs(away) <= 4).all()),
         ", ".join(
-            f"C = {best.C.values[i]}: {mean[e, i]:.3f} and {there:.3f}"
-            for i, there in zip(known, theirs, strict=True)
+            f"C = {C}: {ours:.3f} and {there:.3f}"
+            for C, ours, there in zip(sizes[known], mean[known], theirs, strict=True)
         ),
     )
 

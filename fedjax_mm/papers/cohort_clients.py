@@ -58,8 +58,10 @@ class Trained(Config):
             raise ValueError(
                 f"cohort_sizes has {self.sizes[-1]}; there are only num_clients = {self.clients}"
             )
-        if self.model_fields_set - {"cohort_sizes", "num_seeds"}:  # the defaults can be dealt
-            self.deal(self.pool().train[1], self.seed)
+        if len(self.sizes) < 3:
+            raise ValueError(f"cohort_sizes is {self.sizes}; a trend needs 3 or more")
+        if self.model_fields_set:  # the defaults can be dealt
+            self.deals(self.pool())
         return self
 
     @property
@@ -105,6 +107,8 @@ class ScoredTwice(View):
         some = dataclasses.replace(
             test,
             examples=test.take(rows),
+            order=None,
+            offsets=jnp.zeros(1, jnp.int32),
             counts=jnp.full(1, size),
             min_count=size,
             max_count=size,

@@ -140,8 +140,14 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
 
     beyond = np.full((len(_ASSIGNMENTS), config.num_seeds, len(PARTS)), 2, np.float32)
     alone = runs((1,), config.num_rounds, beyond)
-    last = alone.isel(num_models=0, model=0, round=-1)
-    targets = np.stack([last[f"{part}_accuracy"].values for part in PARTS], axis=-1)
+    curves = alone.isel(num_models=0, model=0)
+    start, targets = (
+        np.stack([curves[f"{part}_accuracy"].isel(round=i).values for part in PARTS], axis=-1)
+        for i in (0, -1)
+    )
+    # A target that the start meets would end a run there, where it does not count.
+    has_learned = (targets > start).any(axis=-1, keepdims=True)
+    targets = np.where(has_learned, targets, beyond)
     together = runs(config.num_models[1:], config.most_rounds, targets)
     result = joined(alone, together, "num_models")
     draws = [data.select(i) for i in which]
