@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+_LARGEST = 2**31 - 1  # counts are int32
+
 
 class Until(NamedTuple):
     """A target for a metric; a run ends with the first record in which all its models meet it.
@@ -37,8 +39,11 @@ class Until(NamedTuple):
 
     def check_metric(self, metrics: Iterable[str], counts: Iterable[str]) -> None:
         """Raises `ValueError` unless the metric is among those recorded, or a count that grows."""
-        if self.metric in counts and self.at_least is None:
-            raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")
+        if self.metric in counts:
+            if self.at_least is None:
+                raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")
+            if self.at_least > _LARGEST:
+                raise ValueError(f"until.at_least is {self.at_least:g}; counts go up to {_LARGEST}")
         recorded = {*metrics, *counts}
         if self.metric not in recorded:
             raise ValueError(
@@ -51,7 +56,7 @@ class Until(NamedTuple):
         values, least = metrics[self.metric], self.at_least
         if least is not None and jnp.issubdtype(values.dtype, jnp.integer):
             # As floats, the device's and the host's large counts would be rounded differently.
-            least = min(math.ceil(least), 2**31 - 1)
+            least = math.ceil(least)
         is_met = values <= self.at_most if least is None else values >= least
         return jnp.all(is_met, axis=-1)
 

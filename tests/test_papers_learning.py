@@ -264,7 +264,9 @@ def check_ends(dataset):
         ],
         "part",
     ).max(("part", "model"), skipna=False)
-    for curve in short.stack(run=("algorithm", "seed")).transpose("run", "round").values:
+    curves = short.stack(run=("algorithm", "seed")).transpose("run", "round").values
+    assert (curves[:, 0] > 0).any()
+    for curve in curves:
         end = np.flatnonzero(np.isfinite(curve))[-1]
         if curve[0] <= 0:  # nothing was learned alone: there is no target
             assert end == last

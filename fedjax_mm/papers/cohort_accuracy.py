@@ -14,6 +14,7 @@ from fedjax_mm.assignment import mfa_rand
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.metrics import standard_error
 from fedjax_mm.papers.cohort_clients import STAND_IN, Trained, dealt, images
+from fedjax_mm.papers.cohorts import check_sizes
 from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
 from fedjax_mm.papers.trainings import verdict
 from fedjax_mm.plan import Setup
@@ -50,13 +51,7 @@ class CohortAccuracy(Trained):
 
     @model_validator(mode="after")
     def _rounds_and_batches_are_whole(self) -> Self:
-        for name in ("contacts", "updates"):
-            for size in self.sizes:
-                if self.cost(name) % size:
-                    raise ValueError(
-                        f"cohort_sizes has {size}, which does not divide {name} = "
-                        f"{self.cost(name)}; rounds and batches are whole"
-                    )
+        check_sizes(self.sizes, contacts=self.cost("contacts"), updates=self.cost("updates"))
         return self
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:

@@ -1,6 +1,7 @@
 """Whom Pawlik trains: clients with images of MNIST, dealt anew for every seed, in cohorts."""
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
@@ -17,6 +18,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.partition import Parts
+from fedjax_mm.papers.cohorts import check_sizes
 from fedjax_mm.task_configs import Config, Count, Positive, Seed
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
@@ -54,10 +56,7 @@ class Trained(Config):
                 raise ValueError(str(error)) from error
         if self.sizes != sorted(set(self.sizes)):
             raise ValueError(f"cohort_sizes is {self.sizes}; they must increase")
-        if self.sizes[-1] > self.clients:
-            raise ValueError(
-                f"cohort_sizes has {self.sizes[-1]}; there are only num_clients = {self.clients}"
-            )
+        check_sizes(self.sizes, self.clients)
         if len(self.sizes) < 3:
             raise ValueError(f"cohort_sizes is {self.sizes}; a trend needs 3 or more")
         if self.model_fields_set:  # the defaults can be dealt
@@ -70,9 +69,9 @@ class Trained(Config):
         default = self.digits_sizes if self.directory is None else self.paper_sizes
         return list(self.cohort_sizes or default)
 
+    @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
         """All ways in which the images are dealt with a seed."""
-        raise NotImplementedError
 
     @property
     def clients(self) -> int:

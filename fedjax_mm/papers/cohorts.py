@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterable
 from typing import Annotated, Self
 
 import numpy as np
@@ -28,6 +29,19 @@ _EQUATIONS = {name: number for number, name in enumerate(Costs._fields, start=1)
 _CONSTANT = ("g_total", "g_client", "g_client_total", "u_total", "c", "c_client")  # section 2.3.9
 
 
+def check_sizes(sizes: Iterable[int], num_clients: int | None = None, **costs: int) -> None:
+    """Raises `ValueError` unless there are clients for every cohort, and it divides the costs."""
+    for size in sizes:
+        if num_clients is not None and size > num_clients:
+            raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
+        for name, cost in costs.items():
+            if cost % size:
+                raise ValueError(
+                    f"cohort_sizes has {size}, which does not divide {name} = {cost}; rounds and "
+                    "batches are whole"
+                )
+
+
 class Trials(Config):
     """Settings: trials by cohorts of several sizes that contact the server equally often."""
 
@@ -43,17 +57,9 @@ class Trials(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for size in self.cohort_sizes:
-            if size > self.num_clients:
-                raise ValueError(
-                    f"cohort_sizes has {size}; there are only num_clients = {self.num_clients}"
-                )
-            for name in ("contacts", "updates"):
-                if getattr(self, name) % size:
-                    raise ValueError(
-                        f"cohort_sizes has {size}, which does not divide {name} = "
-                        f"{getattr(self, name)}; rounds and batches are whole"
-                    )
+        check_sizes(
+            self.cohort_sizes, self.num_clients, contacts=self.contacts, updates=self.updates
+        )
         return self
 
 
