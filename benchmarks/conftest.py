@@ -9,7 +9,7 @@ from rich.table import Table
 
 from benchmarks.learning import WORKLOADS
 from fedjax_mm.bench import gemm_peak
-from fedjax_mm.devices import use_cpu_devices
+from fedjax_mm.sweeps.devices import use_cpu_devices
 
 use_cpu_devices()
 

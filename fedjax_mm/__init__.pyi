@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .algorithms.afl import afl
+from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
 from .algorithms.fedprox import fedprox
@@ -18,7 +19,6 @@ from .assignment import (
     mfa_rr,
     sequential,
 )
-from .attackers import attacked, noisy
 from .base import (
     Algorithm,
     AnalyticTask,
@@ -33,7 +33,6 @@ from .base import (
     MeasuredTask,
     Task,
 )
-from .checkpoint import Checkpoints
 from .data.celeba import load_celeba
 from .data.clients import ClientData, client_data, flat_client_data
 from .data.dealing import federate, flip_labels
@@ -44,20 +43,21 @@ from .data.leaf import load_leaf
 from .data.sent140 import load_sent140, surrogate_tweets
 from .data.surrogate import surrogate_faces
 from .data.synthetic import synthetic
-from .devices import join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError
-from .experiment import Experiment, Sweep
+from .experiments.experiment import Experiment, Sweep
+from .experiments.run import run
 from .local import averaging
-from .metrics import first_round_below, gain, log_gap, standard_error
 from .minimize import Minimum, local_minimum
-from .plan import Setup
 from .record import Trace
-from .results import save_dataset, to_dataset
-from .runs import run
+from .results.dataset import save_dataset, to_dataset
+from .results.metrics import first_round_below, gain, log_gap, standard_error
 from .schedules import growing_sample_size, inverse_time, per_frame
 from .simulate import State, advance, init, simulate
 from .sums import SparseUpdate
-from .sweep import Execution, sweep
+from .sweeps.checkpoint import Checkpoints
+from .sweeps.devices import join_processes, layout, use_cpu_devices
+from .sweeps.execute import Execution, sweep
+from .sweeps.plan import Setup
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
 from .tasks.mean_estimation import (

@@ -22,10 +22,10 @@ from fedjax_mm.chunks import ClientMap, chunk_size_of, chunks_of, is_lockstep
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.devices import Layout, layout
-from fedjax_mm.plan import Grid, Setup, make_plan, seed_keys
 from fedjax_mm.simulate import init, simulate
-from fedjax_mm.sweep import Execution, carry_out
+from fedjax_mm.sweeps.devices import Layout, layout
+from fedjax_mm.sweeps.execute import Execution, carry_out
+from fedjax_mm.sweeps.plan import Grid, Setup, make_plan, seed_keys
 from fedjax_mm.tasks.quadratic import quadratic
 from fedjax_mm.tasks.view import View
 

@@ -30,11 +30,11 @@ from fedjax_mm.papers.catalogue import CATALOGUE
 if TYPE_CHECKING:
     import xarray as xr
 
-    from fedjax_mm.experiment import Experiment
-    from fedjax_mm.plan import Plan
-    from fedjax_mm.sweep import Execution
-    from fedjax_mm.sweep import Progress as Report
-    from fedjax_mm.task_configs import Config
+    from fedjax_mm.experiments.experiment import Experiment
+    from fedjax_mm.experiments.tasks import Config
+    from fedjax_mm.sweeps.execute import Execution
+    from fedjax_mm.sweeps.execute import Progress as Report
+    from fedjax_mm.sweeps.plan import Plan
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 _LOG_SECONDS = 30.0
@@ -133,7 +133,7 @@ def _checking_input() -> Iterator[None]:
 @contextmanager
 def _output(directories: Sequence[Path]) -> Iterator[None]:
     """Makes directories that can be written to; those that stay empty are removed at the end."""
-    from fedjax_mm.results import prepare_directory
+    from fedjax_mm.results.dataset import prepare_directory
 
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     new = sorted((path for path in parents if not path.exists()), reverse=True)
@@ -181,7 +181,7 @@ def set_up(
 
     import jax
 
-    from fedjax_mm.devices import join_processes, use_compilation_cache, use_cpu_devices
+    from fedjax_mm.sweeps.devices import join_processes, use_compilation_cache, use_cpu_devices
 
     with _checking_input():
         try:
@@ -348,7 +348,7 @@ def _scaled(
 
 
 def _configure(item: Reproduction, settings: Sequence[str]) -> Config:
-    from fedjax_mm.experiment import validate
+    from fedjax_mm.experiments.experiment import validate
 
     try:
         return validate(type(item.config), item.config.model_dump(), settings)
@@ -366,8 +366,8 @@ def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Datase
     """One reproduction, from its result to files; whether all claims hold."""
     import jax
 
-    from fedjax_mm import plots
-    from fedjax_mm.results import save_dataset, save_json
+    from fedjax_mm.results import plots
+    from fedjax_mm.results.dataset import save_dataset, save_json
 
     if jax.process_index() == 0:
         save_dataset(dataset, directory / "result.nc")
@@ -444,7 +444,7 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    from fedjax_mm.experiment import Experiment, load
+    from fedjax_mm.experiments.experiment import Experiment, load
 
     with _checking_input():
         experiment = load(config, Experiment, overrides or [])
@@ -496,8 +496,9 @@ def sweep(
     """
     import jax
 
-    from fedjax_mm import plots, runs
-    from fedjax_mm.experiment import Sweep, load
+    from fedjax_mm.experiments import run as runs
+    from fedjax_mm.experiments.experiment import Sweep, load
+    from fedjax_mm.results import plots
 
     with _checking_input():
         experiment = load(config, Sweep, overrides or [])
@@ -530,8 +531,8 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
     """The result, saved; if a model diverged and that is the end, what came before it."""
     import jax
 
-    from fedjax_mm import runs
-    from fedjax_mm.results import save_dataset, save_json
+    from fedjax_mm.experiments import run as runs
+    from fedjax_mm.results.dataset import save_dataset, save_json
 
     def save(dataset: xr.Dataset) -> None:
         if jax.process_index() == 0:
@@ -549,8 +550,8 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
 
 def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
     """The content of a file that this configuration and code have made, if there is one."""
-    from fedjax_mm.checkpoint import Checkpoints
-    from fedjax_mm.results import manifest, plain
+    from fedjax_mm.results.dataset import manifest, plain
+    from fedjax_mm.sweeps.checkpoint import Checkpoints
 
     if Checkpoints(path.parent).has_work or not path.exists():
         return None
@@ -573,7 +574,7 @@ def _execution(
     split: Split = None,
 ) -> Iterator[Execution]:
     """Checkpoints in a directory, discarded when all is written, and a progress bar."""
-    from fedjax_mm.checkpoint import Checkpoints
+    from fedjax_mm.sweeps.checkpoint import Checkpoints
 
     with _checking_input():
         execution = _how(memory, split, save_every)
@@ -590,7 +591,7 @@ def _execution(
 
 def _how(memory: Memory, split: Split, save_every: float = 30.0) -> Execution:
     """The options' values, checked."""
-    from fedjax_mm.sweep import Execution
+    from fedjax_mm.sweeps.execute import Execution
 
     if memory is not None and not memory > 0:
         raise ValueError(f"--memory is {memory:g}; it must be positive")

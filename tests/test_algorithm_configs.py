@@ -46,11 +46,11 @@ from fedjax_mm import (
     requiring,
     run,
 )
-from fedjax_mm.algorithm_configs import METHOD_TABLES, Byzantine, MethodConfig, Requiring
 from fedjax_mm.algorithms import methods
 from fedjax_mm.data import partition
-from fedjax_mm.experiment import validate
-from fedjax_mm.plan import Grid, make_plan
+from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requiring
+from fedjax_mm.sweeps.plan import Grid, make_plan
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -248,7 +248,7 @@ PROGRAM = """
 import json
 import sys
 from fedjax_mm import Experiment, run
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
 
 A = {"learning_rate": 0.1}
 top = {"task": {"start": "normal"}, "num_models": 1, "num_rounds": 2, "num_seeds": 1}

@@ -23,7 +23,7 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.attackers import dense_update
+from fedjax_mm.algorithms.attackers import dense_update
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests import reference_maxfl as oracle
 from tests.helpers import Measured, replay, roll_out

@@ -22,15 +22,15 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, plots, sweep
-from fedjax_mm.checkpoint import Checkpoints
 from fedjax_mm.errors import InterruptedRunError, RefusedError
-from fedjax_mm.plan import Grid, make_plan
-from fedjax_mm.results import save_dataset
-from fedjax_mm.sweep import Execution, carry_out, plan_for
+from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.plan import Grid, make_plan
 from tests.helpers import Towards, share_grids
 from tests.test_cli import Outcome, call, files
 
-sweeps = importlib.import_module("fedjax_mm.sweep")
+sweeps = importlib.import_module("fedjax_mm.sweeps.execute")
 
 CONFIG = """\
 num_models = {num_models}
@@ -99,7 +99,7 @@ import sys
 from fedjax_mm import cli, plan
 
 plan._CACHE_BYTES = 1
-importlib.import_module("fedjax_mm.sweep")._SEGMENT_SECONDS = 0
+importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
@@ -677,7 +677,7 @@ def test_a_state_that_is_not_what_was_saved_is_passed_over(tmp_path, monkeypatch
     """Even if its files are whole: the digest is compared."""
     with Checkpoints(tmp_path / "run") as checkpoints:
         checkpoints.save(0, 1, some_arrays(1))
-        monkeypatch.setattr("fedjax_mm.checkpoint._digest", lambda *_: "of something else")
+        monkeypatch.setattr("fedjax_mm.sweeps.checkpoint._digest", lambda *_: "of something else")
         checkpoints.save(0, 2, some_arrays(2))
     monkeypatch.undo()
     with (

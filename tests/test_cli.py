@@ -18,7 +18,7 @@ import xarray as xr
 
 from fedjax_mm import bench, cli
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.plan import Plan
+from fedjax_mm.sweeps.plan import Plan
 
 
 class Outcome(NamedTuple):

@@ -26,8 +26,8 @@ from fedjax_mm import (
     simulate,
     use_cpu_devices,
 )
-from fedjax_mm.experiment import load
-from fedjax_mm.plan import seed_keys
+from fedjax_mm.experiments.experiment import load
+from fedjax_mm.sweeps.plan import seed_keys
 from tests.helpers import Towards, counting, slow_unless
 
 N = 13  # divided neither by the models nor by the devices
@@ -157,7 +157,7 @@ def eleven_seeds_alone():
     """On one device."""
     first = jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, first, axis))
+        patch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, first, axis))
         return some_seeds(11)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, Sweep, run
-from fedjax_mm.algorithm_configs import METHOD_TABLES, Method
 from fedjax_mm.cli import app
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from tests.helpers import slow_unless
 from tests.test_algorithm_configs import EXAMPLES, METHOD
 

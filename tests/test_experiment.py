@@ -17,9 +17,9 @@ from fedjax_mm import (
     sequential,
     task_configs,
 )
-from fedjax_mm.algorithm_configs import METHOD_TABLES, InverseTime
-from fedjax_mm.experiment import Range, Sweep, load, validate
-from fedjax_mm.task_configs import QuadraticConfig
+from fedjax_mm.experiments.experiment import Range, Sweep, load, validate
+from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
+from fedjax_mm.experiments.tasks import QuadraticConfig
 from tests.compiling import optimised
 from tests.helpers import roll_out
 

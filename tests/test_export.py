@@ -10,8 +10,8 @@ import pytest
 from jax import export
 
 from fedjax_mm import bench
-from fedjax_mm.devices import layout
-from fedjax_mm.plan import jitted
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.plan import jitted
 from fedjax_mm.tasks.classification import classification
 
 S1 = bench.WORKLOADS["S1"]

@@ -25,7 +25,7 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
-from fedjax_mm.plan import seed_keys
+from fedjax_mm.sweeps.plan import seed_keys
 from tests.helpers import NOTHING_TO_SEE, labelled_data, roll_out
 from tests.test_docs import ROOT
 
@@ -187,7 +187,7 @@ def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected
         return Setup(tasks, algorithm, page["rank_list"](N, M, K, gamma))
 
     devices = jax.devices()[:2]
-    monkeypatch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, devices, axis))
+    monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, devices, axis))
     swept = sweep(
         build,
         {"learning_rate": [0.05, 0.1], "gamma": [0.5, 0.9]},

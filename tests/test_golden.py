@@ -14,8 +14,8 @@ from fedjax_mm import (
     quadratic,
     simulate,
 )
-from fedjax_mm.experiment import Experiment
-from fedjax_mm.runs import run
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.run import run
 from tests.helpers import slow_unless
 
 PRECISIONS = {"float64": 1e-10, "float32": 1e-4}

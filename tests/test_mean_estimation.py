@@ -25,9 +25,9 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.maxfl_appeal import (
+from fedjax_mm.papers.cho2022.appeal import (
     ThreeClients,
     TwoClients,
     exact_appeal,
@@ -37,7 +37,7 @@ from fedjax_mm.papers.maxfl_appeal import (
     plot_two,
     run_three,
 )
-from fedjax_mm.papers.maxfl_shape import (
+from fedjax_mm.papers.cho2022.shape import (
     Landscape,
     Rate,
     critical_gamma_hat,

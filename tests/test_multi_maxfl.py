@@ -15,11 +15,11 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS, multi_maxfl
-from fedjax_mm.papers.maxfl_clients import POPULATIONS, draw_clients
+from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
-from fedjax_mm.plots import save_figure
+from fedjax_mm.results.plots import save_figure
 from fedjax_mm.tasks.networks import MLP
 
 ITEM = REPRODUCTIONS["multi-maxfl"]

@@ -12,11 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from fedjax_mm import papers
-from fedjax_mm.algorithm_configs import InverseTime
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.run import run
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS, mfa
-from fedjax_mm.papers.catalogue import CATALOGUE
-from fedjax_mm.papers.mfa import (
+from fedjax_mm.papers.bhuyan2022.rand_and_rr import (
     Comparison,
     GainSweep,
     judge_comparison,
@@ -24,8 +24,8 @@ from fedjax_mm.papers.mfa import (
     plot_comparison,
     plot_gain,
 )
-from fedjax_mm.plots import save_figure, sweep_overview
-from fedjax_mm.runs import run
+from fedjax_mm.papers.catalogue import CATALOGUE
+from fedjax_mm.results.plots import save_figure, sweep_overview
 
 LABELS = ("MFA-Rand", "MFA-RR")
 COMPARISONS = [name for name, item in REPRODUCTIONS.items() if isinstance(item.config, Comparison)]

@@ -15,11 +15,11 @@ from fedjax_mm.cli import main
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.partition import iid
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.cohort_accuracy import CohortAccuracy
-from fedjax_mm.papers.cohort_clients import dealt, images
-from fedjax_mm.papers.cohort_optimum import OptimalCohort, bowls
-from fedjax_mm.papers.cohort_rounds import CohortRounds
-from fedjax_mm.papers.cohorts import Trials
+from fedjax_mm.papers.pawlik2020.accuracy import CohortAccuracy
+from fedjax_mm.papers.pawlik2020.clients import dealt, images
+from fedjax_mm.papers.pawlik2020.costs import Trials
+from fedjax_mm.papers.pawlik2020.optimum import OptimalCohort, bowls
+from fedjax_mm.papers.pawlik2020.rounds import CohortRounds
 from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
@@ -169,7 +169,7 @@ def test_wrong_maps_are_refused(change, says):
 @pytest.fixture
 def linear(monkeypatch):
     """The figures' pipeline with a model that compiles at once."""
-    monkeypatch.setattr("fedjax_mm.papers.cohort_clients.McMahanCNN", LogisticRegression)
+    monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", LogisticRegression)
 
 
 FIG1, FIG2, FIG3 = (REPRODUCTIONS[f"cb-fig{number}"] for number in (1, 2, 3))

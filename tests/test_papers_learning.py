@@ -8,13 +8,13 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Checkpoints, Execution, InterruptedRunError
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.mfa_gain import _median, judge_gain, plot_gain
-from fedjax_mm.papers.mfa_tables import judge_together, plot_together
-from fedjax_mm.papers.reproduction import Claim, Judgement
-from fedjax_mm.papers.trainings import rounds_to_targets, verdict
-from fedjax_mm.plots import save_figure
+from fedjax_mm.papers.bhuyan2022.accuracy import rounds_to_targets, verdict
+from fedjax_mm.papers.bhuyan2022.gain import _median, judge_gain, plot_gain
+from fedjax_mm.papers.bhuyan2022.together import judge_together, plot_together
+from fedjax_mm.papers.item import Claim, Judgement
+from fedjax_mm.results.plots import save_figure
 
 ROUNDS = 10
 SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}

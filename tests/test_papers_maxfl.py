@@ -21,16 +21,15 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.algorithm_configs import Byzantine
-from fedjax_mm.checkpoint import Checkpoints
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.maxfl_clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.maxfl_grid import at_the_end, best_points, run_comparison, warm_up
-from fedjax_mm.papers.maxfl_tables import (
+from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
+from fedjax_mm.papers.cho2022.grid import at_the_end, best_points, run_comparison, warm_up
+from fedjax_mm.papers.cho2022.tables import (
     REPRODUCTIONS as ITEMS,
 )
-from fedjax_mm.papers.maxfl_tables import (
+from fedjax_mm.papers.cho2022.tables import (
     exceeds,
     hardly_varies,
     nearly_identical,
@@ -38,8 +37,9 @@ from fedjax_mm.papers.maxfl_tables import (
     rows_of,
     withstands,
 )
-from fedjax_mm.plots import save_figure
-from fedjax_mm.sweep import Execution
+from fedjax_mm.results.plots import save_figure
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.execute import Execution
 
 SMALL = {
     "num_clients": 4,

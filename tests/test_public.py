@@ -16,14 +16,15 @@ import fedjax_mm
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "errors", "metrics", "schedules", "shuffles", "until"},
-    {"chunks", "devices", "keys", "local", "minimize", "stacks", "sums"},
-    {"assignment", "data", "tasks", "attackers"},
+    {"base", "checks", "errors", "schedules", "shuffles", "until"},
+    {"chunks", "keys", "local", "minimize", "stacks", "sums"},
+    {"assignment", "data", "tasks"},
     {"algorithms", "theory"},
     {"record", "simulate"},
-    {"results", "plan", "checkpoint", "sweep"},
-    {"task_configs", "algorithm_configs", "experiment", "runs"},
-    {"bench", "plots", "papers"},
+    {"results"},
+    {"sweeps"},
+    {"experiments"},
+    {"bench", "papers"},
     {"cli"},
 ]
 """Modules and folders; each imports from its own layer and from those before it."""
@@ -81,7 +82,9 @@ def test_the_public_surface_is_complete():
 def test_public_names_can_be_listed_completed_imported_and_pickled():
     assert set(fedjax_mm.__all__) <= set(dir(fedjax_mm))
     completer = rlcompleter.Completer({"fedjax_mm": fedjax_mm})
-    assert any("fedjax_mm.sweep" in match for match in completer.attr_matches("fedjax_mm.swee"))
+    assert any(
+        "fedjax_mm.sweeps.execute" in match for match in completer.attr_matches("fedjax_mm.swee")
+    )
     names = {}
     exec("from fedjax_mm import *", names)
     assert set(names) - {"__builtins__"} == set(fedjax_mm.__all__)
@@ -99,10 +102,10 @@ TERMINAL = ("typer", "rich", "pydantic")
 
 def all_orders():
     """Ways to import the package, its submodules and its functions, one after the other."""
-    assert BOTH == ["simulate", "sweep"]
+    assert BOTH == ["simulate"]
     orders = [
         template.format(name=name, other=other)
-        for name, other in (BOTH, BOTH[::-1])
+        for name, other in zip(BOTH, BOTH, strict=True)
         for template in (
             "import fedjax_mm.{name}",
             "import fedjax_mm.{other}",
@@ -114,7 +117,12 @@ def all_orders():
             "import importlib; importlib.import_module('fedjax_mm.{name}')",
         )
     ]
-    return [*orders, "import fedjax_mm.bench", "import fedjax_mm.runs", "from fedjax_mm import *"]
+    return [
+        *orders,
+        "import fedjax_mm.bench",
+        "import fedjax_mm.experiments.run",
+        "from fedjax_mm import *",
+    ]
 
 
 ORDERS = f"""

@@ -666,7 +666,7 @@ MORE = {"shared": {"targets": TARGETS}, "per_seed": {"draw": [0.0, 0.5]}, "prepa
 def one_device(monkeypatch):
     """On several, every replica is told of by each."""
     where = layout(4, jax.devices()[:1])
-    monkeypatch.setattr("fedjax_mm.plan.layout", lambda num_replicas, axis: where)
+    monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda num_replicas, axis: where)
 
 
 @functools.cache
@@ -712,7 +712,7 @@ def test_prepared_runs_are_those_of_preparing_by_hand(whole):
 
 def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
     """What was prepared is saved: nothing is prepared again."""
-    monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["fedjax_mm.sweeps.execute"], "_SEGMENT_SECONDS", 0.0)
     expected, _ = whole
 
     def stop(_, done, total):

@@ -22,7 +22,7 @@ from fedjax_mm import (
     simulate,
     to_dataset,
 )
-from fedjax_mm.results import (
+from fedjax_mm.results.dataset import (
     manifest,
     prepare_directory,
     save_dataset,

@@ -27,9 +27,9 @@ from fedjax_mm import (
     sweep,
 )
 from fedjax_mm.data.federated import stack_data
-from fedjax_mm.plan import Grid
 from fedjax_mm.stacks import by_model, stacks_of
-from fedjax_mm.sweep import carry_out, plan_for
+from fedjax_mm.sweeps.execute import carry_out, plan_for
+from fedjax_mm.sweeps.plan import Grid
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import Towards, labelled_data, replay, roll_out
@@ -293,7 +293,7 @@ def test_divergence_of_one_stack_is_marked_and_stops():
 
 
 def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys.modules["fedjax_mm.sweep"], "_SEGMENT_SECONDS", 0.0)
+    monkeypatch.setattr(sys.modules["fedjax_mm.sweeps.execute"], "_SEGMENT_SECONDS", 0.0)
     whole = whole_sweep()
 
     def stop(_, done, total):

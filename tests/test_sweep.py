@@ -34,10 +34,10 @@ from fedjax_mm import (
     to_dataset,
 )
 from fedjax_mm.bench import WORKLOADS
-from fedjax_mm.devices import layout
-from fedjax_mm.experiment import Sweep, validate
-from fedjax_mm.plan import Grid, Program, make_plan, seed_keys
-from fedjax_mm.sweep import Execution, carry_out, plan_for
+from fedjax_mm.experiments.experiment import Sweep, validate
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.plan import Grid, Program, make_plan, seed_keys
 from tests.helpers import Towards, counting
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
@@ -101,7 +101,7 @@ def check_close(actual, expected, tolerance=1e-6):
 
 def one_batch_at_a_time(patch):
     """One replica on each of the 8 devices at once: 9 replicas are 2 batches, the last padded."""
-    patch.setattr("fedjax_mm.plan._CACHE_BYTES", 1)
+    patch.setattr("fedjax_mm.sweeps.plan._CACHE_BYTES", 1)
 
 
 class Work:
@@ -221,7 +221,7 @@ def test_every_point_equals_a_single_run_in_double_precision(x64):
 def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part, count, split):
     """All 9 replicas at once, on 1 device or 8, which share out replicas or clients."""
     devices = jax.devices()[:count]
-    monkeypatch.setattr("fedjax_mm.plan.layout", lambda n, axis: layout(n, devices, axis))
+    monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, devices, axis))
     plans = []
     result = follow(ONE_GRID, split=split, announce=plans.append)
     assert plans[0].where.axis == split
@@ -522,7 +522,7 @@ def above(num_bytes):
 
 def test_a_program_that_does_not_fit_is_split(monkeypatch):
     """All 100 replicas take more than 64 MB; the batches fit the limit, and the plan says so."""
-    monkeypatch.setattr("fedjax_mm.plan._CACHE_BYTES", 2**40)  # memory alone limits batches
+    monkeypatch.setattr("fedjax_mm.sweeps.plan._CACHE_BYTES", 2**40)  # memory alone limits batches
     room = 80 * LARGE
     plan = make_plan(Grid(large, HUNDRED, 3), limit=above(room))
     (compiled,) = plan.compiled

@@ -15,11 +15,11 @@ from fedjax_mm import (
     quadratic,
     simulate,
 )
-from fedjax_mm.experiment import validate
+from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
-from fedjax_mm.papers.cohort_theory import CohortNoise, judge_noise, plot_noise, run_noise
-from fedjax_mm.papers.mfa_theory import Bounds, judge_bounds, plot_bounds, run_bounds
-from fedjax_mm.papers.mfa_theory_gain import GainBounds, judge_gain, plot_gain, run_gain
+from fedjax_mm.papers.bhuyan2022.bounds import Bounds, judge_bounds, plot_bounds, run_bounds
+from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, judge_gain, plot_gain, run_gain
+from fedjax_mm.papers.pawlik2020.noise import CohortNoise, judge_noise, plot_noise, run_noise
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants

@@ -22,7 +22,7 @@ from fedjax_mm import (
     run,
     sweep,
 )
-from fedjax_mm.plan import Grid
+from fedjax_mm.sweeps.plan import Grid
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
 

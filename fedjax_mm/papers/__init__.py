@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from importlib import import_module
 
 from fedjax_mm.papers import catalogue
-from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
+from fedjax_mm.papers.item import Claim, Judgement, Reproduction
 
 
 class _Items(Mapping[str, Reproduction]):

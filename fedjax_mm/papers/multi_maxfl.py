@@ -16,19 +16,19 @@ import xarray as xr
 from jax import lax
 from matplotlib.figure import Figure
 
-from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.metrics import standard_error
-from fedjax_mm.papers.maxfl_clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.reproduction import Claim, Judgement, Reproduction
-from fedjax_mm.papers.trainings import verdict
-from fedjax_mm.plan import Setup
-from fedjax_mm.sweep import Execution, sweep
-from fedjax_mm.task_configs import Config, Count, Positive, Seed, Share
+from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed, Share
+from fedjax_mm.papers.bhuyan2022.accuracy import verdict
+from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
+from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.results import plots
+from fedjax_mm.results.metrics import standard_error
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.plan import Setup
 from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")

@@ -1,0 +1,67 @@
+"""Experiments and sweeps as they are described in a file, run."""
+
+from typing import Literal
+
+import jax
+import xarray as xr
+
+from fedjax_mm.errors import RefusedError
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.plan import Grid, Plan
+
+
+def run(
+    experiment: Experiment,
+    execution: Execution | None = None,
+    on_divergence: Literal["mark", "stop"] | None = None,
+) -> xr.Dataset:
+    """Runs every algorithm of an experiment with all its seeds, at every point if it is a sweep.
+
+    Args:
+      experiment: what to run.
+      execution: how; what is reported, saved and continued.
+      on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
+
+    Returns:
+      A Dataset over ``(algorithm, *axes, seed, round, model)``, as `sweep` explains it.
+
+    Raises:
+      DivergenceError: if a model's loss or parameters stop being finite and that is to stop the
+        run, naming the algorithm, the seed, the model and the round.
+      ValueError, InterruptedRunError, OSError: as in `sweep`; or there is no such data.
+
+    Example:
+      >>> experiment = Experiment.model_validate({
+      ...     "task": {"name": "quadratic"}, "num_models": 2, "num_rounds": 10, "num_seeds": 3,
+      ...     "algorithms": {"MFA-RR": {
+      ...         "assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 5}},
+      ... })
+      >>> dict(run(experiment).sizes)
+      {'algorithm': 1, 'seed': 3, 'round': 11, 'model': 2}
+    """
+    how, config = execution or Execution(), experiment.model_dump()
+    with jax.enable_x64(experiment.precision == "float64"):
+        grid = _grid(experiment)
+        plan = plan_for(grid, how, config)
+        return carry_out(
+            plan,
+            how,
+            data=getattr(grid.shared["data"], "kind", "synthetic"),
+            config=config,
+            on_divergence=on_divergence or ("mark" if experiment.points else "stop"),
+        )
+
+
+def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
+    """What `run` would do: the programs, compiled, their batches, memory and local trainings."""
+    with jax.enable_x64(experiment.precision == "float64"):
+        return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
+
+
+def _grid(experiment: Experiment) -> Grid:
+    """The runs; data that cannot be had are wrong input."""
+    try:
+        return experiment.grid()
+    except (ValueError, OSError) as error:
+        raise RefusedError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Cho et al., "Maximizing Global Model Appeal in Federated Learning" (2022)."""

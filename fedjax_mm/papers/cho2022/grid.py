@@ -1,0 +1,359 @@
+"""Cho et al., section 5: every method at all points of the paper's grid, on the same clients."""
+
+import itertools
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from pydantic import Field, TypeAdapter, model_validator
+
+from fedjax_mm.assignment import appealing, full_participation, mfa_rand
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.errors import RefusedError
+from fedjax_mm.experiments.methods import (
+    DEFAULT_METHOD,
+    METHOD_TABLES,
+    Byzantine,
+    Method,
+    MethodConfig,
+)
+from fedjax_mm.experiments.tasks import Config, Count, Flag, NonNegative, Positive, Seed, Share
+from fedjax_mm.papers.cho2022.clients import (
+    POPULATIONS,
+    Dataset,
+    Partition,
+    Population,
+    check_files,
+    classifier,
+    draw_clients,
+    source_of,
+)
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
+
+POINT = ("variant", "learning_rate", "local_steps", "batch_size")
+"""The axes over which the best point of each method is looked for."""
+
+_METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
+
+
+class Comparison(Config):
+    """Settings of Tables 1 to 6 and Figures 3, 4 and 7: methods, their grid, and the clients.
+
+    In `methods` a list of values, as ``q = [1, 10]``, is a grid of the method's own.
+    """
+
+    dataset: Dataset = "fmnist"
+    directory: Path | None = None
+    """Of the data set's files; without them something stands in."""
+    partition: Partition = "dirichlet"
+    num_clients: Count | None = None
+    """That train; by default as many as the paper has of this data set, as the next two."""
+    num_unseen: Count | None = None
+    cohort_size: Count | None = None
+    flipped: Share = 0.3
+    dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
+    appealing_from: Count | None = None
+    """The first round in which clients stay away to whom the model does not appeal; None: none."""
+    byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
+    loss_factor: Positive = 10.0
+    noise: NonNegative = 1.0
+    attackers_stay: Flag = True
+    """What attackers do; see `byzantine`."""
+    warm_up_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
+    tuning_steps: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
+    methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
+        *(0.1, 0.05, 0.01, 0.005, 0.001),
+    )
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 30, 50)
+    batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 128)
+    num_rounds: Count = 200
+    num_seeds: Count = 3
+    seed: Seed = 0
+    record_every: Count = 20
+    """Rounds between records; the largest common divisor with the rounds is taken."""
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        for label, (name, _) in self.variants.items():
+            try:
+                self.method(label, self.learning_rates[0], self.local_steps[0], self.batch_sizes[0])
+            except ValueError as error:
+                raise ValueError(f"methods.{name}: {error}") from error
+        check_files(self.dataset, self.directory)
+        population = self.population
+        if population.cohort_size > population.num_clients:
+            raise ValueError(
+                f"cohort_size is {population.cohort_size}; it must be at most num_clients = "
+                f"{population.num_clients}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _claims_can_be_judged(self) -> Self:
+        if any(self.byzantine) and self.byzantine[0] != 0:
+            raise ValueError(
+                f"byzantine is {list(self.byzantine)}; begin with 0.0, from which losses count"
+            )
+        if self.partition == "clusters" and self.dataset == "emnist" and self.directory:
+            raise ValueError("EMNIST's 62 labels do not make 5 equal clusters; choose dirichlet")
+        for name, settings in self.methods.items():
+            for key, value in settings.items():
+                if isinstance(value, list | tuple) and not value:
+                    raise ValueError(f"methods.{name}.{key} has no values; give at least one")
+        return self
+
+    @property
+    def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Every method at every value of its own parameters: its name and its settings."""
+        found = {}
+        for name, settings in self.methods.items():
+            own = {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
+            for values in itertools.product(*own.values()):
+                point = dict(zip(own, values, strict=True))
+                text = ", ".join(f"{key} = {_text(value)}" for key, value in point.items())
+                label = f"{name} ({text})" if text else name
+                found[label] = name, {**settings, **point}
+        return found
+
+    def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
+        """A variant at a point of the grid."""
+        point = {
+            "learning_rate": learning_rate,
+            "local_steps": local_steps,
+            "batch_size": batch_size,
+        }
+        settings = self.variants[label][1]
+        table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
+        known = {key: value for key, value in point.items() if key in table.model_fields}
+        return _METHOD.validate_python({**settings, **known})
+
+    @property
+    def population(self) -> Population:
+        """How many clients there are."""
+        default = POPULATIONS[source_of(self.dataset, self.directory)]
+        given = {
+            "num_clients": self.num_clients,
+            "num_unseen": self.num_unseen,
+            "cohort_size": self.cohort_size,
+        }
+        return default._replace(**{key: n for key, n in given.items() if n is not None})
+
+    @property
+    def resolution(self) -> int:
+        """Rounds between records."""
+        return math.gcd(self.record_every, self.num_rounds)
+
+    @property
+    def num_points(self) -> int:
+        """Points of the grid of each variant."""
+        sizes = (self.learning_rates, self.local_steps, self.batch_sizes)
+        return math.prod(map(len, sizes))
+
+
+def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
+    """Every method at every point with every seed, each seed with clients of its own.
+
+    Over ``(variant, byzantine, warm_up_steps, learning_rate, local_steps, batch_size, seed,
+    round)``.
+    """
+    population = config.population
+    words = np.random.SeedSequence(config.seed).generate_state(config.num_seeds)
+    try:
+        data = draw_clients(
+            config.dataset,
+            config.directory,
+            population,
+            partition=config.partition,
+            flipped=config.flipped,
+            seeds=[int(word) for word in words],
+        )
+    except ValueError as error:
+        raise RefusedError(str(error)) from error
+    clock = time.perf_counter()
+    own = warm_up(config, data, execution)
+    warm_up_seconds = time.perf_counter() - clock
+    num_clients, cohort_size = population.num_clients, population.cohort_size
+    if config.appealing_from is None:
+        assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
+    else:
+        assignment = appealing(
+            full_participation(num_clients),
+            cohort_size=cohort_size,
+            from_round=config.appealing_from,
+        )
+
+    def build(
+        variant: str,
+        byzantine: Any,
+        warm_up_steps: int,
+        learning_rate: Any,
+        local_steps: int,
+        batch_size: int,
+        data: FederatedData,
+        own: OwnModels,
+        draw: Any,
+    ) -> Setup:
+        task: Any = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
+        method = method.model_copy(update={"learning_rate": learning_rate})
+        algorithm = method.build(1)
+        place = (
+            config.warm_up_steps.index(warm_up_steps),
+            config.batch_sizes.index(batch_size),
+            jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
+            draw,
+        )
+        start, tuning = _start(config, task, draw), None
+        if config.tuning_steps:
+            tuning = Tuning(learning_rate, config.tuning_steps, batch_size)
+        mine = jax.tree.map(itemgetter(place), own)
+        task = requiring(task, mine, num_unseen=population.num_unseen, tuning=tuning)
+        if any(config.byzantine):
+            attack = Byzantine(
+                fraction=0.0,
+                loss_factor=config.loss_factor,
+                noise=config.noise,
+                stays=config.attackers_stay,
+            )
+            attack = attack.model_copy(update={"fraction": byzantine})
+            task, algorithm = attack.wrap_task(task), attack.wrap(algorithm, num_clients)
+        return Setup(task, algorithm, assignment, start)
+
+    result = sweep(
+        build,
+        {
+            "variant": list(config.variants),
+            "byzantine": [float(share) for share in config.byzantine],
+            "warm_up_steps": list(config.warm_up_steps),
+            "learning_rate": list(config.learning_rates),
+            "local_steps": list(config.local_steps),
+            "batch_size": list(config.batch_sizes),
+        },
+        num_rounds=config.num_rounds,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        shared={"data": data, "own": own},
+        per_seed={"draw": np.arange(config.num_seeds)},
+        record_every=config.resolution,
+        data=data.kind,
+        execution=execution,
+    )
+    result = result.isel(model=0, drop=True)
+    names = [config.variants[label][0] for label in result["variant"].values]
+    result = result.assign_coords(algorithm=("variant", names))
+    result.attrs["manifest"]["wall_seconds"]["warm_up"] = warm_up_seconds
+    result.attrs["manifest"] |= {
+        "config": config.model_dump(mode="json"),
+        "datasets": [data.name],
+        "population": population._asdict(),
+    }
+    return result
+
+
+def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
+    """Every client's own model, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
+
+    They start where all methods do, and are trained once for all of them.
+
+    A threshold depends on the rate, the batches and the start: methods and numbers of local steps
+    share them, which would otherwise take most of the time where clients soon stay away.
+    """
+    num_draws, num_rates = config.num_seeds, len(config.learning_rates)
+    where = layout(num_rates * num_draws)
+    index = np.arange(where.padded(num_rates * num_draws)) % (num_rates * num_draws)
+    rates = np.asarray(config.learning_rates, np.float32)[index // num_draws]
+    pairs = where.put((rates, index % num_draws), 0)
+    found = []
+    kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
+    for number, (num_steps, batch_size) in enumerate(kinds):
+        if execution and execution.progress:
+            what = f"warm-up of {num_steps} steps, batch_size={batch_size}"
+            execution.progress(what, number, len(kinds))
+
+        def of_replica(
+            pair: Any, data: FederatedData, num_steps: int = num_steps, size: int = batch_size
+        ) -> OwnModels:
+            rate, draw = pair
+            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            return own_models(
+                _key(config, draw),
+                task,
+                _start(config, task, draw),
+                learning_rate=rate,
+                num_steps=num_steps,
+                batch_size=size,
+            )
+
+        def of_device(pairs: Any, data: FederatedData, of_replica: Any = of_replica) -> Any:
+            return lax.map(partial(of_replica, data=data), pairs)
+
+        made = jax.jit(where.over(of_device, (0, None)))(pairs, where.put(data, None))
+        found.append(where.fetch(made))
+    shape = (len(config.warm_up_steps), len(config.batch_sizes), num_rates, num_draws, -1)
+
+    def joined(*parts: Any) -> Any:
+        return np.stack([x[: num_rates * num_draws] for x in parts]).reshape(shape)
+
+    own: OwnModels = jax.tree.map(joined, *found)
+    return own
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _key(config: Comparison, draw: Any) -> Any:
+    return jax.random.fold_in(jax.random.key(config.seed), draw)
+
+
+def _start(config: Comparison, task: Classification, draw: Any) -> Any:
+    """The common initialisation of all methods and of the clients' own models."""
+    return task.init(jax.random.fold_in(_key(config, draw), 1))
+
+
+def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
+    """Each method at the point with the highest test accuracy of seen clients, by the last record.
+
+    The mean over seeds decides. A point where a seed diverged is not considered, unless all are.
+
+    Args:
+      result: of `run_comparison`.
+      config: its settings.
+
+    Returns:
+      The result over ``(algorithm, byzantine, warm_up_steps, seed, round)``, with the coordinates
+      of `POINT` over the first three.
+    """
+    parts = []
+    for name in config.methods:
+        mine = result.isel(variant=np.flatnonzero(result["algorithm"].values == name))
+        mine = mine.drop_vars("algorithm").stack(point=POINT, create_index=False)
+        score = (
+            mine["accuracy"]
+            .isel(round=-1, drop=True)
+            .where(mine["diverged"] < 0)
+            .mean("seed", skipna=False)
+        )
+        best = score.fillna(-1.0).argmax("point")
+        parts.append(mine.isel(point=best))
+    return xr.concat(parts, xr.IndexVariable("algorithm", list(config.methods)))
+
+
+def at_the_end(best: xr.Dataset, name: str) -> xr.DataArray:
+    """A metric's last record, over ``(algorithm, byzantine, warm_up_steps, seed)``; in percent."""
+    values = best[name].isel(round=-1, drop=True)
+    return 100 * values

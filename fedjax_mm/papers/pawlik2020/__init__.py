@@ -1,0 +1,1 @@
+"""Pawlik, "Federated Learning with Client Batching and Heterogeneous Data" (2020)."""
