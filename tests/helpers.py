@@ -23,10 +23,10 @@ from fedjax_mm import (
     keys,
     mfa_rand,
     mfa_rr,
-    runs,
     sequential,
 )
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments import run as runs
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None)
 """For assignments that do not look."""

@@ -28,7 +28,6 @@ from fedjax_mm import (
     Setup,
     Sweep,
     Tuning,
-    algorithm_configs,
     appealing,
     attacked,
     classification,
@@ -48,6 +47,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.algorithms import methods
 from fedjax_mm.data import partition
+from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requiring
 from fedjax_mm.sweeps.plan import Grid, make_plan
@@ -343,7 +343,7 @@ def test_what_requiring_is_not_told_is_that_of_the_algorithm(monkeypatch, table,
         told.append((learning_rate, num_steps, batch_size))
         return OwnModels(jnp.zeros(4))
 
-    monkeypatch.setattr(algorithm_configs, "own_models", own)
+    monkeypatch.setattr(tables, "own_models", own)
     rate = {"beta": 3, "gamma": 100}
     method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
     config, task = validate(Requiring, tomllib.loads(f"x = {table}")["x"]), quadratic(4, 1, mu=1.0)

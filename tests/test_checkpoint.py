@@ -21,9 +21,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, plan, plots, sweep
+from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, sweep
 from fedjax_mm.errors import InterruptedRunError, RefusedError
+from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.plan import Grid, make_plan
@@ -96,7 +98,8 @@ TELLING = """\
 import importlib
 import json
 import sys
-from fedjax_mm import cli, plan
+from fedjax_mm import cli
+from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
 importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0

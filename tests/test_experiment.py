@@ -15,8 +15,8 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     sequential,
-    task_configs,
 )
+from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.experiment import Range, Sweep, load, validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
 from fedjax_mm.experiments.tasks import QuadraticConfig
@@ -439,7 +439,7 @@ def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):
 
     image_files(tmp_path)
     for name in ("synthetic", "digits", "load_idx", "load_leaf"):
-        monkeypatch.setattr(task_configs, name, refuse)
+        monkeypatch.setattr(tasks, name, refuse)
     for task in (*TASKS.values(), {"name": "idx", "directory": str(tmp_path)}):
         validate(Experiment, learning(task))
         validate(Sweep, learning(task) | {"axes": {"learning_rate": [0.1, 0.2]}})

@@ -15,7 +15,8 @@ from fedjax_mm import papers
 from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import InverseTime
 from fedjax_mm.experiments.run import run
-from fedjax_mm.papers import BOUNDS, REPRODUCTIONS, mfa
+from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
+from fedjax_mm.papers.bhuyan2022 import rand_and_rr as mfa
 from fedjax_mm.papers.bhuyan2022.rand_and_rr import (
     Comparison,
     GainSweep,
@@ -58,7 +59,9 @@ def test_ids_are_unique_and_in_order():
 
 
 def test_the_catalogue_has_every_item_of_every_module():
-    names = {path.stem for path in Path(papers.__file__).parent.glob("[a-z]*.py")}
+    root = Path(papers.__file__).parent
+    paths = [path.relative_to(root).with_suffix("") for path in root.rglob("[a-z]*.py")]
+    names = {".".join(path.parts) for path in paths}
     modules = {name: importlib.import_module(f"fedjax_mm.papers.{name}") for name in names}
     items = {
         item.id: name

@@ -16,7 +16,6 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     own_models,
-    plan,
     quadratic,
     requiring,
     simulate,
@@ -38,6 +37,7 @@ from fedjax_mm.papers.cho2022.tables import (
     withstands,
 )
 from fedjax_mm.results.plots import save_figure
+from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
 

@@ -17,11 +17,11 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     quadratic,
-    results,
     sequential,
     simulate,
     to_dataset,
 )
+from fedjax_mm.results import dataset as results
 from fedjax_mm.results.dataset import (
     manifest,
     prepare_directory,
@@ -257,8 +257,8 @@ def test_the_revision_is_that_of_the_source_tree(monkeypatch, tmp_path):
     def revision():
         return manifest({}, seed=0, data="real")["git_revision"]
 
-    source = tmp_path / "fedjax_mm" / "results.py"
-    source.parent.mkdir()
+    source = tmp_path / "fedjax_mm" / "results" / "dataset.py"
+    source.parent.mkdir(parents=True)
     source.touch()
     monkeypatch.setattr(results, "__file__", str(source))
     assert revision() is None
