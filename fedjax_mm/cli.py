@@ -24,8 +24,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
-from fedjax_mm.papers import BOUNDS, REPRODUCTIONS, Judgement, Reproduction
-from fedjax_mm.papers.catalogue import CATALOGUE
+from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -203,8 +202,8 @@ def set_up(
 def list_() -> None:
     """Show what `reproduce` can reproduce."""
     table = Table("id", "what it shows", box=None, header_style="bold")
-    for name in REPRODUCTIONS:
-        table.add_row(name, CATALOGUE[name].title)
+    for name in ITEMS:
+        table.add_row(name, ITEMS.title(name))
     console.print(table)
     console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
 
@@ -255,7 +254,7 @@ def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[st
 
 
 def _reproduce_all(
-    items: Sequence[Reproduction],
+    items: Sequence[Item],
     configs: Sequence[Config],
     out: Path,
     resume: bool,
@@ -273,7 +272,7 @@ def _reproduce_all(
             runs = f"{item.run} {config.model_dump_json()}"
             with _execution(folder, resume, save_every) as execution:
                 if runs not in results:
-                    results[runs] = item.run(config, execution)
+                    results[runs] = item.make(config, execution)
                 holds.append(_report(item, config, folder, results[runs]))
     return 0 if all(holds) else CLAIM_FAILED
 
@@ -326,11 +325,9 @@ def bounds(
     raise typer.Exit(_reproduce_all([BOUNDS[paper]], [config], out, resume, save_every))
 
 
-def _scaled(
-    item: Reproduction, clients: str | None, data: Path | None, dataset: str | None
-) -> list[str]:
+def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | None) -> list[str]:
     """The settings that an item has for its clients and its data."""
-    known, settings = type(item.config).model_fields, []
+    known, settings = type(item.settings).model_fields, []
     if dataset is not None:
         if "dataset" not in known:
             raise ValueError(f"{item.id}: it has one data set; leave out --dataset")
@@ -347,22 +344,22 @@ def _scaled(
     return settings
 
 
-def _configure(item: Reproduction, settings: Sequence[str]) -> Config:
+def _configure(item: Item, settings: Sequence[str]) -> Config:
     from fedjax_mm.experiments.experiment import validate
 
     try:
-        return validate(type(item.config), item.config.model_dump(), settings)
+        return validate(type(item.settings), item.settings.model_dump(), settings)
     except ValueError as error:
         raise ValueError(f"{item.id}: {error}") from error
 
 
-def _find(name: str) -> Reproduction:
-    if name not in REPRODUCTIONS:
-        raise ValueError(f"unknown experiment {name!r}; choose from {', '.join(REPRODUCTIONS)}")
-    return REPRODUCTIONS[name]
+def _find(name: str) -> Item:
+    if name not in ITEMS:
+        raise ValueError(f"unknown experiment {name!r}; choose from {', '.join(ITEMS)}")
+    return ITEMS[name]
 
 
-def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Dataset) -> bool:
+def _report(item: Item, config: Any, directory: Path, dataset: xr.Dataset) -> bool:
     """One reproduction, from its result to files; whether all claims hold."""
     import jax
 
@@ -371,32 +368,27 @@ def _report(item: Reproduction, config: Any, directory: Path, dataset: xr.Datase
 
     if jax.process_index() == 0:
         save_dataset(dataset, directory / "result.nc")
-    judgement, about = item.judge(dataset, config), dataset.attrs["manifest"]
+    findings = item.judge(dataset, config)
+    holds = all(claim.holds for claim in findings.claims)
     if jax.process_index() > 0:
-        return all(claim.holds for claim in judgement.claims)
-    plots.save_figure(item.plot(dataset, config, judgement), directory / "figure.png")
-    summary = {
-        "id": item.id,
-        "paper": item.paper,
-        "measured": judgement.measured,
-        "claims": [claim._asdict() for claim in judgement.claims],
-        "data": about["data"],
-        "manifest": about,
-    }
-    save_json(summary, directory / "summary.json")
-    changed = "" if config == item.config else ", with other settings"
-    _show(f"{item.id}: {item.title}{changed}", judgement)
-    _show_end(about["wall_seconds"], directory, "figure.png, result.nc, summary.json")
-    return all(claim.holds for claim in judgement.claims)
+        return holds
+    figure = item.figure(dataset, findings.measured, config)
+    plots.save_figure(figure, directory / "figure.png")
+    save_json(item.summary(dataset, findings), directory / "summary.json")
+    changed = "" if config == item.settings else ", with other settings"
+    _show(f"{item.id}: {item.title}{changed}", findings)
+    seconds = dataset.attrs["manifest"]["wall_seconds"]
+    _show_end(seconds, directory, "figure.png, result.nc, summary.json")
+    return holds
 
 
-def _show(title: str, judgement: Judgement) -> None:
-    for heading, (header, *rows) in ((title, judgement.table), *judgement.more):
-        table = Table(*header, title=heading, title_justify="left", title_style="bold")
+def _show(title: str, findings: Findings) -> None:
+    for header, rows, heading in findings.tables:
+        table = Table(*header, title=heading or title, title_justify="left", title_style="bold")
         for row in rows:
             table.add_row(*row)
         console.print(table)
-    for claim in judgement.claims:
+    for claim in findings.claims:
         mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
         text = escape(f"{claim.claim}: {claim.evidence}")
         console.print(f"  {mark}  {text}", highlight=False, soft_wrap=True)

@@ -13,7 +13,7 @@ from fedjax_mm.papers import REPRODUCTIONS
 from fedjax_mm.papers.bhuyan2022.accuracy import rounds_to_targets, verdict
 from fedjax_mm.papers.bhuyan2022.gain import _median, judge_gain, plot_gain
 from fedjax_mm.papers.bhuyan2022.together import judge_together, plot_together
-from fedjax_mm.papers.item import Claim, Judgement
+from fedjax_mm.papers.old import Claim, Judgement
 from fedjax_mm.results.plots import save_figure
 
 ROUNDS = 10

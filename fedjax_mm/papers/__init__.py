@@ -1,44 +1,74 @@
-"""One module per paper: its figures and tables as data, and the claims to check."""
+"""Every figure and table of the papers: a folder for each paper, a page for each figure.
 
+Items are found in the modules' sources: `fedjax-mm list` imports none of them.
+"""
+
+import ast
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
 
-from fedjax_mm.papers import catalogue
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.item import Findings, Item
 
 
-class _Items(Mapping[str, Reproduction]):
-    """Items of the catalogue by a name, each imported with its module when it is looked up."""
+class _Place(NamedTuple):
+    title: str
+    module: str
 
-    def __init__(self, ids: Mapping[str, str]) -> None:
-        """The ids by name."""
-        self._ids = ids
 
-    def __getitem__(self, name: str) -> Reproduction:
-        """The item."""
-        return _find(self._ids[name])
+class _Items(Mapping[str, Item]):
+    """Items by name, each imported with its module when it is looked up."""
+
+    def __init__(self, places: Mapping[str, _Place], prefix: str = "") -> None:
+        """Takes where items are by their ids, and what ids have in front of names."""
+        self._places, self._prefix = places, prefix
+
+    def __getitem__(self, name: str) -> Item:
+        key = self._prefix + name
+        module = import_module(self._places[key].module)
+        return next(item for item in module.ITEMS if item.id == key)
 
     def __iter__(self) -> Iterator[str]:
-        """The names; nothing is imported."""
-        return iter(self._ids)
+        return (key.removeprefix(self._prefix) for key in self._places)
 
     def __len__(self) -> int:
-        """How many there are."""
-        return len(self._ids)
+        return len(self._places)
+
+    def title(self, name: str) -> str:
+        """Returns an item's title; nothing is imported."""
+        return self._places[self._prefix + name].title
 
 
-def _find(id: str) -> Reproduction:
-    module = import_module(f"fedjax_mm.papers.{catalogue.CATALOGUE[id].module}")
-    items: tuple[Reproduction, ...] = module.REPRODUCTIONS
-    return next(item for item in items if item.id == id)
+def _places() -> dict[str, _Place]:
+    """Returns the title and the module of every item, paper by paper, in the order of their ids."""
+    root = Path(__file__).parent
+    found: dict[str, _Place] = {}
+    for path in sorted(root.glob("*/*.py")) + sorted(root.glob("*.py")):
+        module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call):
+                named = {each.arg: each.value for each in node.keywords}
+                match named:
+                    case {"id": ast.Constant(value=str(key)), "title": ast.Constant(value=title)}:
+                        found[key] = _Place(str(title), module)
+    return dict(sorted(found.items(), key=_in_order))
 
 
-REPRODUCTIONS: Mapping[str, Reproduction] = _Items(
-    {name: name for name in catalogue.CATALOGUE if name not in catalogue.BOUNDS.values()}
-)
-"""Every reproduction by its id, in the papers' order, and then what no paper has."""
+def _in_order(place: tuple[str, _Place]) -> tuple[str, list[str]]:
+    key, (_, module) = place
+    # Numbers as numbers: Figure 10 comes after Figure 9.
+    return module.rpartition(".")[0], [part.zfill(3) for part in re.split(r"(\d+)", key)]
 
-BOUNDS: Mapping[str, Reproduction] = _Items(catalogue.BOUNDS)
-"""What `fedjax-mm bounds` shows, by paper."""
 
-__all__ = ["BOUNDS", "REPRODUCTIONS", "Claim", "Judgement", "Reproduction"]
+_ALL = _places()
+_BOUNDS = "bounds-"
+
+ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(_BOUNDS)})
+"""Every item by its id."""
+
+BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
+"""The items that `fedjax-mm bounds` shows, by paper."""
+
+__all__ = ["BOUNDS", "ITEMS", "Findings", "Item"]

@@ -1,64 +1,90 @@
-"""What it takes to reproduce an item of a paper: settings, a run, a judgement, a figure."""
+"""An item, a figure or table of a paper: how it is run, measured, judged and shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-from fedjax_mm.papers.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
     from fedjax_mm.experiments.tasks import Config
+    from fedjax_mm.papers.claims import Claim
+    from fedjax_mm.papers.tables import Table
     from fedjax_mm.sweeps.execute import Execution
 
 
-class Claim(NamedTuple):
-    """A statement of the paper, whether it holds in our run, and the numbers that say so."""
+class Findings(NamedTuple):
+    """Labelled numbers, the paper's claims about them, and tables for the terminal."""
 
-    claim: str
-    holds: bool
-    evidence: str
-
-
-class Judgement(NamedTuple):
-    """What was measured.
-
-    Attributes:
-      measured: numbers by name, for `summary.json`.
-      claims: the paper's claims.
-      table: a header and rows for the terminal.
-      more: further tables, each below its title.
-    """
-
-    measured: Mapping[str, Any]
+    measured: xr.Dataset
     claims: tuple[Claim, ...]
-    table: tuple[tuple[str, ...], ...]
-    more: tuple[tuple[str, tuple[tuple[str, ...], ...]], ...] = ()
+    tables: tuple[Table, ...]
 
 
-class Reproduction(NamedTuple):
-    """One figure or table of a paper.
+class Item(NamedTuple):
+    """A figure or table of a paper. All functions take the settings last.
 
     Attributes:
-      id: such as "mfa-fig3", of the catalogue.
-      paper: the published values, and what the paper leaves open.
-      config: default settings; the command line may override every one.
-      run: from settings to a Dataset with a manifest.
-      judge: from the Dataset and the settings to the judgement.
-      plot: from the Dataset, the settings and the judgement to the figure.
+      id: the paper and the item, such as "mfa-fig3".
+      title: a line for `fedjax-mm list`.
+      settings: the defaults, each of which the command line may override.
+      run: returns the Dataset that is written to `result.nc`, with a manifest.
+      measure: takes the result; returns numbers over named dimensions.
+      claims: takes the numbers; returns what the paper claims of them.
+      table: takes the numbers; returns tables.
+      figure: takes the result and the numbers.
     """
 
     id: str
-    paper: Mapping[str, Any]
-    config: Config
+    title: str
+    settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
-    judge: Callable[[xr.Dataset, Any], Judgement]
-    plot: Callable[[xr.Dataset, Any, Judgement], Figure]
+    measure: Callable[[xr.Dataset, Any], xr.Dataset]
+    claims: Callable[[xr.Dataset, Any], Sequence[Claim]]
+    table: Callable[[xr.Dataset, Any], Sequence[Table]]
+    figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 
     @property
-    def title(self) -> str:
-        """One line for `list`."""
-        return CATALOGUE[self.id].title
+    def paper(self) -> Mapping[str, Any]:
+        """Returns the published numbers, and what the paper leaves open."""
+        return published(type(self.settings).__module__, self.id)
+
+    def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
+        """Returns the result of the run, with the settings in its manifest."""
+        result = self.run(settings, execution)
+        about = result.attrs["manifest"] | {"config": settings.model_dump(mode="json")}
+        return result.assign_attrs(manifest=about)
+
+    def judge(self, result: xr.Dataset, settings: Config) -> Findings:
+        """Returns what was measured, with the verdicts on the paper's claims."""
+        measured = self.measure(result, settings)
+        claims, tables = self.claims(measured, settings), self.table(measured, settings)
+        return Findings(measured, tuple(claims), tuple(tables))
+
+    def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
+        """Returns the contents of `summary.json`."""
+        about = result.attrs["manifest"]
+        return {
+            "id": self.id,
+            "paper": self.paper,
+            "measured": findings.measured.to_dict(),
+            "claims": [claim._asdict() for claim in findings.claims],
+            "data": about["data"],
+            "manifest": about,
+        }
+
+
+def published(module: str, id: str) -> Mapping[str, Any]:
+    """Returns an item's table in the file `published.toml` of its paper; empty if it has none.
+
+    Args:
+      module: the name of a module in the paper's folder.
+      id: of the item.
+    """
+    file = resources.files(module.rpartition(".")[0]) / "published.toml"
+    contents: dict[str, Any] = tomllib.loads(file.read_text()).get(id, {})
+    return contents

@@ -24,7 +24,7 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed, Share
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep

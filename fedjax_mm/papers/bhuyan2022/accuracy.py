@@ -10,7 +10,7 @@ import xarray as xr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.tasks import Config, Count, Seed
-from fedjax_mm.papers.item import Judgement
+from fedjax_mm.papers.old import Judgement
 from fedjax_mm.results.metrics import first_round_below
 
 PARTS = ("train", "test")

@@ -19,7 +19,7 @@ from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment
 from fedjax_mm.experiments.experiment import Precision
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import standard_error
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.tasks import Count, Positive
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below, gain
 from fedjax_mm.sweeps.execute import Execution

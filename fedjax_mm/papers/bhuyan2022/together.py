@@ -24,7 +24,7 @@ from fedjax_mm.papers.bhuyan2022.accuracy import (
     verdict,
 )
 from fedjax_mm.papers.bhuyan2022.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import gain, standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep

@@ -20,7 +20,7 @@ from fedjax_mm.papers.cho2022.descents import (
     mean_and_error,
     solve_draws,
 )
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, maxfl_objective, mean_estimation

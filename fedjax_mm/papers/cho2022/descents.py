@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
 from fedjax_mm.minimize import local_minimum
-from fedjax_mm.papers.item import Claim
+from fedjax_mm.papers.old import Claim
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.metrics import standard_error
 from fedjax_mm.tasks.mean_estimation import (

@@ -16,7 +16,7 @@ from fedjax_mm.experiments.tasks import Config, Count, Positive
 from fedjax_mm.minimize import local_minimum
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
 from fedjax_mm.papers.cho2022.descents import about, descend, timed
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution

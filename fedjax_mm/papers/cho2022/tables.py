@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
 from fedjax_mm.papers.cho2022.clients import STAND_INS, Partition, source_of
 from fedjax_mm.papers.cho2022.grid import POINT, Comparison, at_the_end, best_points, run_comparison
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import standard_error
 

@@ -13,7 +13,7 @@ from fedjax_mm.assignment import mfa_rand
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.tasks import Count, IIDShare, PartitionConfig
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.papers.pawlik2020.clients import STAND_IN, Trained, dealt, images
 from fedjax_mm.papers.pawlik2020.costs import check_sizes
 from fedjax_mm.results import plots

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.execute import Execution

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execute import Execution, sweep

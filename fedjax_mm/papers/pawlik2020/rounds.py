@@ -14,7 +14,7 @@ from fedjax_mm.base import Scalar
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.tasks import Count, Flag, Percent, Positive
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
-from fedjax_mm.papers.item import Claim, Judgement, Reproduction
+from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.papers.pawlik2020.clients import STAND_IN, Trained, dealt, images
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below, standard_error

@@ -1,0 +1,130 @@
+"""Figure 5: the gain over sequential FedAvg against M, on the quadratic."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm.experiments.experiment import Sweep, validate
+from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.run import run
+from fedjax_mm.experiments.tasks import Count, Positive
+from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
+from fedjax_mm.papers.claims import Claim, estimate, increasing
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.metrics import first_round_below, gain
+from fedjax_mm.sweeps.execute import Execution
+
+
+class GainSweep(BothOnQuadratic):
+    """Settings of Figure 5: rounds to a target as M and E vary."""
+
+    learning_rate: Positive | InverseTime = 0.1
+    num_models: Annotated[tuple[Count, ...], Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 5, 10)
+    threshold: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    num_rounds: Count = 400
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if list(self.num_models) != sorted({1, *self.num_models}):
+            raise ValueError(
+                f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
+            )
+        if len(set(self.local_steps)) < len(self.local_steps):
+            raise ValueError(
+                f"local_steps is {list(self.local_steps)}; give each number of steps once"
+            )
+        self.sweep()
+        return self
+
+    def sweep(self) -> Sweep:
+        """Returns both algorithms at every M and E."""
+        axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
+        base = self.at(max(self.num_models), self.local_steps[0])
+        return validate(Sweep, base.model_dump() | {"axes": axes})
+
+
+def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:
+    """Returns distances to the minimizer, averaged over the exchangeable models."""
+    result = run(config.sweep(), execution, on_divergence="stop")
+    distance = result.distance.mean("model", keep_attrs=True)
+    return distance.to_dataset().assign_attrs(result.attrs)
+
+
+def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
+    """Returns T, the first round with the mean error below the threshold, and g = M T_1 / T_M."""
+    distance = result.distance.rename(local_steps="E", num_models="M")
+    distance = distance.transpose("algorithm", "E", "seed", "M", "round")
+    target = config.threshold * distance.isel(round=0).mean().item()
+    models, at = distance.M.values, distance["round"].values
+
+    def gains(curves: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
+        rounds = curves.isel(round=0, drop=True).copy(data=first_round_below(curves, at, target))
+        return rounds, rounds.copy(data=gain(models, rounds.values[..., :1], rounds.values))
+
+    rounds, of_mean = gains(distance.mean("seed"))
+    mean, error = estimate(gains(distance)[1])
+    return xr.Dataset(
+        {
+            "rounds": rounds,
+            "gain": of_mean,
+            "gain_per_seed_mean": mean,
+            "gain_per_seed_standard_error": error,
+            "resolution": of_mean / rounds,
+            "target_distance": target,
+        }
+    )
+
+
+def claims(measured: xr.Dataset, config: GainSweep) -> Sequence[Claim]:
+    """The gain increases with M; a target that was not reached makes that false."""
+    return [
+        increasing(f"{name}: the gain increases with M", measured.gain.sel(algorithm=name), "M")
+        for name in measured.algorithm.values
+    ]
+
+
+def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:
+    """Returns gains with the rounds that they take."""
+    took = cells(measured.rounds, form=".0f", missing="")
+    took = xr.where(measured.rounds.isnull(), "", "\nT=" + took)
+    return [rows(columns(cells(measured.gain) + took, "M"), ("algorithm", "E"))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figure:
+    """Draws the gain against M, a line per E, a panel per algorithm."""
+    drawn = plots.panels(
+        measured.gain,
+        measured.gain_per_seed_standard_error,
+        xlabel="number of models $M$",
+        ylabel="gain $g = M\\,T_1 / T_M$",
+        more=[plots.diagonal("g = M", measured.M.values)],
+    )
+    return plots.draw(
+        [drawn],
+        title=f"Gain over sequential FedAvg, quadratic, N = {config.task.num_clients}, "
+        + rate_text(config.learning_rate),
+        caption="Rounds until the mean distance to the minimizer over "
+        f"{config.num_seeds} seeds is {config.threshold:g} of the initial one; bars are standard "
+        "errors of the gain per seed; T is a whole number of rounds: a gain is known to about g/T.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="mfa-fig5",
+        title="Gain over sequential FedAvg against M for E = 1, 5, 10",
+        settings=GainSweep(),
+        run=run_gain,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Figure 5."""

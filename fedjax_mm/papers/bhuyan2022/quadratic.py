@@ -1,0 +1,42 @@
+"""MFA-Rand and MFA-RR on the quadratic: the settings that Figures 1 to 5 share."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fedjax_mm.experiments.experiment import Experiment, Precision, validate
+from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.tasks import Config, Count, Positive, QuadraticConfig, Seed
+
+_ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
+
+
+class BothOnQuadratic(Config):
+    """Settings of MFA-Rand and MFA-RR on the quadratic."""
+
+    learning_rate: Positive | InverseTime
+    task: QuadraticConfig = QuadraticConfig(start="normal")
+    num_rounds: Count = 1000
+    num_seeds: Annotated[Count, Field(ge=2)] = 20
+    seed: Seed = 0
+    precision: Precision = "float32"
+
+    def at(self, num_models: int, local_steps: int) -> Experiment:
+        """Returns both algorithms with M models and E local steps."""
+        values = self.model_dump()
+        local = {"learning_rate": values.pop("learning_rate"), "local_steps": local_steps}
+        algorithms = {
+            label: {"assignment": {"name": name}} | local for label, name in _ASSIGNMENTS.items()
+        }
+        shared = {name: values[name] for name in Experiment.model_fields.keys() & values.keys()}
+        point = {"num_models": num_models, "algorithms": algorithms}
+        return validate(Experiment, shared | point)
+
+
+def rate_text(rate: float | InverseTime) -> str:
+    """Returns a learning rate as a formula."""
+    if not isinstance(rate, InverseTime):
+        return rf"$\eta = {rate:g}$"
+    if rate.per == "round":
+        return rf"$\eta_t = {rate.beta:g} / ({rate.gamma:g} + t)$"
+    return rf"$\eta_t = {rate.beta:g} / ({rate.gamma:g} + l)$, $l = 1 + \lfloor (t-1)/M \rfloor$"

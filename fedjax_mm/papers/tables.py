@@ -1,0 +1,77 @@
+"""Tables of labelled arrays for the terminal: "mean ± error (published)", written in one place."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.results.labels import label, number, places
+
+
+class Table(NamedTuple):
+    """A header and rows of text, below a title that is empty for an item's first table."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+
+def cells(
+    values: xr.DataArray,
+    error: xr.DataArray | None = None,
+    published: xr.DataArray | None = None,
+    form: str = ".2f",
+    missing: str = "not reached",
+) -> xr.DataArray:
+    """Returns "mean ± error (published)" for every value, over the values' dimensions.
+
+    Example:
+      >>> mean, error = xr.DataArray([1.234], dims="M"), xr.DataArray([0.05], dims="M")
+      >>> cells(mean, error, xr.DataArray([1.5], dims="M")).values.tolist()
+      ['1.23 ± 0.05 (1.5)']
+    """
+
+    def text(value: float, error: float, paper: float) -> str:
+        return number(value, error, form, missing) + f" ({paper:g})" * bool(np.isfinite(paper))
+
+    nothing = xr.full_like(values, np.nan, float)
+    arrays = (values, nothing if error is None else error, nothing)
+    if published is not None:
+        arrays = (*arrays[:2], published)
+    # As Python objects: text of several lengths.
+    found: xr.DataArray = xr.apply_ufunc(text, *arrays, vectorize=True, output_dtypes=[object])
+    return found
+
+
+def columns(values: xr.DataArray, dim: str, form: str = "{}") -> dict[str, xr.DataArray]:
+    """Returns one column for each coordinate of a dimension, by its name in words."""
+    return {form.format(label(dim, at)): values.sel({dim: at}) for at in values[dim].values}
+
+
+def rows(contents: Mapping[str, Any], over: tuple[str, ...], title: str = "") -> Table:
+    """Returns a table with a row for each combination of coordinates.
+
+    Args:
+      contents: columns by header, text over some of the dimensions `over`.
+      over: whose coordinates are the first columns.
+      title: above the table.
+
+    Example:
+      >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})
+      >>> rows(columns(cells(gains), "M"), ("algorithm",))[:2]
+      (('algorithm', 'M = 1', 'M = 2'), (('MFA-RR', '1.00', '1.90'),))
+    """
+    arrays = {name: xr.DataArray(values) for name, values in contents.items()}
+    dims = xr.merge([each.rename(name) for name, each in arrays.items()], compat="override")
+    lines = tuple(
+        (
+            *(word.removeprefix(f"{dim} = ") for dim, word in zip(over, words, strict=True)),
+            *(
+                str(each.sel({dim: at[dim] for dim in each.dims if dim in at}).item())
+                for each in arrays.values()
+            ),
+        )
+        for at, words in places(dims, *over)
+    )
+    return Table((*over, *arrays), lines, title)
