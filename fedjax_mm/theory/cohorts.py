@@ -1,7 +1,8 @@
 """Bounds of Pawlik, "Federated Learning with Client Batching and Heterogeneous Data" (2020).
 
-Sections 4.3 and 4.5 treat model averaging with all clients, section 5 the cohorts. The learning
-rate is ``gamma``; the other symbols are explained in `fedjax_mm.theory.problem`. All broadcast.
+Sections 4.3 and 4.5 treat model averaging with all clients, as Theorem 1 and Corollary 1 of Yu,
+Yang and Zhu (2018) do; section 5 treats cohorts. The learning rate is ``gamma``; the other symbols
+are explained in `fedjax_mm.theory.problem`. All broadcast.
 """
 
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
+# gamma = 1/(L E) is the usual choice, and the product of rounded numbers may then be above 1.
 _ROUND_OFF = 1e-12
 
 
@@ -28,7 +30,7 @@ def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
       >>> theorem_1([100, 10_000], problem, gamma=0.01).round(4).tolist()
       [2.042, 0.062]
 
-    Reference: Pawlik, Theorem 1 (section 4.3); Yu, Yang and Zhu (2018), Theorem 1.
+    Reference: Pawlik, Theorem 1 (section 4.3), eqs. (14) to (21).
     """
     N, E, L, G, sigma, gap = problem.symbols("Theorem 1", "N E L G sigma gap")
     T, gamma = in_range("Theorem 1", T=T, gamma=gamma)
@@ -49,7 +51,7 @@ def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
       >>> corollary_part_1([100, 10_000], problem).tolist()
       [4.25, 0.065]
 
-    Reference: Pawlik, Corollary, part 1 (section 4.5); Yu, Yang and Zhu (2018), Corollary 1.
+    Reference: Pawlik, Corollary, part 1 (section 4.5).
     """
     name = "Corollary, part 1,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
@@ -72,7 +74,7 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
       >>> corollary_part_2([1e4, 1e6], problem).round(6).tolist()
       [0.045, 0.0045]
 
-    Reference: Pawlik, Corollary, part 2 (section 4.5); Yu, Yang and Zhu (2018), Corollary 1.
+    Reference: Pawlik, Corollary, part 2 (section 4.5).
     """
     name = "Corollary, part 2,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
@@ -82,6 +84,7 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
     require(name, {"T >= N": T >= N, **small}, T=T, N=N, E=E)
     root = np.sqrt(N * T)
     bound = 2 * L / root * gap + 4 / root * G**2 + sigma**2 / root
+    # E is in the hypothesis only: without this a grid over E would lose its axis.
     return np.broadcast_arrays(bound, E)[0]
 
 
@@ -205,7 +208,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
       >>> cohort_bound(100, problem, gamma=0.1).round(4).tolist()
       [1.28, 0.3911, 0.28]
 
-    Reference: Pawlik, section 5.4, completed from eq. (27).
+    Reference: Pawlik, sections 5.3 and 5.4, completed from eq. (27).
     """
     name = "The bound for cohorts"
     N, C, E, L, G, Z, gap = problem.symbols(name, "N C E L G Z gap")
@@ -213,6 +216,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
+    # A single client is its own cohort: the noise is 0, not 0/0.
     noise = gamma * L * E * Z**2 * N / np.maximum(N - 1, 1) * (1 / C - 1 / N)
     return 2 * gap / (gamma * E * R) + drift + noise
 
@@ -240,7 +244,7 @@ def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> 
       >>> optimal_cohort_size([1e3, 1e4], problem, gamma=0.01).round(2).tolist()
       [1.6, 5.05]
 
-    Reference: Pawlik, section 5.4, completed from eq. (27).
+    Reference: Pawlik, sections 5.3 and 5.4, completed from eq. (27).
     """
     name = "The optimal cohort size"
     N, E, L, Z, gap = problem.symbols(name, "N E L Z gap")

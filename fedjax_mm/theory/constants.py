@@ -246,7 +246,7 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
     """Returns ``function(point, client)`` for all points and clients."""
-    # lax.map takes the points one after another: vmapped, a trajectory's would not fit the memory.
+    # A trajectory may have many points: lax.map takes one after another, which bounds the memory.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -270,6 +270,7 @@ def example_gradients(
         flat, unravel = ravel_pytree(point)
         num_examples = jnp.asarray(task.num_batches(client, 1))
 
+        # One example at a time, not a vmap over all: clients' numbers of examples differ.
         def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
             total, largest = carry
             batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
@@ -300,6 +301,7 @@ def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]
     Reference: Bhuyan et al., Assumption 4.
     """
     squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
+    # Equal squares (one point, or all at the minimum) determine no slope: the least one is taken.
     slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
     rest = largest - slope * squares
     level = max(rest.max(), 0.0)

@@ -122,6 +122,7 @@ def theorem_3_1_learning_rates(
 
     Reference: Cho et al., Theorem 3.1.
     """
+    # eta_g is without T: broadcast first, so that both rates have the axes of all three.
     T, E, C = np.broadcast_arrays(*in_range("Theorem 3.1", T=T, E=E, C=C))
     return 1 / (np.sqrt(T) * E), np.sqrt(E * C)
 
@@ -165,6 +166,7 @@ def theorem_3_1_full(
     N, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N E L L_c beta sigma gap")
     T, eta_l, eta_g = in_range(name, T=T, eta_l=rates[0], eta_g=rates[1])
     beta_prime, kappa_prime = lemma_b_1(problem)
+    # Printed so: beta^2 >= 1 makes beta' at least sqrt(2), and 1/beta' is always the smaller one.
     local = np.minimum(1, 1 / beta_prime) / (4 * E * L)
     hypotheses = {
         "eta_l eta_g <= 1/(4 E L)": eta_l * eta_g <= 1 / (4 * E * L),
@@ -238,6 +240,7 @@ def theorem_3_1_partial(
     }
     given = {"eta_l": eta_l, "eta_g": eta_g, "beta": beta, "nu": nu}
     require(name, hypotheses, N=N, C=C, E=E, L=L, **given)
+    # (105) loses this eta_l against (98), from which it follows.
     second_eta_l = 1 if as_printed else eta_l
     noise = eta_g * nu / C + 2 * L**2 * eta_l * E / 3 + L**2 * second_eta_l * E
     return (

@@ -79,6 +79,7 @@ def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatAr
         "gamma > 4 L beta - 1": gamma > 4 * L * beta - 1,
     }
     require(name, hypotheses, N=N, M=M, mu=mu, L=L, beta=beta, gamma=gamma)
+    # sigma^2 is the mean over clients: (1/N^2) sum_k sigma_k^2 = sigma^2 / N.
     B = 6 * L * Gamma + sigma**2 / N + 8 * (E - 1) ** 2 * G**2
     # M <= N: a single client trains a single model, and nothing is sampled.
     C = (M - 1) / np.where(N > 1, N - 1, 1) * E**2 * G**2
@@ -230,6 +231,7 @@ def rounds_to_accuracy(
     noise, start = theorem_1_terms(problem, rate, D)
     D, epsilon = in_range("Theorem 3", D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)
+    # T_M solves sqrt(nu) / sqrt(T_M + gamma) = epsilon.
     nu = noise + start if reading == "sum" else np.maximum(noise, start)
     _, gamma = rate.symbols()
     return (nu - epsilon**2 * gamma) / epsilon**2
@@ -294,6 +296,7 @@ def theorem_3(
         "E >= 2, or E = 1 and N > 1 + G^2 / (6 L Gamma)": theorem_3_condition(problem),
     }
     require("Theorem 3", hypotheses, N=N, M=M, E=E, L=L, Gamma=Gamma, G=G)
+    # FedAvg is MFA-Rand with one model: M trainings one after another take M T_1 rounds.
     alone = dataclasses.replace(problem, M=1)
     T_1, T_M = (
         rounds_to_accuracy(models, rate, D, epsilon, reading) for models in (alone, problem)

@@ -94,6 +94,8 @@ def drift(problem: Problem) -> FloatArray:
     Reference: Bhuyan et al., Theorem 2, below eq. (32).
     """
     M, E, L, G = problem.symbols("Lemma 3", "M E L G")
+    # Y: a frame's groups train one after another, on models that others have changed. Z: the local
+    # steps leave the centralized path.
     Y = L * G * E**2 * (M - 1) / (2 * M)
     Z = L * G * E * (E - 1)
     return Y + Z
@@ -145,6 +147,7 @@ def iterated_recursion(
     name = "The recursion (32)"
     _, V, Delta_1 = in_range(name, num_frames=num_frames, V=V, Delta_1=Delta_1)
     symbols = (*problem.symbols(name, "M E mu L G"), *rate.symbols(), V, Delta_1)
+    # The start is given and not computed: it takes the shape that the frames after it will have.
     errors = [np.broadcast_to(Delta_1, np.broadcast(*symbols).shape)]
     for frame in range(1, num_frames):
         errors.append(recursion(errors[-1], problem, rate.at(frame), V))

@@ -25,6 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
+# Ranges of single symbols. Rate checks its own two: its gamma may be negative, and its beta is not
+# the dissimilarity, which is at least 1.
 _AT_LEAST = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
     **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
@@ -42,7 +44,7 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
 
     Args:
       statement: the name of the statement, as in "Theorem 1".
-      hypotheses: for each, as it is printed, whether it holds; comparisons with NaN do not.
+      hypotheses: for each, as it is printed, whether it holds.
       **given: numbers by their symbols; the message has those that the hypothesis mentions.
 
     Example:
@@ -52,6 +54,7 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
       ValueError: Theorem 1 needs beta > 1/mu; given beta = 3, mu = 0.2
     """
     for name, holds in hypotheses.items():
+        # Comparisons with NaN are false, so that NaN fails like a number out of range.
         if not np.all(holds):
             mentioned = [word for word in dict.fromkeys(re.findall(r"\w+", name)) if word in given]
             numbers = ", ".join(f"{word} = {_in_short(given[word])}" for word in mentioned)
@@ -84,6 +87,7 @@ def in_range(statement: str, **given: ArrayLike) -> list[FloatArray]:
     return list(numbers.values())
 
 
+# Arrays have no truth value, so that a generated __eq__ would raise: eq=False.
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """Constants of a federated problem and of how it is trained.
@@ -102,10 +106,10 @@ class Problem:
       L_c: Lipschitz constant of every client's loss.
       Gamma: F* - mean of F_k*, the heterogeneity.
       G: bound of the gradients' norm over clients, local and global iterates.
-      Z: bound of the root of the clients' mean squared deviation from their mean gradient, each
-        the mean over a round's E steps; G is one.
-      sigma: standard deviation of the stochastic gradients (Cho et al. have sigma_g), 0 for full
-        gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most
+      Z: bound of the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of a
+        client's gradients in a round and G_bar the clients' mean; G is such a bound.
+      sigma: bound of the stochastic gradients' standard deviation (Cho et al. have sigma_g), 0 for
+        full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most
         2 sqrt(beta_1 + beta_2 G^2).
       beta_1: |grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2 for every example, Assumption 4.
       beta_2: as beta_1.

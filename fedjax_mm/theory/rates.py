@@ -84,6 +84,7 @@ def fit_rate(
     t, values = t[inside], values[:, inside]
     if not np.all(values.mean(0) > 0):
         raise ValueError("the mean error is 0 somewhere; end the window before")
+    # The theorems bound the mean error: the logarithm is taken after the mean over seeds.
     logs, size = np.log(t + gamma), len(values)
     slope = _slope(logs, np.log(values.mean(0)))
     # Whole seeds are resampled, not records: those of one seed depend on each other.
