@@ -89,7 +89,7 @@ def _theorem_3(
     return result
 
 
-def _gain(M: Any, constants: Mapping[str, Any], reading: Any = "sum") -> np.ndarray:
+def _gain(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
     """Returns Theorem 3's gain."""
     names = ("N", "E", "mu", "L", "Gamma", "G", "sigma")
     problem = Problem(M=M, **{name: constants[name] for name in names})
