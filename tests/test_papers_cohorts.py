@@ -23,6 +23,7 @@ from fedjax_mm.papers.pawlik2020.rounds import CohortRounds
 from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
+from fedjax_mm.theory.problem import Problem
 from tests.reference_cohorts import Quadratics, exact_training
 
 ITEM = REPRODUCTIONS["cb-table1"]
@@ -38,7 +39,7 @@ def test_costs_count_what_a_trial_does(C, R, B, E, N, extra):
         for _ in range(C):
             gradients += E * N
             contacts += 1
-    found = costs(C, rounds, B, E, N=N, K=K)
+    found = costs(rounds, Problem(N=K, C=C, S=N), B, epochs=E)
     assert (found.g_total, found.c) == (gradients, contacts)
     assert (found.g * rounds, found.g_client * C * rounds) == (gradients, gradients)
     assert found.u * B == pytest.approx(E * N)
@@ -47,13 +48,14 @@ def test_costs_count_what_a_trial_does(C, R, B, E, N, extra):
     assert found.c_client * K == pytest.approx(contacts)
 
 
-@pytest.mark.parametrize("name", ["C", "R", "B", "E", "N", "K"])
+@pytest.mark.parametrize("name", ["R", "B", "epochs"])
 def test_costs_name_what_is_wrong(name):
-    numbers = dict.fromkeys("CRBENK", 2) | {name: 0}
-    with pytest.raises(ValueError, match=rf"A trial needs ({name} > 0|C <= K); given"):
-        costs(**numbers)
-    with pytest.raises(ValueError, match="A trial needs C <= K; given C = 3"):
-        costs(3, 1, 1, 1, N=1, K=2)
+    problem, numbers = Problem(N=2, C=2, S=2), {"R": 2, "B": 2, "epochs": 2}
+    costs(problem=problem, **numbers)
+    with pytest.raises(ValueError, match=rf"A trial needs {name} >=? [01]; given {name} = 0"):
+        costs(problem=problem, **numbers | {name: 0})
+    with pytest.raises(ValueError, match="A trial needs C <= N; given C = 3, N = 2"):
+        costs(problem=Problem(N=2, C=3, S=2), **numbers)
 
 
 def test_two_columns_of_the_printed_table_contradict_their_equations():
@@ -128,8 +130,8 @@ def test_the_map_of_cohorts_is_that_of_exact_expectations():
             expected, _, Z2 = exact_training(problem, 24 // C, C, 3, np.array([gamma]))
             at = dataset.sel(C=C, heterogeneity=scale)
             assert abs(at.measured - expected[0]) < 4 * at.standard_error + 1e-5 * expected[0]
-            bound = {"gamma": gamma, "L": np.linalg.eigvalsh(H).max(), "G": 0, "gap": 0}
-            noise = cohort_bound(24 // C, 6, C, 3, Z=np.sqrt(Z2[0]), **bound)
+            constants = {"L": np.linalg.eigvalsh(H).max(), "G": 0, "gap": 0, "Z": np.sqrt(Z2[0])}
+            noise = cohort_bound(24 // C, Problem(N=6, C=C, E=3, **constants), gamma)
             assert at.bound > noise / 4  # of its terms the last one, with Z^2 along the way
     assert (dataset.bound > dataset.measured).all()
 

@@ -24,6 +24,7 @@ from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
+from fedjax_mm.theory.problem import Problem, Rate
 from tests import reference
 
 ALL = ("MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean")
@@ -157,12 +158,12 @@ def test_the_lemmas_and_the_recursion_hold_along_trajectories(num_models, local_
             w = w - eta * (w - best) @ hessian
         central = np.linalg.norm(w - best, axis=1)
         drift = np.linalg.norm(starts[:, frame + 1] - w, axis=1) / eta  # |e^l|, eq. (28)
-        shared = {"eta": eta, "E": E, "L": smoothness}
-        assert np.all(central <= mfa_lemmas.lemma_2(distances[:, frame], mu=mu, **shared) + 1e-12)
-        assert np.all(drift <= mfa_lemmas.lemma_3(M=M, G=G, **shared) + 1e-9)
+        statement = Problem(M=M, E=E, mu=mu, L=smoothness, G=G)
+        assert np.all(central <= mfa_lemmas.lemma_2(distances[:, frame], statement, eta) + 1e-12)
+        assert np.all(drift <= mfa_lemmas.lemma_3(eta, statement) + 1e-9)
         if E > 1 or M > 1:
             assert drift.max() > 1e-3  # there is something to bound
-        bound = mfa_lemmas.recursion(distances[:, frame].mean(), M=M, mu=mu, G=G, V=0.0, **shared)
+        bound = mfa_lemmas.recursion(distances[:, frame].mean(), statement, eta, V=0.0)
         assert distances[:, frame + 1].mean() <= bound
 
 
@@ -198,16 +199,11 @@ def test_excess_noise_is_measured():
 @pytest.mark.parametrize("x64", [False, True])
 def test_growing_samples_satisfy_the_condition(x64):
     """Never fewer examples than the exact condition asks for, and at most one more."""
-    rate, constants = inverse_time(20.0, 30.0), {"E": 5, "G": 2.0, "V": 7.0}
+    rate, constants = inverse_time(20.0, 30.0), {"E": 5, "G": 2.0, "beta_1": 1.5, "beta_2": 1.25}
     t = np.arange(1, 2001)
     for num_examples in (1, 49, 600, 20_000):
-        exact = least_sample_size(
-            theorem_1_rate(t, beta=20.0, gamma=30.0),
-            S=num_examples,
-            beta_1=1.5,
-            beta_2=1.25,
-            **constants,
-        )
+        eta = theorem_1_rate(t, Rate(beta=20.0, gamma=30.0))
+        exact = least_sample_size(eta, Problem(S=num_examples, **constants), V=7.0)
         with jax.enable_x64(x64):
             schedule = growing_sample_size(
                 rate,

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm.theory import cohorts
+from fedjax_mm.theory.problem import Problem
 from tests.reference_cohorts import Quadratics, exact_training
+from tests.statements import evaluate
 
 MANY = settings(deadline=None, max_examples=150)
 positive = st.floats(0.01, 50)
@@ -83,7 +85,7 @@ def printed_noises(rows, C, gamma, L):
 @given(T=whole, N=whole, E=whole, part=st.floats(0.001, 0.999), losses=losses)
 def test_theorem_1(T, N, E, part, losses):
     gamma = part / losses["L"]
-    found = cohorts.theorem_1(T, N, E, gamma=gamma, **losses)
+    found = evaluate(cohorts.theorem_1, T=T, N=N, E=E, gamma=gamma, **losses)
     close(found, printed_theorem(T, N, E, gamma, **losses))
 
 
@@ -91,7 +93,7 @@ def test_theorem_1(T, N, E, part, losses):
 @given(N=whole, more=st.integers(0, 1000), E=whole, losses=losses)
 def test_corollary_part_1(N, more, E, losses):
     T = N + more
-    found = cohorts.corollary_part_1(T, N, E, **losses)
+    found = evaluate(cohorts.corollary_part_1, T=T, N=N, E=E, **losses)
     close(found, printed_part_1(T, N, E, **losses))
     close(found, printed_theorem(T, N, E, math.sqrt(N / T) / losses["L"], **losses))
 
@@ -100,9 +102,9 @@ def test_corollary_part_1(N, more, E, losses):
 @given(N=whole, E=whole, more=st.integers(0, 1000), losses=losses)
 def test_corollary_part_2(N, E, more, losses):
     T = E**4 * N**3 + more
-    found = cohorts.corollary_part_2(T, N, E, **losses)
+    found = evaluate(cohorts.corollary_part_2, T=T, N=N, E=E, **losses)
     close(found, printed_part_2(T, N, E, **losses))
-    assert found >= cohorts.corollary_part_1(T, N, E, **losses) * (1 - 1e-12)
+    assert found >= evaluate(cohorts.corollary_part_1, T=T, N=N, E=E, **losses) * (1 - 1e-12)
 
 
 @MANY
@@ -169,13 +171,15 @@ def test_the_noise_is_the_variance_over_drawn_cohorts(C):
 @pytest.mark.parametrize("name", BOUNDS)
 def test_bounds_broadcast_like_a_loop(name):
     bound, given = getattr(cohorts, name), BOUNDS[name]
-    grid = bound(**{**given, "T": [[4096], [9000]], "E": [1, 2], "gap": [[[0.5]], [[3.0]]]})
+    grid = evaluate(
+        bound, **{**given, "T": [[4096], [9000]], "E": [1, 2], "gap": [[[0.5]], [[3.0]]]}
+    )
     assert grid.shape == (2, 2, 2)
     assert grid.dtype == np.float64
     for k, gap in enumerate([0.5, 3.0]):
         for i, T in enumerate([4096, 9000]):
             for j, E in enumerate([1, 2]):
-                close(grid[k, i, j], bound(**{**given, "T": T, "E": E, "gap": gap}))
+                close(grid[k, i, j], evaluate(bound, **{**given, "T": T, "E": E, "gap": gap}))
 
 
 @pytest.mark.parametrize("name", NOISES)
@@ -197,8 +201,8 @@ OUTSIDE = [
     *((name, {"G": -1}, "G >= 0") for name in BOUNDS),
     *((name, {"sigma": np.nan}, "sigma >= 0") for name in BOUNDS),
     *((name, {"gap": -1}, "gap >= 0") for name in BOUNDS),
-    ("theorem_1", {"gamma": 0}, "0 < gamma <= 1/L"),
-    ("theorem_1", {"gamma": [0.5, 0.5001]}, "0 < gamma <= 1/L"),
+    ("theorem_1", {"gamma": 0}, "gamma > 0"),
+    ("theorem_1", {"gamma": [0.5, 0.5001]}, "gamma <= 1/L"),
     ("corollary_part_1", {"T": 3}, "T >= N"),
     ("corollary_part_2", {"T": 3}, "T >= N"),
     ("corollary_part_2", {"T": 1023}, "E <= T^(1/4) / N^(3/4)"),
@@ -208,21 +212,21 @@ OUTSIDE = [
 @pytest.mark.parametrize(("name", "change", "hypothesis"), OUTSIDE)
 def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
     bound = getattr(cohorts, name)
-    bound(**BOUNDS[name])
+    evaluate(bound, **BOUNDS[name])
     with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
-        bound(**{**BOUNDS[name], **change})
+        evaluate(bound, **{**BOUNDS[name], **change})
 
 
 def test_the_borders_belong_to_the_hypotheses():
-    cohorts.theorem_1(**{**BOUNDS["theorem_1"], "gamma": 0.5})
-    cohorts.corollary_part_1(**{**BOUNDS["corollary_part_1"], "T": 4})
-    cohorts.corollary_part_2(**{**BOUNDS["corollary_part_2"], "T": 1024})
+    evaluate(cohorts.theorem_1, **{**BOUNDS["theorem_1"], "gamma": 0.5})
+    evaluate(cohorts.corollary_part_1, **{**BOUNDS["corollary_part_1"], "T": 4})
+    evaluate(cohorts.corollary_part_2, **{**BOUNDS["corollary_part_2"], "T": 1024})
 
 
 OUTSIDE_NOISES = [
     *((name, {"updates": np.ones((1, 2)), "C": 1}, "N >= 2") for name in NOISES),
-    *((name, {"C": 0}, "1 <= C <= N") for name in NOISES),
-    *((name, {"C": [3, 7]}, "1 <= C <= N") for name in NOISES),
+    *((name, {"C": 0}, "C >= 1") for name in NOISES),
+    *((name, {"C": [3, 7]}, "C <= N") for name in NOISES),
     *((name, {"gamma": 0}, "gamma > 0") for name in NOISES),
     *((name, {"L": 0}, "L > 0") for name in NOISES[2:]),
 ]
@@ -256,8 +260,8 @@ def test_the_bound_for_cohorts_holds_exactly(N, C, E, S):
     problems = random_quadratics(np.random.default_rng(N), 2500, N, d=3)
     gamma = np.random.default_rng(0).uniform(0.05, 1, 2500) / (problems.smoothness * E)
     measured, G2, Z2 = exact_training(problems, S, C, E, gamma)
-    sizes = {"gamma": gamma, "L": problems.smoothness, "gap": problems.gap}
-    bound = cohorts.cohort_bound(S, N, C, E, G=np.sqrt(G2), Z=np.sqrt(Z2), **sizes)
+    losses = {"L": problems.smoothness, "gap": problems.gap, "G": np.sqrt(G2), "Z": np.sqrt(Z2)}
+    bound = cohorts.cohort_bound(S, Problem(N=N, C=C, E=E, **losses), gamma)
     ratio = measured / bound
     print(f"largest ratio {ratio.max():.3f}, median {np.median(ratio):.3f}")
     assert np.all(ratio <= 1)
@@ -289,12 +293,12 @@ def test_exact_training_is_that_of_drawn_cohorts():
 
 
 def test_the_optimal_cohort_size_minimizes_the_bound_at_constant_cost():
-    N, E, cost = 40, 4, 240.0
-    numbers = {"gamma": 0.02, "L": 3.0, "Z": np.geomspace(0.3, 60, 25), "gap": 2.0}
-    best = cohorts.optimal_cohort_size(cost, N, E, **numbers)
+    N, cost, gamma = 40, 240.0, 0.02
+    Z, constants = np.geomspace(0.3, 60, 25), {"N": N, "E": 4, "L": 3.0, "gap": 2.0}
+    best = cohorts.optimal_cohort_size(cost, Problem(Z=Z, **constants), gamma)
     C = np.linspace(1, N, 3901)
-    at = {name: np.asarray(value)[..., None] for name, value in numbers.items()}
-    bounds = cohorts.cohort_bound(cost / C, N, C, E, G=1.0, **at)
+    problem = Problem(C=C, Z=Z[:, None], G=1.0, **constants)
+    bounds = cohorts.cohort_bound(cost / C, problem, gamma)
     np.testing.assert_allclose(best, C[bounds.argmin(-1)], atol=0.01)
     assert best.min() == 1
     assert best.max() == N
@@ -302,29 +306,23 @@ def test_the_optimal_cohort_size_minimizes_the_bound_at_constant_cost():
 
 
 @pytest.mark.parametrize(
-    ("change", "needs"),
+    ("change", "message"),
     [
-        ({"C": 5}, "1 <= C <= N"),
-        ({"S": 0}, "S >= 1"),
-        ({"gamma": 0.6}, "0 < gamma <= 1/(L E)"),
-        ({"gap": -1}, "gap >= 0"),
-        ({"Z": np.nan}, "Z >= 0"),
+        ({"C": 5}, "The bound for cohorts needs C <= N; given C = 5, N = 4"),
+        ({"R": 0}, "The bound for cohorts needs R >= 1; given R = 0"),
+        ({"gamma": 0.6}, "The bound for cohorts needs gamma <= 1/(L E); given gamma = 0.6"),
+        ({"gamma": 0.0}, "The bound for cohorts needs gamma > 0; given gamma = 0"),
+        ({"gap": -1}, "Problem needs gap >= 0; given gap = -1"),
+        ({"Z": np.nan}, "Problem needs Z >= 0; given Z = nan"),
     ],
 )
-def test_the_bound_for_cohorts_names_what_fails(change, needs):
-    numbers = {
-        "S": 3,
-        "N": 4,
-        "C": 2,
-        "E": 2,
-        "gamma": 0.1,
-        "L": 1.0,
-        "G": 1.0,
-        "Z": 1.0,
-        "gap": 1.0,
-    }
-    with pytest.raises(ValueError, match=re.escape(f"The bound for cohorts needs {needs}; given")):
-        cohorts.cohort_bound(**numbers | change)
+def test_the_bound_for_cohorts_names_what_fails(change, message):
+    numbers = {"R": 3, "N": 4, "C": 2, "E": 2, "gamma": 0.1} | dict.fromkeys(
+        ["L", "G", "Z", "gap"], 1
+    )
+    evaluate(cohorts.cohort_bound, **numbers)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        evaluate(cohorts.cohort_bound, **numbers | change)
 
 
 @given(
@@ -345,5 +343,5 @@ def test_the_bound_for_cohorts_is_the_sum_of_its_three_terms(S, N, C, E, L, G, Z
     drift = gamma**2 * L**2 * G**2 * sum(t * t for t in range(E)) / E
     variance = 0.0 if N == 1 else Z**2 * N / (N - 1) * (N - C) / (N * C)
     start = 2 * gap / (gamma * E * S)
-    found = cohorts.cohort_bound(S, N, C, E, gamma=gamma, L=L, G=G, Z=Z, gap=gap)
+    found = cohorts.cohort_bound(S, Problem(N=N, C=C, E=E, L=L, G=G, Z=Z, gap=gap), gamma)
     close(found, math.fsum([start, drift, gamma * L * E * variance]))

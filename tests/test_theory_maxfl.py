@@ -9,6 +9,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm.theory import maxfl, mean_estimation
+from fedjax_mm.theory.problem import Problem
+from tests.statements import evaluate
 
 MANY = settings(deadline=None, max_examples=150)
 positive = st.floats(0.05, 20)
@@ -17,24 +19,24 @@ whole = st.integers(1, 60)
 losses = st.fixed_dictionaries(
     {
         "L_c": positive,
-        "L_s": positive,
+        "L": positive,
         "beta": st.floats(1, 5),
         "kappa": st.floats(0, 5),
-        "sigma_g": st.floats(0, 5),
+        "sigma": st.floats(0, 5),
         "gap": st.floats(0, 1),
     }
 )
 
-LOSSES = {"L_c": 2.0, "L_s": 1.5, "beta": 1.2, "kappa": 0.7, "sigma_g": 0.4, "gap": 0.5}
-FULL = {"T": 100, "tau": 5, "N": 10, "eta_l": 0.01, "eta_g": 0.5, **LOSSES}
+LOSSES = {"L_c": 2.0, "L": 1.5, "beta": 1.2, "kappa": 0.7, "sigma": 0.4, "gap": 0.5}
+FULL = {"T": 100, "E": 5, "N": 10, "eta_l": 0.01, "eta_g": 0.5, **LOSSES}
 GIVEN = {
     "lemma_b_1": {"beta": 1.2, "kappa": 0.7, "L_c": 2.0},
-    "lemma_b_2": {"q": 0.2, "L_c": 2.0, "L_s": 1.5},
-    "optimal_epsilon": {"N": 10, "L_c": 2.0, "L_s": 1.5},
-    "adaptive_learning_rate": {"q": [0.1, 0.25], "L_c": 2.0, "L_s": 1.5},
-    "theorem_3_1_learning_rates": {"T": 100, "tau": 5, "m": 4},
+    "lemma_b_2": {"q": 0.2, "L_c": 2.0, "L": 1.5},
+    "optimal_epsilon": {"N": 10, "L_c": 2.0, "L": 1.5},
+    "adaptive_learning_rate": {"q": [0.1, 0.25], "L_c": 2.0, "L": 1.5},
+    "theorem_3_1_learning_rates": {"T": 100, "E": 5, "C": 4},
     "theorem_3_1_full": FULL,
-    "theorem_3_1_partial": {**FULL, "m": 4},
+    "theorem_3_1_partial": {**FULL, "C": 4},
     "lemma_a_1": {"gamma_G": 1.5, "gamma": 0.8},
     "lemma_a_2": {"theta_hat_1": 0.5, "theta_hat_2": 3.0},
     "midpoint_curvature": {"gamma_hat_G": 1.5},
@@ -52,7 +54,8 @@ def function(name):
     return getattr(maxfl, name, None) or getattr(mean_estimation, name)
 
 
-# Transcriptions of the paper, by plain numbers; M clients there are N here.
+# Transcriptions of the paper, by plain numbers; its M, m, tau, L_s and sigma_g are N, C, E, L and
+# sigma here.
 
 
 def quarter(L_c, as_printed):
@@ -63,82 +66,83 @@ def kappa_prime_squared(beta, kappa, L_c):
     return 4 * (beta * L_c) ** 2 + kappa * kappa
 
 
-def printed_100(T, tau, N, eta_l, eta_g, L_c, L_s, beta, kappa, sigma_g, gap, as_printed):
+def printed_100(T, E, N, eta_l, eta_g, L_c, L, beta, kappa, sigma, gap, as_printed):
     """(100) by the terms of the descent (98), each divided by what its gradient norm has."""
-    eps = N * quarter(L_c, as_printed) / L_s
-    descent = N * tau * eta_l * eta_g / (4 * (N + eps))
-    L_tilde = L_s + quarter(L_c, as_printed)
-    noise = L_tilde * N * tau * (eta_l * eta_g * sigma_g / eps) ** 2
-    drift = N * tau**2 * L_s**2 * eta_l**3 * eta_g * sigma_g**2 / eps
-    apart = 4 * N * eta_l**3 * eta_g * tau**3 * L_s**2 * kappa_prime_squared(beta, kappa, L_c) / eps
+    eps = N * quarter(L_c, as_printed) / L
+    descent = N * E * eta_l * eta_g / (4 * (N + eps))
+    L_tilde = L + quarter(L_c, as_printed)
+    noise = L_tilde * N * E * (eta_l * eta_g * sigma / eps) ** 2
+    drift = N * E**2 * L**2 * eta_l**3 * eta_g * sigma**2 / eps
+    apart = 4 * N * eta_l**3 * eta_g * E**3 * L**2 * kappa_prime_squared(beta, kappa, L_c) / eps
     return math.fsum([gap / T, noise, drift, apart]) / descent
 
 
-def printed_125(T, tau, m, N, eta_l, eta_g, L_c, L_s, beta, kappa, sigma_g, gap, as_printed):
-    nu = L_s + quarter(L_c, as_printed)
-    last = 4 * (sigma_g * L_s) ** 2 * tau * (eta_l if as_printed else eta_l**2)
-    noise = 4 * sigma_g**2 * eta_l * eta_g * nu / m + 8 / 3 * (sigma_g * L_s * eta_l) ** 2 * tau
-    apart = 80 / 3 * (L_s * eta_l * tau) ** 2 * kappa_prime_squared(beta, kappa, L_c)
-    drawn = 48 * eta_l * eta_g * nu / tau / m * L_c**2 * (N - m) / (N - 1)
-    return math.fsum([4 * gap / (T * eta_l * eta_g * tau), noise, last, apart, drawn])
+def printed_125(T, E, C, N, eta_l, eta_g, L_c, L, beta, kappa, sigma, gap, as_printed):
+    nu = L + quarter(L_c, as_printed)
+    last = 4 * (sigma * L) ** 2 * E * (eta_l if as_printed else eta_l**2)
+    noise = 4 * sigma**2 * eta_l * eta_g * nu / C + 8 / 3 * (sigma * L * eta_l) ** 2 * E
+    apart = 80 / 3 * (L * eta_l * E) ** 2 * kappa_prime_squared(beta, kappa, L_c)
+    drawn = 48 * eta_l * eta_g * nu / E / C * L_c**2 * (N - C) / (N - 1)
+    return math.fsum([4 * gap / (T * eta_l * eta_g * E), noise, last, apart, drawn])
 
 
 @MANY
 @given(losses=losses)
 def test_lemma_b_1(losses):
     beta, kappa, L_c = losses["beta"], losses["kappa"], losses["L_c"]
-    beta_prime, kappa_prime = maxfl.lemma_b_1(beta, kappa, L_c)
+    beta_prime, kappa_prime = maxfl.lemma_b_1(Problem(beta=beta, kappa=kappa, L_c=L_c))
     close(beta_prime, math.sqrt(2) * beta)
     close(kappa_prime**2, kappa_prime_squared(beta, kappa, L_c))
 
 
 @MANY
-@given(weights=st.lists(st.floats(0, 1), min_size=1, max_size=8), L_c=positive, L_s=positive)
-def test_lemma_b_2_and_the_adaptive_learning_rate(weights, L_c, L_s):
-    close(maxfl.lemma_b_2(weights, L_c, L_s), [L_c**2 / 4 + q * L_s for q in weights])
+@given(weights=st.lists(st.floats(0, 1), min_size=1, max_size=8), L_c=positive, L=positive)
+def test_lemma_b_2_and_the_adaptive_learning_rate(weights, L_c, L):
+    problem = Problem(N=len(weights), L_c=L_c, L=L)
+    close(maxfl.lemma_b_2(weights, problem), [L_c**2 / 4 + q * L for q in weights])
     for as_printed in (False, True):
-        smoothness = L_s / len(weights) * math.fsum(weights) + quarter(L_c, as_printed)
-        found = maxfl.adaptive_learning_rate(weights, L_c, L_s, as_printed=as_printed)
+        smoothness = L / len(weights) * math.fsum(weights) + quarter(L_c, as_printed)
+        found = maxfl.adaptive_learning_rate(weights, problem, as_printed=as_printed)
         close(found, 1 / smoothness)
-        eps = maxfl.optimal_epsilon(len(weights), L_c, L_s, as_printed=as_printed)
-        close(eps, len(weights) * quarter(L_c, as_printed) / L_s)
+        eps = maxfl.optimal_epsilon(problem, as_printed=as_printed)
+        close(eps, len(weights) * quarter(L_c, as_printed) / L)
 
 
 @MANY
-@given(T=whole, tau=whole, m=whole)
-def test_learning_rates(T, tau, m):
-    eta_l, eta_g = maxfl.theorem_3_1_learning_rates(T, tau, m)
-    close(eta_l, T**-0.5 / tau)
-    close(eta_g, tau**0.5 * m**0.5)
+@given(T=whole, E=whole, C=whole)
+def test_learning_rates(T, E, C):
+    eta_l, eta_g = maxfl.theorem_3_1_learning_rates(T, E, C)
+    close(eta_l, T**-0.5 / E)
+    close(eta_g, E**0.5 * C**0.5)
 
 
 @MANY
-@given(
-    T=whole, tau=whole, N=whole, parts=st.tuples(part, part), losses=losses, printed=st.booleans()
-)
-def test_theorem_3_1_full(T, tau, N, parts, losses, printed):
-    limit = 1 / (4 * tau * losses["L_s"])
+@given(T=whole, E=whole, N=whole, parts=st.tuples(part, part), losses=losses, printed=st.booleans())
+def test_theorem_3_1_full(T, E, N, parts, losses, printed):
+    limit = 1 / (4 * E * losses["L"])
     eta_l = parts[0] * limit / (math.sqrt(2) * losses["beta"])
-    given = {"eta_l": eta_l, "eta_g": parts[1] * limit / eta_l, **losses, "as_printed": printed}
-    close(maxfl.theorem_3_1_full(T, tau, N, **given), printed_100(T, tau, N, **given))
+    rates = {"eta_l": eta_l, "eta_g": parts[1] * limit / eta_l}
+    given = {"T": T, "E": E, "N": N, **rates, **losses, "as_printed": printed}
+    close(evaluate(maxfl.theorem_3_1_full, **given), printed_100(**given))
 
 
 @MANY
 @given(
     T=whole,
-    tau=whole,
+    E=whole,
     N=st.integers(2, 60),
-    m=whole,
+    C=whole,
     parts=st.tuples(part, part),
     losses=losses,
     printed=st.booleans(),
 )
-def test_theorem_3_1_partial(T, tau, N, m, parts, losses, printed):
-    m, L_s = min(m, N), losses["L_s"]
-    eta_l = parts[0] / (4 * math.sqrt(2) * losses["beta"] * tau * L_s)
-    eta_g = parts[1] / (9 * tau * (L_s + quarter(losses["L_c"], printed)) * eta_l)
-    given = {"eta_l": eta_l, "eta_g": eta_g, **losses, "as_printed": printed}
-    close(maxfl.theorem_3_1_partial(T, tau, m, N, **given), printed_125(T, tau, m, N, **given))
+def test_theorem_3_1_partial(T, E, N, C, parts, losses, printed):
+    C, L = min(C, N), losses["L"]
+    eta_l = parts[0] / (4 * math.sqrt(2) * losses["beta"] * E * L)
+    eta_g = parts[1] / (9 * E * (L + quarter(losses["L_c"], printed)) * eta_l)
+    rates = {"eta_l": eta_l, "eta_g": eta_g}
+    given = {"T": T, "E": E, "C": C, "N": N, **rates, **losses, "as_printed": printed}
+    close(evaluate(maxfl.theorem_3_1_partial, **given), printed_125(**given))
 
 
 @MANY
@@ -178,9 +182,9 @@ def test_curvature_in_the_middle(gamma_hat_G):
 def test_arrays_are_a_loop_of_numbers(name):
     scales = np.linspace(1, 1.02, 5)
     arrays = {key: np.multiply.outer(scales, value) for key, value in GIVEN[name].items()}
-    found = function(name)(**arrays)
+    found = evaluate(function(name), **arrays)
     for i in range(5):
-        expected = function(name)(**{key: values[i] for key, values in arrays.items()})
+        expected = evaluate(function(name), **{key: values[i] for key, values in arrays.items()})
         if isinstance(found, tuple):
             close([part[i] for part in found], expected)
         else:
@@ -188,61 +192,60 @@ def test_arrays_are_a_loop_of_numbers(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "clients"), [("theorem_3_1_full", "N"), ("theorem_3_1_partial", "m")]
+    ("name", "clients"), [("theorem_3_1_full", "N"), ("theorem_3_1_partial", "C")]
 )
 def test_a_bound_over_a_grid_is_one_call(name, clients):
     bound, given = function(name), GIVEN[name]
-    T, sizes, tau = [100, 200], [3, 8, 10], [1, 5]
-    grid = bound(
-        **{**given, "T": np.reshape(T, (2, 1, 1)), clients: np.reshape(sizes, (3, 1)), "tau": tau}
-    )
+    T, sizes, E = [100, 200], [3, 8, 10], [1, 5]
+    axes = {"T": np.reshape(T, (2, 1, 1)), clients: np.reshape(sizes, (3, 1)), "E": E}
+    grid = evaluate(bound, **given | axes)
     assert grid.shape == (2, 3, 2)
     for index in np.ndindex(2, 3, 2):
-        one = {"T": T[index[0]], clients: sizes[index[1]], "tau": tau[index[2]]}
-        close(grid[index], bound(**{**given, **one}))
+        one = {"T": T[index[0]], clients: sizes[index[1]], "E": E[index[2]]}
+        close(grid[index], evaluate(bound, **given | one))
 
 
 OUTSIDE = [
-    ("lemma_b_1", {"beta": 0.9}, "beta^2 >= 1"),
+    ("lemma_b_1", {"beta": 0.9}, "beta >= 1"),
     ("lemma_b_1", {"kappa": -1}, "kappa >= 0"),
     ("lemma_b_1", {"L_c": 0}, "L_c > 0"),
     ("lemma_b_2", {"q": [0.1, 1.1]}, "0 <= q <= 1"),
     ("lemma_b_2", {"L_c": 0}, "L_c > 0"),
-    ("lemma_b_2", {"L_s": 0}, "L_s > 0"),
+    ("lemma_b_2", {"L": 0}, "L > 0"),
     ("optimal_epsilon", {"N": 0}, "N >= 1"),
     ("optimal_epsilon", {"L_c": 0}, "L_c > 0"),
-    ("optimal_epsilon", {"L_s": 0}, "L_s > 0"),
+    ("optimal_epsilon", {"L": 0}, "L > 0"),
     ("adaptive_learning_rate", {"q": [0.1, -0.1]}, "0 <= q <= 1"),
     ("adaptive_learning_rate", {"L_c": 0}, "L_c > 0"),
-    ("adaptive_learning_rate", {"L_s": 0}, "L_s > 0"),
+    ("adaptive_learning_rate", {"L": 0}, "L > 0"),
     ("theorem_3_1_learning_rates", {"T": 0}, "T >= 1"),
-    ("theorem_3_1_learning_rates", {"tau": 0}, "tau >= 1"),
-    ("theorem_3_1_learning_rates", {"m": 0}, "m >= 1"),
+    ("theorem_3_1_learning_rates", {"E": 0}, "E >= 1"),
+    ("theorem_3_1_learning_rates", {"C": 0}, "C >= 1"),
     *(
         (name, change, hypothesis)
         for name in ("theorem_3_1_full", "theorem_3_1_partial")
         for change, hypothesis in [
             ({"T": 0}, "T >= 1"),
-            ({"tau": 0}, "tau >= 1"),
+            ({"E": 0}, "E >= 1"),
             ({"N": 0}, "N >= 1"),
             ({"eta_l": 0}, "eta_l > 0"),
             ({"eta_g": 0}, "eta_g > 0"),
             ({"L_c": 0}, "L_c > 0"),
-            ({"L_s": 0}, "L_s > 0"),
-            ({"beta": 0.9}, "beta^2 >= 1"),
+            ({"L": 0}, "L > 0"),
+            ({"beta": 0.9}, "beta >= 1"),
             ({"kappa": np.nan}, "kappa >= 0"),
-            ({"sigma_g": -1}, "sigma_g >= 0"),
+            ({"sigma": -1}, "sigma >= 0"),
             ({"gap": -1}, "gap >= 0"),
         ]
     ),
-    # 1/(4 tau L_s) = 1/30, beta' = 1.697, 1/(9 tau nu) = 1/112.5.
-    ("theorem_3_1_full", {"eta_g": 3.34}, "eta_l eta_g <= 1/(4 tau L_s)"),
-    ("theorem_3_1_full", {"eta_l": 0.0197}, "eta_l <= min{1, 1/beta'}/(4 tau L_s)"),
-    ("theorem_3_1_partial", {"eta_l": 0.0197, "eta_g": 0.1}, "eta_l <= 1/(4 beta' tau L_s)"),
-    ("theorem_3_1_partial", {"eta_g": 0.89}, "eta_l eta_g <= 1/(9 tau nu)"),
-    ("theorem_3_1_partial", {"N": 1, "m": 1}, "N >= 2"),
-    ("theorem_3_1_partial", {"m": 0}, "1 <= m <= N"),
-    ("theorem_3_1_partial", {"m": [10, 11]}, "1 <= m <= N"),
+    # 1/(4 E L) = 1/30, beta' = 1.697, 1/(9 E nu) = 1/112.5.
+    ("theorem_3_1_full", {"eta_g": 3.34}, "eta_l eta_g <= 1/(4 E L)"),
+    ("theorem_3_1_full", {"eta_l": 0.0197}, "eta_l <= min{1, 1/beta'}/(4 E L)"),
+    ("theorem_3_1_partial", {"eta_l": 0.0197, "eta_g": 0.1}, "eta_l <= 1/(4 beta' E L)"),
+    ("theorem_3_1_partial", {"eta_g": 0.89}, "eta_l eta_g <= 1/(9 E nu)"),
+    ("theorem_3_1_partial", {"N": 1, "C": 1}, "N >= 2"),
+    ("theorem_3_1_partial", {"C": 0}, "C >= 1"),
+    ("theorem_3_1_partial", {"C": [10, 11]}, "C <= N"),
     ("lemma_a_1", {"gamma_G": -1}, "gamma_G >= 0"),
     ("lemma_a_1", {"gamma": 0}, "gamma > 0"),
     ("midpoint_curvature", {"gamma_hat_G": -1}, "gamma_hat_G >= 0"),
@@ -254,19 +257,21 @@ OUTSIDE = [
 
 @pytest.mark.parametrize(("name", "change", "hypothesis"), OUTSIDE)
 def test_outside_a_hypothesis_there_is_no_bound(name, change, hypothesis):
-    function(name)(**GIVEN[name])
+    evaluate(function(name), **GIVEN[name])
     with pytest.raises(ValueError, match=f"needs {re.escape(hypothesis)};"):
-        function(name)(**{**GIVEN[name], **change})
+        evaluate(function(name), **{**GIVEN[name], **change})
 
 
 def test_the_largest_step_sizes_belong_to_the_hypotheses():
-    beta_prime, _ = maxfl.lemma_b_1(1.2, 0.7, 2.0)
-    maxfl.theorem_3_1_full(**{**FULL, "eta_l": 1 / beta_prime / (4 * 5 * 1.5), "eta_g": 1})
-    given = {**FULL, "m": 4, "eta_l": 1 / (4 * beta_prime * 5 * 1.5), "eta_g": 0.4}
-    maxfl.theorem_3_1_partial(**given)
-    maxfl.theorem_3_1_full(**{**FULL, "eta_l": 2**-7, "eta_g": 4, "L_s": 1.6})
+    beta_prime, _ = maxfl.lemma_b_1(Problem(beta=1.2, kappa=0.7, L_c=2.0))
+    evaluate(
+        maxfl.theorem_3_1_full, **{**FULL, "eta_l": 1 / beta_prime / (4 * 5 * 1.5), "eta_g": 1}
+    )
+    given = {**FULL, "C": 4, "eta_l": 1 / (4 * beta_prime * 5 * 1.5), "eta_g": 0.4}
+    evaluate(maxfl.theorem_3_1_partial, **given)
+    evaluate(maxfl.theorem_3_1_full, **{**FULL, "eta_l": 2**-7, "eta_g": 4, "L": 1.6})
     # With L_c/4 for L_c^2/4, nu is smaller here, and the step sizes larger.
-    maxfl.theorem_3_1_partial(**{**FULL, "m": 4, "eta_g": 1.1, "as_printed": True})
+    evaluate(maxfl.theorem_3_1_partial, **{**FULL, "C": 4, "eta_g": 1.1, "as_printed": True})
 
 
 def test_the_losses_dissimilarity_bounds_the_objectives():
@@ -281,20 +286,21 @@ def test_the_losses_dissimilarity_bounds_the_objectives():
 
     mean_square, squared_mean = means(gradients)
     kappa = np.sqrt(np.maximum(0, mean_square - squared_mean))
-    beta_prime, kappa_prime = maxfl.lemma_b_1(1.0, kappa, 2.0)
+    beta_prime, kappa_prime = maxfl.lemma_b_1(Problem(beta=1.0, kappa=kappa, L_c=2.0))
     left, right = means(q * gradients)
     assert (left <= beta_prime**2 * right + kappa_prime**2).all()
 
 
 def test_the_printed_smoothness_is_too_small():
-    # F(w) = L_c w has no curvature of its own: L_s may be as small as you like.
-    L_c, L_s, w = 10.0, 1e-6, np.linspace(-1, 1, 2001)
+    # F(w) = L_c w has no curvature of its own: L may be as small as you like.
+    L_c, w = 10.0, np.linspace(-1, 1, 2001)
+    problem = Problem(L_c=L_c, L=1e-6)
     sigma = 1 / (1 + np.exp(-L_c * w))
     q = sigma * (1 - sigma)
     curvature = np.abs(L_c**2 * q * (1 - 2 * sigma))
-    assert (curvature <= maxfl.lemma_b_2(q, L_c, L_s)).all()
-    assert (curvature <= 1 / maxfl.adaptive_learning_rate(q[:, None], L_c, L_s)).all()
-    printed = maxfl.adaptive_learning_rate(q[:, None], L_c, L_s, as_printed=True)
+    assert (curvature <= maxfl.lemma_b_2(q, problem)).all()
+    assert (curvature <= 1 / maxfl.adaptive_learning_rate(q[:, None], problem)).all()
+    printed = maxfl.adaptive_learning_rate(q[:, None], problem, as_printed=True)
     assert (curvature > 1 / printed).any()
 
 

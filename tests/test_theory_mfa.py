@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm import inverse_time, per_frame
-from fedjax_mm.theory import mfa, mfa_gain, mfa_lemmas
+from fedjax_mm.theory import mfa, mfa_lemmas
+from tests.statements import evaluate
 
 # --- Transcriptions ---------------------------------------------------------------------------
 
@@ -163,9 +164,9 @@ def test_theorem_1(problem, t, data):
     sigmas = sigmas[:N]
     terms = paper_terms(M=M, sigmas=sigmas, **problem)
     sigma = math.sqrt(math.fsum(s**2 for s in sigmas) / N)
-    found = mfa.theorem_1(t, M=M, sigma=sigma, **problem)
+    found = evaluate(mfa.theorem_1, t=t, M=M, sigma=sigma, **problem)
     assert agrees(found, paper_theorem_1(t, problem["gamma"], terms))
-    noise, start = mfa.theorem_1_terms(M=M, sigma=sigma, **problem)
+    noise, start = evaluate(mfa.theorem_1_terms, M=M, sigma=sigma, **problem)
     assert agrees(noise, terms[0])
     assert agrees(start, terms[1])
 
@@ -176,26 +177,31 @@ def test_theorem_2_and_corollary_1(problem, t, M, V, Delta_1):
     problem = part(problem, "N", "Gamma", "D") | {"M": M, "Delta_1": Delta_1}
     # From just above beta L - 1.
     problem["gamma"] = (problem["gamma"] + 1) / 4 - 1
-    assert agrees(mfa.theorem_2(t, V=V, **problem), paper_theorem_2(t, V=V, **problem))
-    assert agrees(mfa.corollary_1(t, **problem), paper_theorem_2(t, V=0, **problem))
+    assert agrees(evaluate(mfa.theorem_2, t=t, V=V, **problem), paper_theorem_2(t, V=V, **problem))
+    assert agrees(evaluate(mfa.corollary_1, t=t, **problem), paper_theorem_2(t, V=0, **problem))
 
 
 @hundreds
 @given(rounds, st.integers(1, 50), st.floats(1e-3, 1e3), st.floats(-0.9, 1e4))
 def test_rates(t, M, beta, gamma):
-    assert agrees(mfa.theorem_1_rate(t, beta=beta, gamma=gamma), paper_rate_1(t, beta, gamma))
     assert agrees(
-        mfa.theorem_2_rate(t, M=M, beta=beta, gamma=gamma), paper_rate_2(t, M, beta, gamma)
+        evaluate(mfa.theorem_1_rate, t=t, beta=beta, gamma=gamma), paper_rate_1(t, beta, gamma)
+    )
+    assert agrees(
+        evaluate(mfa.theorem_2_rate, t=t, M=M, beta=beta, gamma=gamma),
+        paper_rate_2(t, M, beta, gamma),
     )
 
 
 def test_rates_are_the_simulator_s():
     t = np.arange(1, 50)
     np.testing.assert_allclose(
-        mfa.theorem_1_rate(t, beta=30.0, gamma=99.0), inverse_time(30.0, 99.0)(t), rtol=1e-15
+        evaluate(mfa.theorem_1_rate, t=t, beta=30.0, gamma=99.0),
+        inverse_time(30.0, 99.0)(t),
+        rtol=1e-15,
     )
     np.testing.assert_allclose(
-        mfa.theorem_2_rate(t, M=12, beta=30.0, gamma=99.0),
+        evaluate(mfa.theorem_2_rate, t=t, M=12, beta=30.0, gamma=99.0),
         per_frame(inverse_time(30.0, 99.0), 12)(t),
         rtol=1e-15,
     )
@@ -222,18 +228,18 @@ def test_rounds_to_accuracy_and_theorem_3(problem, relative, sigma, data):
             )
             for models in (1, M)
         )
-        assert agrees(mfa_gain.rounds_to_accuracy(M=M, reading=reading, **arguments), T_M)
+        assert agrees(evaluate(mfa.rounds_to_accuracy, M=M, reading=reading, **arguments), T_M)
         if condition:
-            assert agrees(mfa_gain.theorem_3(M, reading=reading, **arguments), M * T_1 / T_M)
+            assert agrees(evaluate(mfa.theorem_3, M=M, reading=reading, **arguments), M * T_1 / T_M)
         else:
             with pytest.raises(ValueError, match="needs E >= 2, or E = 1 and N > 1"):
-                mfa_gain.theorem_3(M, reading=reading, **arguments)
+                evaluate(mfa.theorem_3, M=M, reading=reading, **arguments)
 
 
 @hundreds
 @given(st.integers(1, 9), st.integers(1, 3), *(st.integers(0, 12) for _ in range(3)))
 def test_the_condition_of_theorem_3_is_that_of_136(N, E, L, Gamma, G):
-    found = mfa_gain.theorem_3_condition(N=N, E=E, L=L + 1, Gamma=Gamma / 8, G=G / 4)
+    found = evaluate(mfa.theorem_3_condition, N=N, E=E, L=L + 1, Gamma=Gamma / 8, G=G / 4)
     if E == 1 and Gamma:
         assert found == (1 + Fraction(G, 4) ** 2 / (6 * (L + 1) * Fraction(Gamma, 8)) < N)
     else:
@@ -245,8 +251,8 @@ def test_the_condition_of_theorem_3_is_that_of_136(N, E, L, Gamma, G):
 def test_lemmas_1_and_4(S, used, G, beta_1, beta_2, data):
     sample = {"S": S, "N_s": round(used * S), "G": G, "beta_1": beta_1, "beta_2": beta_2}
     E = data.draw(st.integers(1, 20))
-    assert agrees(mfa_lemmas.lemma_1(**sample), paper_lemma_1(**sample))
-    assert agrees(mfa_lemmas.lemma_4(E=E, **sample), paper_lemma_4(E=E, **sample))
+    assert agrees(evaluate(mfa_lemmas.lemma_1, **sample), paper_lemma_1(**sample))
+    assert agrees(evaluate(mfa_lemmas.lemma_4, E=E, **sample), paper_lemma_4(E=E, **sample))
 
 
 @hundreds
@@ -257,12 +263,15 @@ def test_lemmas_2_and_3_and_the_recursion(problem, relative, M, Delta, V):
     eta = relative / L
     eta = eta if eta <= 1 / L else 1 / L
     lemma_3 = paper_lemma_3(eta, M, E, L, G)
-    assert agrees(mfa_lemmas.lemma_3(eta=eta, M=M, E=E, L=L, G=G), lemma_3)
-    assert agrees(mfa_lemmas.drift("Theorem 2", M=M, E=E, L=L, G=G), lemma_3 / Fraction(eta))
+    assert agrees(evaluate(mfa_lemmas.lemma_3, eta=eta, M=M, E=E, L=L, G=G), lemma_3)
+    assert agrees(
+        evaluate(mfa_lemmas.drift, M=M, E=E, L=L, G=G),
+        lemma_3 / Fraction(eta),
+    )
     if eta * mu < 0.999:
-        found = mfa_lemmas.lemma_2(Delta, eta=eta, E=E, mu=mu, L=L)
+        found = evaluate(mfa_lemmas.lemma_2, Delta=Delta, eta=eta, E=E, mu=mu, L=L)
         assert agrees(found, paper_lemma_2(Delta, eta, E, mu))
-        found = mfa_lemmas.recursion(Delta, eta=eta, M=M, V=V, **problem)
+        found = evaluate(mfa_lemmas.recursion, Delta=Delta, eta=eta, M=M, V=V, **problem)
         assert agrees(found, paper_recursion(Delta, eta, M, V=V, **problem))
 
 
@@ -270,7 +279,7 @@ def test_lemmas_2_and_3_and_the_recursion(problem, relative, M, Delta, V):
 @given(problems(), st.integers(1, 12), up_to(1e3), st.floats(1e-3, 1e3))
 def test_the_iterated_recursion_proves_theorem_2(problem, M, V, Delta_1):
     problem = part(problem, "N", "Gamma", "D") | {"M": M, "V": V}
-    found = mfa_lemmas.iterated_recursion(8, Delta_1=Delta_1, **problem)
+    found = evaluate(mfa_lemmas.iterated_recursion, num_frames=8, Delta_1=Delta_1, **problem)
     beta, gamma = problem["beta"], problem["gamma"]
     rates = part(problem, "beta", "gamma")
     error, nu = Fraction(Delta_1), paper_nu(Delta_1=Delta_1, **problem)
@@ -289,12 +298,12 @@ def test_the_iterated_recursion_proves_theorem_2(problem, M, V, Delta_1):
 )
 def test_least_sample_size(eta, S, E, G, V, beta_1, beta_2):
     sample = {"S": S, "E": E, "G": G, "beta_1": beta_1, "beta_2": beta_2}
-    found = mfa.least_sample_size(eta, V=V, **sample)
+    found = evaluate(mfa.least_sample_size, eta=eta, V=V, **sample)
     assert found == paper_sample_size(eta, V=V, **sample)
     assert found.dtype == np.int64
-    assert mfa_lemmas.lemma_4(N_s=found, **sample) <= eta * V * (1 + 1e-12)
+    assert evaluate(mfa_lemmas.lemma_4, N_s=found, **sample) <= eta * V * (1 + 1e-12)
     if found > 1:
-        assert mfa_lemmas.lemma_4(N_s=found - 1, **sample) >= eta * V * (1 - 1e-12)
+        assert evaluate(mfa_lemmas.lemma_4, N_s=found - 1, **sample) >= eta * V * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("S", [3, 10, 49, 98, 103, 1000])
@@ -302,14 +311,18 @@ def test_least_sample_size_on_the_edge(S):
     unused = np.arange(1, S)
     sample = {"S": S, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
     share = unused / S
-    np.testing.assert_array_equal(mfa.least_sample_size(1, V=2 * share, **sample), S - unused)
+    np.testing.assert_array_equal(
+        evaluate(mfa.least_sample_size, eta=1, V=2 * share, **sample), S - unused
+    )
     below = np.nextafter(share, 0)
-    np.testing.assert_array_equal(mfa.least_sample_size(1, V=2 * below, **sample), S - unused + 1)
+    np.testing.assert_array_equal(
+        evaluate(mfa.least_sample_size, eta=1, V=2 * below, **sample), S - unused + 1
+    )
 
 
 def test_least_sample_size_is_from_one_to_all():
     sample = {"S": 9, "E": 1, "G": 0.0, "beta_1": 1.0, "beta_2": 1.0}
-    assert mfa.least_sample_size(1, V=[0, 2, 1e9], **sample).tolist() == [9, 1, 1]
+    assert evaluate(mfa.least_sample_size, eta=1, V=[0, 2, 1e9], **sample).tolist() == [9, 1, 1]
 
 
 @hundreds
@@ -319,18 +332,20 @@ def test_remarks(M, T, mu, constant):
     for _ in range(M):
         never *= Fraction(M - 1, M)
     assert agrees(mfa.remark_1(M), never)
-    assert agrees(mfa.remark_2(T, mu=mu, constant=constant), paper_remark_2(T, mu, constant))
+    assert agrees(
+        evaluate(mfa.remark_2, T=T, mu=mu, constant=constant), paper_remark_2(T, mu, constant)
+    )
 
 
 def test_sigma_as_printed_is_lemma_1_without_a_sample():
-    variance = mfa_lemmas.lemma_1(S=7, N_s=0, G=3.0, beta_1=2.0, beta_2=1.5)
+    variance = evaluate(mfa_lemmas.lemma_1, S=7, N_s=0, G=3.0, beta_1=2.0, beta_2=1.5)
     assert variance == 4 * (2.0 + 1.5 * 9)
 
 
 def test_a_single_client_samples_nothing():
     problem = {"E": 3, "mu": 1.0, "L": 1.0, "Gamma": 0.0, "G": 2.0, "sigma": 0.0}
     rate = {"beta": 2.0, "gamma": 8.0, "D": 1.0}
-    one, many = (mfa.theorem_1_terms(N=N, M=1, **problem, **rate)[0] for N in (1, 9))
+    one, many = (evaluate(mfa.theorem_1_terms, N=N, M=1, **problem, **rate)[0] for N in (1, 9))
     assert one == many == 4 * 8 * 4 * 4
 
 
@@ -372,24 +387,42 @@ OUTSIDE = {
 """Of each symbol a value that none of the statements admits."""
 
 
-STATEMENTS = {
-    name: function
-    for module in (mfa_lemmas, mfa, mfa_gain)
-    for name, function in inspect.getmembers(module, inspect.isfunction)
-    if function.__module__ == module.__name__
+FIRST = "N M E mu L Gamma G sigma beta gamma D"
+SECOND = "M E mu L G beta gamma Delta_1"
+SYMBOLS = {
+    mfa.theorem_1_rate: "t beta gamma",
+    mfa.theorem_1: f"t {FIRST}",
+    mfa.theorem_1_terms: FIRST,
+    mfa.theorem_2_rate: "t M beta gamma",
+    mfa.theorem_2: f"t {SECOND} V",
+    mfa.corollary_1: f"t {SECOND}",
+    mfa.least_sample_size: "eta S E G V beta_1 beta_2",
+    mfa.rounds_to_accuracy: f"{FIRST} epsilon",
+    mfa.theorem_3_condition: "N E L Gamma G",
+    mfa.theorem_3: f"{FIRST} epsilon",
+    mfa.remark_1: "M",
+    mfa.remark_2: "T mu constant",
+    mfa_lemmas.lemma_1: "S N_s G beta_1 beta_2",
+    mfa_lemmas.lemma_2: "Delta eta E mu L",
+    mfa_lemmas.lemma_3: "eta M E L G",
+    mfa_lemmas.lemma_4: "S N_s E G beta_1 beta_2",
+    mfa_lemmas.drift: "M E L G",
+    mfa_lemmas.recursion: "Delta eta M E mu L G V",
+    mfa_lemmas.iterated_recursion: f"{SECOND} V",
 }
+STATEMENTS = {function.__name__: function for function in SYMBOLS}
 
-NUMBERS = STATEMENTS | {
-    "drift": lambda **given: mfa_lemmas.drift("Theorem 2", **given),
-    "iterated_recursion": lambda **given: mfa_lemmas.iterated_recursion(2, **given)[..., -1],
-    "theorem_1_terms": lambda **given: np.divide(*mfa.theorem_1_terms(**given)),
-}
-"""Every statement as a function from its symbols to one number."""
+
+def number(name, **given):
+    """The statement's only number, or one that depends on all of them."""
+    if name == "iterated_recursion":
+        return evaluate(mfa_lemmas.iterated_recursion, num_frames=2, **given)[..., -1]
+    found = evaluate(STATEMENTS[name], **given)
+    return np.divide(*found) if name == "theorem_1_terms" else found
 
 
 def symbols(name):
-    parameters = inspect.signature(STATEMENTS[name]).parameters
-    return [symbol for symbol in parameters if symbol in PAIRS]
+    return SYMBOLS[STATEMENTS[name]].split()
 
 
 def first_values(name):
@@ -397,35 +430,41 @@ def first_values(name):
 
 
 def test_every_argument_is_a_symbol():
+    public = {
+        function
+        for module in (mfa, mfa_lemmas)
+        for name, function in inspect.getmembers(module, inspect.isfunction)
+        if function.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert public == SYMBOLS.keys()
     others = {
         parameter
-        for name in STATEMENTS
-        for parameter in set(inspect.signature(STATEMENTS[name]).parameters) - {*symbols(name)}
+        for name, function in STATEMENTS.items()
+        for parameter in inspect.signature(function).parameters.keys() - symbols(name)
     }
-    assert others == {"reading", "statement", "num_frames"}
-    assert len(STATEMENTS) == 19
+    assert others == {"problem", "rate", "reading", "num_frames"}
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_arrays_broadcast_as_loops_of_numbers(name):
-    names, function = symbols(name), NUMBERS[name]
+    names = symbols(name)
     axes = np.ix_(*(PAIRS[symbol] for symbol in names))
-    together = function(**dict(zip(names, axes, strict=True)))
+    together = number(name, **dict(zip(names, axes, strict=True)))
     # Lemma 2 uses L in its hypotheses only.
     assert together.ndim == len(names)
     together = np.broadcast_to(together, (2,) * len(names))
     rng = np.random.default_rng(0)
     for index in {tuple(row) for row in rng.integers(0, 2, (200, len(names)))}:
         numbers = {symbol: PAIRS[symbol][i] for symbol, i in zip(names, index, strict=True)}
-        np.testing.assert_allclose(together[index], function(**numbers), rtol=1e-14)
+        np.testing.assert_allclose(together[index], number(name, **numbers), rtol=1e-14)
 
 
 def test_the_iterated_recursion_broadcasts_before_its_frames():
     numbers = first_values("iterated_recursion") | {"M": [[1], [2]], "Delta_1": [1.0, 2.0, 3.0]}
-    assert mfa_lemmas.iterated_recursion(1, **numbers).shape == (2, 3, 1)
-    assert mfa_lemmas.iterated_recursion(4, **numbers).shape == (2, 3, 4)
+    assert evaluate(mfa_lemmas.iterated_recursion, num_frames=1, **numbers).shape == (2, 3, 1)
+    assert evaluate(mfa_lemmas.iterated_recursion, num_frames=4, **numbers).shape == (2, 3, 4)
     with pytest.raises(ValueError, match="needs num_frames >= 1"):
-        mfa_lemmas.iterated_recursion(0, **numbers)
+        evaluate(mfa_lemmas.iterated_recursion, num_frames=0, **numbers)
 
 
 @pytest.mark.parametrize(
@@ -433,35 +472,35 @@ def test_the_iterated_recursion_broadcasts_before_its_frames():
 )
 def test_every_symbol_has_a_range(name, symbol):
     numbers = first_values(name)
-    NUMBERS[name](**numbers)
+    number(name, **numbers)
     for value in (OUTSIDE[symbol], math.nan, [PAIRS[symbol][1], OUTSIDE[symbol]]):
         with pytest.raises(ValueError, match=rf"needs .*\b{symbol}\b.*; given .*\b{symbol} = "):
-            NUMBERS[name](**numbers | {symbol: value})
+            number(name, **numbers | {symbol: value})
 
 
-FIRST = ("theorem_1", "theorem_1_terms", "rounds_to_accuracy", "theorem_3")
-SECOND = ("theorem_2", "corollary_1")
+BY_THEOREM_1 = ("theorem_1", "theorem_1_terms", "rounds_to_accuracy", "theorem_3")
+BY_THEOREM_2 = ("theorem_2", "corollary_1")
 
 VIOLATED = [
-    *((name, {"mu": 2.0}, "Theorem 1 needs mu <= L; given mu = 2, L = 1") for name in FIRST),
+    *((name, {"mu": 2.0}, "Theorem 1 needs mu <= L; given mu = 2, L = 1") for name in BY_THEOREM_1),
     *(
         (name, {"beta": 2.0}, "Theorem 1 needs beta > 1/mu; given beta = 2, mu = 0.5")
-        for name in FIRST
+        for name in BY_THEOREM_1
     ),
     *(
         (name, {"gamma": 9.0}, "Theorem 1 needs gamma > 4 L beta - 1; given gamma = 9")
-        for name in FIRST
+        for name in BY_THEOREM_1
     ),
     ("theorem_1", {"M": 9}, "Theorem 1 needs M <= N; given M = 9, N = 8"),
     ("rounds_to_accuracy", {"M": 9}, "Theorem 1 needs M <= N; given M = 9, N = 8"),
-    *((name, {"mu": 2.0}, "Theorem 2 needs mu <= L; given mu = 2, L = 1") for name in SECOND),
+    *((name, {"mu": 2.0}, "Theorem 2 needs mu <= L; given mu = 2, L = 1") for name in BY_THEOREM_2),
     *(
         (name, {"beta": 2.0}, "Theorem 2 needs beta > 1/mu; given beta = 2, mu = 0.5")
-        for name in SECOND
+        for name in BY_THEOREM_2
     ),
     *(
         (name, {"gamma": 1.5}, "Theorem 2 needs gamma > beta L - 1; given gamma = 1.5")
-        for name in SECOND
+        for name in BY_THEOREM_2
     ),
     ("rounds_to_accuracy", {"epsilon": 2.0, "D": 4.0}, "Theorem 3 needs epsilon^2 < D"),
     ("theorem_3", {"epsilon": 2.0, "D": 4.0}, "Theorem 3 needs epsilon^2 < D; given epsilon = 2"),
@@ -485,15 +524,15 @@ VIOLATED = [
 @pytest.mark.parametrize(("name", "changed", "message"), VIOLATED)
 def test_outside_its_hypotheses_a_statement_says_nothing(name, changed, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        NUMBERS[name](**first_values(name) | changed)
+        number(name, **first_values(name) | changed)
 
 
 INSIDE = [
     ("theorem_1", {"M": 8}),
-    *((name, {"mu": 1.0}) for name in (*FIRST, *SECOND, "lemma_2", "recursion")),
-    *((name, {"beta": 2.001}) for name in (*FIRST, *SECOND)),
-    *((name, {"gamma": 9.001}) for name in FIRST),
-    *((name, {"gamma": 1.501}) for name in SECOND),
+    *((name, {"mu": 1.0}) for name in (*BY_THEOREM_1, *BY_THEOREM_2, "lemma_2", "recursion")),
+    *((name, {"beta": 2.001}) for name in (*BY_THEOREM_1, *BY_THEOREM_2)),
+    *((name, {"gamma": 9.001}) for name in BY_THEOREM_1),
+    *((name, {"gamma": 1.501}) for name in BY_THEOREM_2),
     ("theorem_3", {"M": 4}),
     ("theorem_3", {"epsilon": 1.999, "D": 4.0}),
     ("theorem_3", {"E": 1, "N": 2, "G": 3.0, "Gamma": 1.501}),
@@ -505,21 +544,21 @@ INSIDE = [
 
 @pytest.mark.parametrize(("name", "changed"), INSIDE)
 def test_up_to_its_hypotheses_a_statement_holds(name, changed):
-    assert np.isfinite(NUMBERS[name](**first_values(name) | changed))
+    assert np.isfinite(number(name, **first_values(name) | changed))
 
 
 @pytest.mark.parametrize("name", ["theorem_3", "rounds_to_accuracy"])
 def test_there_are_two_readings(name):
     with pytest.raises(ValueError, match="reading is 'mean'; it must be 'sum' or 'max'"):
-        STATEMENTS[name](**first_values(name), reading="mean")
+        number(name, **first_values(name), reading="mean")
 
 
 def test_twice_the_admissible_rate_is_refused():
     problem = {"N": 24, "M": 4, "E": 5, "mu": 0.05, "L": 4.0, "Gamma": 0.1, "G": 3.0, "sigma": 0.0}
     rate = {"beta": 30.0, "gamma": 4 * 4.0 * 30.0}
-    mfa.theorem_1(1, **problem, **rate, D=1.0)
+    evaluate(mfa.theorem_1, t=1, **problem, **rate, D=1.0)
     with pytest.raises(ValueError, match="gamma > 4 L beta - 1"):
-        mfa.theorem_1(1, **problem, **rate | {"beta": 60.0}, D=1.0)
+        evaluate(mfa.theorem_1, t=1, **problem, **rate | {"beta": 60.0}, D=1.0)
 
 
 # --- Theorem 3's claim ------------------------------------------------------------------------
@@ -528,7 +567,7 @@ def test_twice_the_admissible_rate_is_refused():
 def increases_from_one(problem):
     """Over the whole numbers of models, and between them."""
     M = np.unique([*range(1, problem["N"] // 2 + 1), *np.linspace(1, problem["N"] / 2, 20)])
-    gain = mfa_gain.theorem_3(M, **problem)
+    gain = evaluate(mfa.theorem_3, M=M, **problem)
     return gain[0] == 1 and np.all(np.diff(gain) > 0)
 
 
@@ -571,14 +610,16 @@ COUNTEREXAMPLE = {
 
 @pytest.mark.parametrize(("reading", "gain"), [("sum", 1.72), ("max", 0.45)])
 def test_with_the_maximum_the_claim_can_fail(reading, gain):
-    assert mfa_gain.theorem_3(2, **COUNTEREXAMPLE, reading=reading) == pytest.approx(gain, abs=5e-3)
+    assert evaluate(mfa.theorem_3, M=2, **COUNTEREXAMPLE, reading=reading) == pytest.approx(
+        gain, abs=5e-3
+    )
 
 
 def test_for_one_local_step_the_printed_condition_is_not_enough():
     problem = COUNTEREXAMPLE | {"E": 1, "N": 24, "G": 100.0, "Gamma": 1e-3}
     assert problem["N"] > 1 + 6 * problem["L"] * problem["Gamma"] / problem["G"] ** 2
     models = np.arange(1, 13)
-    times = mfa_gain.rounds_to_accuracy(M=models, **problem)
+    times = evaluate(mfa.rounds_to_accuracy, M=models, **problem)
     assert np.all(np.diff(models * times[0] / times) < 0)
     with pytest.raises(ValueError, match=re.escape("N > 1 + G^2 / (6 L Gamma)")):
-        mfa_gain.theorem_3(models, **problem)
+        evaluate(mfa.theorem_3, M=models, **problem)

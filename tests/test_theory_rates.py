@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_mm.theory.rates import fit_rate
+from fedjax_mm.theory.rates import Bootstrap, fit_rate
 
 T = np.arange(1, 2001)
 
@@ -12,10 +12,10 @@ T = np.arange(1, 2001)
 @pytest.mark.parametrize("frame", [1, 12])
 def test_an_exact_law_is_found(exponent, frame):
     errors = 3.0 * (T / frame + 50.0) ** -exponent * np.array([[0.5], [1.5]])
-    rate = fit_rate(T, errors, gamma=50.0, frame=frame)
+    rate = fit_rate(T / frame, errors, gamma=50.0)
     np.testing.assert_allclose(rate.exponent, exponent, rtol=1e-9)
     np.testing.assert_allclose(rate.interval, exponent, rtol=1e-9)
-    assert rate.window == (1001, 2000)
+    assert rate.window == (1001 / frame, 2000 / frame)
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
@@ -23,7 +23,8 @@ def test_the_interval_covers_the_truth_as_often_as_it_says():
     t, num_trials = T[::50], 200
     for trial in range(num_trials):
         noise = np.exp(0.3 * rng.standard_normal((30, 1)) * np.log(t / t[-1]))
-        rate = fit_rate(t, (t + 9.0) ** -0.5 * noise, gamma=9.0, num_resamples=200, seed=trial)
+        bootstrap = Bootstrap(num_resamples=200, seed=trial)
+        rate = fit_rate(t, (t + 9.0) ** -0.5 * noise, gamma=9.0, bootstrap=bootstrap)
         truth = fit_rate(
             t,
             ((t + 9.0) ** -0.5 * np.exp(0.045 * np.log(t / t[-1]) ** 2))[None].repeat(2, 0),
@@ -48,7 +49,7 @@ def test_the_interval_tells_rates_apart():
         (np.ones((1, 2000)), {}, "at least 2 of each"),
         (np.ones((3, 2000)), {"window": (5000, 6000)}, "0 records between 5000 and 6000"),
         (np.zeros((3, 2000)), {}, "the mean error is 0"),
-        (np.ones((3, 2000)), {"frame": 0}, "frame is 0"),
+        (np.ones((3, 2000)), {"bootstrap": Bootstrap(num_resamples=0)}, "num_resamples is 0"),
     ],
 )
 def test_what_cannot_be_fitted_is_refused(errors, options, message):

@@ -1,1 +1,11 @@
-"""What the papers prove, one module per paper and one function per numbered statement."""
+"""Statements of the papers, one function each, with their hypotheses checked.
+
+problem          Problem and Rate, the symbols that the statements share
+mfa, mfa_lemmas  Bhuyan, Moharir and Joshi: Theorems 1 to 3, Corollary 1, remarks; Lemmas 1 to 4
+maxfl            Cho et al.: Theorem 3.1, Lemmas B.1 and B.2
+mean_estimation  Cho et al.: Theorem A.1, Lemmas A.1 to A.4
+cohorts          Pawlik: Theorem 1 and its corollary, eqs. (25) to (28), the completed bound
+fairness         Pawlik: eqs. (1) to (8), costs of a trial
+constants        mu, L, Gamma, G, beta_1 and beta_2 of a task
+rates            measured exponents, to compare with those of Theorems 1 and 2
+"""

@@ -1,154 +1,95 @@
 """Bounds of Pawlik, "Federated Learning with Client Batching and Heterogeneous Data" (2020).
 
-Sections 4.3 and 4.5 treat model averaging with all clients, section 5 the cohorts. ``N`` clients,
-``E`` local steps between two averages (the paper's ``I``), learning rate ``gamma``. Arguments
-broadcast.
+Sections 4.3 and 4.5 treat model averaging with all clients, as Theorem 1 and Corollary 1 of Yu,
+Yang and Zhu (2018) do; section 5 treats cohorts. The learning rate is ``gamma``; the other symbols
+are explained in `fedjax_mm.theory.problem`. All broadcast.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.theory.arrays import FloatArray, broadcast
-from fedjax_mm.theory.hypotheses import require
+from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
+# gamma = 1/(L E) is the usual choice, and the product of rounded numbers may then be above 1.
 _ROUND_OFF = 1e-12
 
 
-def theorem_1(
-    T: ArrayLike,
-    N: ArrayLike,
-    E: ArrayLike,
-    *,
-    gamma: ArrayLike,
-    L: ArrayLike,
-    G: ArrayLike,
-    sigma: ArrayLike,
-    gap: ArrayLike,
-) -> FloatArray:
-    """Bound on the mean squared gradient norm of model averaging, section 4.3.
+def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
+    """Returns the bound of the mean squared gradient norm of model averaging.
 
     ``2 gap / (gamma T) + 4 gamma^2 E^2 G^2 L^2 + L gamma sigma^2 / N`` bounds the mean over the T
-    iterations of ``E|grad f|^2`` at the clients' mean model.
-
-    Args:
-      T: local iterations (not rounds), at least 1.
-      N: clients, all of which take part.
-      E: local iterations between two averages.
-      gamma: learning rate, at most 1/L.
-      L: smoothness of every client's loss.
-      G: bound on the root of ``E|grad F_i|^2``.
-      sigma: bound on the standard deviation of a client's stochastic gradient.
-      gap: ``f(x_0) - f*``.
-
-    Returns:
-      The right-hand side, in the common shape of the arguments.
+    local iterations (not rounds) of ``E|grad f|^2`` at the clients' mean model.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless gamma <= 1/L.
 
     Example:
-      >>> theorem_1([100, 10_000], 10, 5, gamma=0.01, L=2, G=1, sigma=1, gap=1).round(4).tolist()
+      >>> problem = Problem(N=10, E=5, L=2, G=1, sigma=1, gap=1)
+      >>> theorem_1([100, 10_000], problem, gamma=0.01).round(4).tolist()
       [2.042, 0.062]
 
-    Source: Pawlik 2020, section 4.3, called Theorem 1; Yu, Yang and Zhu 2018, Theorem 1.
+    Reference: Pawlik, Theorem 1 (section 4.3), eqs. (14) to (21).
     """
-    T, N, E, gamma, L, G, sigma, gap = broadcast(T, N, E, gamma, L, G, sigma, gap)
-    _require_ranges("Theorem 1", T, N, E, L, G, sigma, gap)
-    require("Theorem 1", {"0 < gamma <= 1/L": (gamma > 0) & (gamma <= 1 / L)}, gamma=gamma, L=L)
-    return np.asarray(
-        2 / (gamma * T) * gap + 4 * gamma**2 * E**2 * G**2 * L**2 + L / N * gamma * sigma**2
-    )
+    N, E, L, G, sigma, gap = problem.symbols("Theorem 1", "N E L G sigma gap")
+    T, gamma = in_range("Theorem 1", T=T, gamma=gamma)
+    require("Theorem 1", {"gamma <= 1/L": gamma <= 1 / L}, gamma=gamma, L=L)
+    return 2 / (gamma * T) * gap + 4 * gamma**2 * E**2 * G**2 * L**2 + L / N * gamma * sigma**2
 
 
-def corollary_part_1(
-    T: ArrayLike,
-    N: ArrayLike,
-    E: ArrayLike,
-    *,
-    L: ArrayLike,
-    G: ArrayLike,
-    sigma: ArrayLike,
-    gap: ArrayLike,
-) -> FloatArray:
-    """Theorem 1 at ``gamma = sqrt(N) / (L sqrt(T))``, section 4.5, part 1.
+def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns the bound of `theorem_1` at ``gamma = sqrt(N) / (L sqrt(T))``.
 
     ``2 L gap / sqrt(N T) + 4 N E^2 G^2 / T + sigma^2 / sqrt(N T)``
 
-    Args:
-      T: local iterations, at least N.
-      N: clients, all of which take part.
-      E: local iterations between two averages.
-      L: smoothness of every client's loss.
-      G: bound on the root of ``E|grad F_i|^2``.
-      sigma: bound on the standard deviation of a client's stochastic gradient.
-      gap: ``f(x_0) - f*``.
-
-    Returns:
-      The right-hand side, in the common shape of the arguments.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless T >= N.
 
     Example:
-      >>> corollary_part_1([100, 10_000], 4, 5, L=2, G=1, sigma=1, gap=1).tolist()
+      >>> problem = Problem(N=4, E=5, L=2, G=1, sigma=1, gap=1)
+      >>> corollary_part_1([100, 10_000], problem).tolist()
       [4.25, 0.065]
 
-    Source: Pawlik 2020, section 4.5; Yu, Yang and Zhu 2018, Corollary 1.
+    Reference: Pawlik, Corollary, part 1 (section 4.5).
     """
-    T, N, E, L, G, sigma, gap = broadcast(T, N, E, L, G, sigma, gap)
-    _require_ranges("Corollary, part 1,", T, N, E, L, G, sigma, gap)
-    require("Corollary, part 1,", {"T >= N": T >= N}, T=T, N=N)
-    return np.asarray(
-        2 * L / np.sqrt(N * T) * gap + 4 * N / T * E**2 * G**2 + sigma**2 / np.sqrt(N * T)
-    )
+    name = "Corollary, part 1,"
+    N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
+    (T,) = in_range(name, T=T)
+    require(name, {"T >= N": T >= N}, T=T, N=N)
+    root = np.sqrt(N * T)
+    return 2 * L / root * gap + 4 * N / T * E**2 * G**2 + sigma**2 / root
 
 
-def corollary_part_2(
-    T: ArrayLike,
-    N: ArrayLike,
-    E: ArrayLike,
-    *,
-    L: ArrayLike,
-    G: ArrayLike,
-    sigma: ArrayLike,
-    gap: ArrayLike,
-) -> FloatArray:
-    """Part 1 for ``E <= T^(1/4) / N^(3/4)``: the rate ``O(1 / sqrt(N T))``, section 4.5, part 2.
+def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns the bound of part 1 for ``E <= T^(1/4) / N^(3/4)``, of the order 1 / sqrt(N T).
 
-    ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``
-
-    Args:
-      T: local iterations, at least N.
-      N: clients, all of which take part.
-      E: local iterations between two averages; only the hypothesis speaks of it.
-      L: smoothness of every client's loss.
-      G: bound on the root of ``E|grad F_i|^2``.
-      sigma: bound on the standard deviation of a client's stochastic gradient.
-      gap: ``f(x_0) - f*``.
-
-    Returns:
-      The right-hand side, in the common shape of the arguments.
+    ``(2 L gap + 4 G^2 + sigma^2) / sqrt(N T)``, in the common shape with E.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless T >= N and E <= T^(1/4) / N^(3/4).
 
     Example:
-      >>> corollary_part_2([1e4, 1e6], 4, [3, 11], L=2, G=1, sigma=1, gap=1).round(6).tolist()
+      >>> problem = Problem(N=4, E=[3, 11], L=2, G=1, sigma=1, gap=1)
+      >>> corollary_part_2([1e4, 1e6], problem).round(6).tolist()
       [0.045, 0.0045]
 
-    Source: Pawlik 2020, section 4.5; Yu, Yang and Zhu 2018, Corollary 1.
+    Reference: Pawlik, Corollary, part 2 (section 4.5).
     """
-    T, N, E, L, G, sigma, gap = broadcast(T, N, E, L, G, sigma, gap)
-    _require_ranges("Corollary, part 2,", T, N, E, L, G, sigma, gap)
-    # In fourth powers, which are exact for integers.
+    name = "Corollary, part 2,"
+    N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
+    (T,) = in_range(name, T=T)
+    # Both sides are raised to the fourth power: whole numbers are then compared without rounding.
     small = {"E <= T^(1/4) / N^(3/4)": E**4 * N**3 <= T}
-    require("Corollary, part 2,", {"T >= N": T >= N, **small}, T=T, N=N, E=E)
+    require(name, {"T >= N": T >= N, **small}, T=T, N=N, E=E)
     root = np.sqrt(N * T)
-    return np.asarray(2 * L / root * gap + 4 / root * G**2 + sigma**2 / root)
+    bound = 2 * L / root * gap + 4 / root * G**2 + sigma**2 / root
+    # E is in the hypothesis only: without this a grid over E would lose its axis.
+    return np.broadcast_arrays(bound, E)[0]
 
 
 def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """``E|x^(s) - x^(s-1)|^2``, the squared step of a round with cohorts, eq. (25).
+    """Returns ``E|x^(s) - x^(s-1)|^2``, the mean squared step of a round with cohorts.
 
     ``gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2) + gamma^2 |G_bar|^2``
 
@@ -158,85 +99,71 @@ def squared_step_25(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> Float
       C: clients in a cohort, drawn uniformly without replacement.
       gamma: learning rate.
 
-    Returns:
-      The expectation over the round's cohort.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless N >= 2 and 1 <= C <= N.
 
     Example:
       >>> squared_step_25([[1.0], [3.0]], [1, 2], 0.1).round(4).tolist()
       [0.05, 0.04]
 
-    Source: Pawlik 2020, section 5.3.
+    Reference: Pawlik, eq. (25) (section 5.3).
     """
-    G = np.asarray(updates, np.float64)
-    excess = _excess("Equation (25)", G, _spread_by_norms(G), C, gamma)
-    return np.asarray(excess + np.square(gamma) * _squared_mean(G))
+    excess = _excess("Equation (25)", _spread_by_norms, updates, C, gamma)
+    return excess + np.square(gamma) * _squared_mean(np.asarray(updates, np.float64))
 
 
 def squared_step_26(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """``E|x^(s) - x^(s-1)|^2`` by the products of updates, eq. (26); equal to (25).
+    """Returns `squared_step_25`, computed by the products of updates.
 
     ``gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j) + gamma^2 |G_bar|^2``
 
     Args:
-      updates: ``[..., clients, d]``, each client's ``G_i``, the sum of its gradients in the round.
-      C: clients in a cohort, drawn uniformly without replacement.
+      updates: as for `squared_step_25`.
+      C: as for `squared_step_25`.
       gamma: learning rate.
 
-    Returns:
-      The expectation over the round's cohort.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: as `squared_step_25`.
 
     Example:
       >>> squared_step_26([[1.0], [3.0]], [1, 2], 0.1).round(4).tolist()
       [0.05, 0.04]
 
-    Source: Pawlik 2020, section 5.3.
+    Reference: Pawlik, eq. (26) (section 5.3).
     """
-    G = np.asarray(updates, np.float64)
-    excess = _excess("Equation (26)", G, _spread_by_products(G), C, gamma)
-    return np.asarray(excess + np.square(gamma) * _squared_mean(G))
+    excess = _excess("Equation (26)", _spread_by_products, updates, C, gamma)
+    return excess + np.square(gamma) * _squared_mean(np.asarray(updates, np.float64))
 
 
 def excess_noise_27(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """What cohorts of C of the N clients add to the bound on a round's loss, eq. (27).
+    """Returns the noise that cohorts of C of the N clients add to the bound on a round's loss.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (sum_i |G_i|^2 - N |G_bar|^2)``
 
     That is ``L/2 gamma^2`` times the variance of the cohort's mean update. It is zero for C = N and
-    for equal updates.
+    for equal updates; nearly equal ones leave a rounding error of about ``1e-16 sum |G_i|^2``.
 
     Args:
-      updates: ``[..., clients, d]``, each client's ``G_i``, the sum of its gradients in the round;
-        leading axes, such as earlier cohorts, are kept, and their mean is the outer expectation.
-      C: clients in a cohort, drawn uniformly without replacement.
+      updates: as for `squared_step_25`.
+      C: as for `squared_step_25`.
       gamma: learning rate.
       L: smoothness of the loss.
 
-    Returns:
-      The excess noise. Nearly equal updates leave a rounding error of about ``1e-16 sum |G_i|^2``.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: as `squared_step_25`.
 
     Example:
       >>> excess_noise_27([[1.0], [3.0]], [1, 2], 0.1, 4).round(4).tolist()
       [0.02, 0.0]
 
-    Source: Pawlik 2020, section 5.4.
+    Reference: Pawlik, eq. (27) (section 5.4).
     """
-    G = np.asarray(updates, np.float64)
-    require("Equation (27)", {"L > 0": np.greater(L, 0)}, L=L)
-    excess = _excess("Equation (27)", G, _spread_by_norms(G), C, gamma)
-    return np.asarray(np.divide(L, 2) * excess)
+    (L,) = in_range("Equation (27)", L=L)
+    return L / 2 * _excess("Equation (27)", _spread_by_norms, updates, C, gamma)
 
 
 def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: ArrayLike) -> FloatArray:
-    """The excess noise by the products of updates, eq. (28); equal to (27).
+    """Returns `excess_noise_27`, computed by the products of updates.
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j)``
 
@@ -244,171 +171,116 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
     equal. Updates 1 and 3 are parallel, and their noise is that of the example.
 
     Args:
-      updates: ``[..., clients, d]``, each client's ``G_i``, the sum of its gradients in the round.
-      C: clients in a cohort, drawn uniformly without replacement.
+      updates: as for `squared_step_25`.
+      C: as for `squared_step_25`.
       gamma: learning rate.
       L: smoothness of the loss.
 
-    Returns:
-      The excess noise. Nearly equal updates leave a rounding error of about ``1e-16 sum |G_i|^2``.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: as `squared_step_25`.
 
     Example:
       >>> excess_noise_28([[1.0], [3.0]], [1, 2], 0.1, 4).round(4).tolist()
       [0.02, 0.0]
 
-    Source: Pawlik 2020, section 5.4.
+    Reference: Pawlik, eq. (28) (section 5.4).
     """
-    G = np.asarray(updates, np.float64)
-    require("Equation (28)", {"L > 0": np.greater(L, 0)}, L=L)
-    excess = _excess("Equation (28)", G, _spread_by_products(G), C, gamma)
-    return np.asarray(np.divide(L, 2) * excess)
+    (L,) = in_range("Equation (28)", L=L)
+    return L / 2 * _excess("Equation (28)", _spread_by_products, updates, C, gamma)
 
 
-def cohort_bound(
-    S: ArrayLike,
-    N: ArrayLike,
-    C: ArrayLike,
-    E: ArrayLike,
-    *,
-    gamma: ArrayLike,
-    L: ArrayLike,
-    G: ArrayLike,
-    Z: ArrayLike,
-    gap: ArrayLike,
-) -> FloatArray:
-    """Bound on the mean squared gradient norm of training by cohorts; ours, not the paper's.
+def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
+    """Returns the bound of the mean squared gradient norm of training by cohorts; not the paper's.
 
-    ``2 gap / (gamma E S) + gamma^2 L^2 G^2 (E-1)(2E-1) / 6
-    + gamma L E Z^2 N/(N-1) (1/C - 1/N)`` bounds the mean over the S rounds of ``E|grad f|^2`` at
+    ``2 gap / (gamma E R) + gamma^2 L^2 G^2 (E-1)(2E-1) / 6
+    + gamma L E Z^2 N/(N-1) (1/C - 1/N)`` bounds the mean over the R rounds of ``E|grad f|^2`` at
     the global model before each round, for clients that take E full gradients each.
 
     It completes the proof that section 5 of the paper leaves open: the descent lemma for a round's
     step, a local model that is at most ``gamma t G`` away after t steps, and eq. (27) with
     ``sum_i |G_i|^2 - N |G_bar|^2 <= N E^2 Z^2``.
 
-    Args:
-      S: rounds, at least 1.
-      N: clients.
-      C: clients in a cohort, drawn uniformly without replacement.
-      E: local steps of a client in a round (the paper's T).
-      gamma: learning rate, at most 1/(L E).
-      L: smoothness of every client's loss.
-      G: bound on ``|grad f_i|`` along the way.
-      Z: bound on the root of the clients' mean squared deviation of ``G_i / E`` from ``G_bar / E``
-        in a round; G is one.
-      gap: ``f(x^(0)) - f*``.
-
-    Returns:
-      The right-hand side, in the common shape of the arguments.
-
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless C <= N and gamma <= 1/(L E).
 
     Example:
-      >>> cohort_bound(100, 10, [1, 5, 10], 5, gamma=0.1, L=2, G=1, Z=1, gap=1).round(4).tolist()
+      >>> problem = Problem(N=10, C=[1, 5, 10], E=5, L=2, G=1, Z=1, gap=1)
+      >>> cohort_bound(100, problem, gamma=0.1).round(4).tolist()
       [1.28, 0.3911, 0.28]
+
+    Reference: Pawlik, sections 5.3 and 5.4, completed from eq. (27).
     """
-    S, N, C, E, gamma, L, G, Z, gap = broadcast(S, N, C, E, gamma, L, G, Z, gap)
-    _require_cohorts("The bound for cohorts", {"S": S, "N": N, "E": E}, L=L, Z=Z, gap=gap)
-    require("The bound for cohorts", {"1 <= C <= N": (C >= 1) & (C <= N)}, C=C, N=N)
-    small = {"0 < gamma <= 1/(L E)": (gamma > 0) & (gamma * L * E <= 1 + _ROUND_OFF)}
-    require("The bound for cohorts", {"G >= 0": G >= 0, **small}, G=G, gamma=gamma, L=L, E=E)
+    name = "The bound for cohorts"
+    N, C, E, L, G, Z, gap = problem.symbols(name, "N C E L G Z gap")
+    R, gamma = in_range(name, R=R, gamma=gamma)
+    hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
+    require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
+    # A single client is its own cohort: the noise is 0, not 0/0.
     noise = gamma * L * E * Z**2 * N / np.maximum(N - 1, 1) * (1 / C - 1 / N)
-    return np.asarray(2 * gap / (gamma * E * S) + drift + noise)
+    return 2 * gap / (gamma * E * R) + drift + noise
 
 
-def optimal_cohort_size(
-    cost: ArrayLike,
-    N: ArrayLike,
-    E: ArrayLike,
-    *,
-    gamma: ArrayLike,
-    L: ArrayLike,
-    Z: ArrayLike,
-    gap: ArrayLike,
-) -> FloatArray:
-    """The cohort size that minimizes `cohort_bound` at constant cost S C; ours, not the paper's.
+def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
+    """Returns the cohort size that minimizes `cohort_bound` at constant cost R C; not the paper's.
 
     With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2`` the bound is, but for what does
     not depend on C, ``a C + b N/(N-1) (1/C - 1/N)``, which ``C* = sqrt(b N / (a (N-1)))``
     minimizes: larger cohorts leave fewer rounds, smaller ones are noisier.
 
     Args:
-      cost: local trainings in all rounds, S C.
-      N: clients, at least 1.
-      E: local steps of a client in a round.
+      cost: local trainings in all rounds, R C.
+      problem: N, E, L, Z and gap of it.
       gamma: learning rate.
-      L: smoothness of every client's loss.
-      Z: as for `cohort_bound`.
-      gap: ``f(x^(0)) - f*``.
 
     Returns:
       C*, clipped to lie between 1 and N; not rounded.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless gap > 0.
 
     Example:
-      >>> optimal_cohort_size([1e3, 1e4], 50, 5, gamma=0.01, L=2, Z=1, gap=1).round(2).tolist()
+      >>> problem = Problem(N=50, E=5, L=2, Z=1, gap=1)
+      >>> optimal_cohort_size([1e3, 1e4], problem, gamma=0.01).round(2).tolist()
       [1.6, 5.05]
+
+    Reference: Pawlik, sections 5.3 and 5.4, completed from eq. (27).
     """
-    cost, N, E, gamma, L, Z, gap = broadcast(cost, N, E, gamma, L, Z, gap)
-    statement, counts = "The optimal cohort size", {"cost": cost, "N": N, "E": E}
-    _require_cohorts(statement, counts, L=L, Z=Z, gap=gap)
-    positive = {"gamma > 0": gamma > 0, "gap > 0": gap > 0}
-    require(statement, positive, gamma=gamma, gap=gap)
+    name = "The optimal cohort size"
+    N, E, L, Z, gap = problem.symbols(name, "N E L Z gap")
+    cost, gamma = in_range(name, cost=cost, gamma=gamma)
+    require(name, {"gap > 0": gap > 0}, gap=gap)
     a, b = 2 * gap / (gamma * E * cost), gamma * L * E * Z**2
-    return np.asarray(np.clip(np.sqrt(b * N / (a * np.maximum(N - 1, 1))), 1, N))
-
-
-def _require_cohorts(statement: str, counts: dict[str, FloatArray], **bounds: FloatArray) -> None:
-    require(statement, {f"{name} >= 1": value >= 1 for name, value in counts.items()}, **counts)
-    require(statement, {f"{name} >= 0": value >= 0 for name, value in bounds.items()}, **bounds)
-
-
-def _require_ranges(
-    statement: str,
-    T: FloatArray,
-    N: FloatArray,
-    E: FloatArray,
-    L: FloatArray,
-    G: FloatArray,
-    sigma: FloatArray,
-    gap: FloatArray,
-) -> None:
-    at_least_one = {"T >= 1": T >= 1, "N >= 1": N >= 1, "E >= 1": E >= 1}
-    bounds = {"L > 0": L > 0, "G >= 0": G >= 0, "sigma >= 0": sigma >= 0, "gap >= 0": gap >= 0}
-    require(statement, at_least_one, T=T, N=N, E=E)
-    require(statement, bounds, L=L, G=G, sigma=sigma, gap=gap)
+    return np.clip(np.sqrt(b * N / (a * np.maximum(N - 1, 1))), 1, N)
 
 
 def _excess(
-    statement: str, G: FloatArray, spread: FloatArray, C: ArrayLike, gamma: ArrayLike
+    statement: str,
+    spread: Callable[[FloatArray], FloatArray],
+    updates: ArrayLike,
+    C: ArrayLike,
+    gamma: ArrayLike,
 ) -> FloatArray:
-    """``gamma^2 / (N-1) (1/C - 1/N) spread``."""
+    """Returns ``gamma^2 / (N-1) (1/C - 1/N) spread``."""
+    G = np.asarray(updates, np.float64)
     N = G.shape[-2]
-    spread, C, gamma = broadcast(spread, C, gamma)
-    sizes = {"N >= 2": N >= 2, "1 <= C <= N": (C >= 1) & (C <= N)}
-    require(statement, {**sizes, "gamma > 0": gamma > 0}, N=N, C=C, gamma=gamma)
-    return np.asarray(gamma**2 * (1 / (N - 1)) * (1 / C - 1 / N) * spread)
+    C, gamma = in_range(statement, C=C, gamma=gamma)
+    require(statement, {"N >= 2": N >= 2, "C <= N": C <= N}, N=N, C=C)
+    return gamma**2 * (1 / (N - 1)) * (1 / C - 1 / N) * spread(G)
 
 
 def _squared_mean(G: FloatArray) -> FloatArray:
-    """``|G_bar|^2``."""
+    """Returns ``|G_bar|^2``."""
     return np.sum(np.mean(G, axis=-2) ** 2, axis=-1)
 
 
 def _spread_by_norms(G: FloatArray) -> FloatArray:
-    """``sum_i |G_i|^2 - N |G_bar|^2``."""
+    """Returns ``sum_i |G_i|^2 - N |G_bar|^2``."""
     return np.sum(G**2, axis=(-2, -1)) - G.shape[-2] * _squared_mean(G)
 
 
 def _spread_by_products(G: FloatArray) -> FloatArray:
-    """``N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j``."""
+    """Returns ``N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j``."""
     N = G.shape[-2]
     others = np.sum(G, axis=-2, keepdims=True) - G
     return N * (N - 1) * _squared_mean(G) - np.sum(G * others, axis=(-2, -1))

@@ -17,14 +17,14 @@ from fedjax_mm.checks import check_count
 
 
 class Constant(NamedTuple):
-    """A number that theorems speak of, and how it is known.
+    """Number of a theorem's hypotheses or bound, and how it is known.
 
     Attributes:
       value: the number, or an array.
       known: "exact"; "bound", at least (or at most) the truth; or "estimate", from finitely many
         points.
-      error: how far the estimate may be off by its own residual; 0 where it is exact. That other
-        points than the given ones may be worse is not in it.
+      error: the estimate's own residual; 0 where it is exact. At other points than the given ones
+        the truth may be further off.
     """
 
     value: Any
@@ -33,7 +33,7 @@ class Constant(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """Of Assumptions 1 and 2 of Bhuyan et al., and the solution.
+    """Constants of Assumptions 1 and 2 of Bhuyan et al., and the solution.
 
     Attributes:
       mu: strong convexity of all clients' losses, Assumption 1.
@@ -52,7 +52,7 @@ class Constants(NamedTuple):
 
 @runtime_checkable
 class SolvedTask(Task, Protocol):
-    """A task that knows its constants."""
+    """Task that knows its constants."""
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
@@ -76,16 +76,18 @@ class SolvedTask(Task, Protocol):
 
 
 def exact_constants(task: SolvedTask) -> Constants:
-    """The constants of a task that knows them.
+    """Returns the constants of a task that knows them.
 
     Raises:
-      ValueError: if it does not.
+      ValueError: if the task does not know them.
 
     Example:
       >>> from fedjax_mm import quadratic
       >>> constants = exact_constants(quadratic(24, 4, mu=0.05))
       >>> constants.mu.known, round(float(constants.L.value), 3)
       ('exact', 3.733)
+
+    Reference: Bhuyan et al., Assumptions 1 and 2.
     """
     if not isinstance(task, SolvedTask):
         raise ValueError(
@@ -104,10 +106,10 @@ def exact_constants(task: SolvedTask) -> Constants:
 def estimate_curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: int = 32
 ) -> tuple[Constant, Constant]:
-    """Mu and L: the extreme eigenvalues of all clients' Hessians at some points, by Lanczos.
+    """Returns mu and L, the extreme eigenvalues of all clients' Hessians at some points.
 
-    A loss that is not quadratic has, at other points, smaller and larger ones: the value of mu is
-    then above the truth, that of L below. A negative value of mu says that it is not convex.
+    A loss that is not quadratic has smaller and larger eigenvalues at other points: the value of mu
+    is then above the truth, that of L below. A negative value of mu shows that it is not convex.
 
     Args:
       rng_key: for the start of the iterations.
@@ -125,6 +127,8 @@ def estimate_curvature(
       >>> mu, L = estimate_curvature(jax.random.key(0), task, task.init(jax.random.key(0))[None])
       >>> mu.known, round(float(L.value), 3)
       ('estimate', 3.733)
+
+    Reference: Bhuyan et al., Assumptions 1 and 2.
     """
     check_count("num_steps", num_steps)
     pairs = _curvature(rng_key, task, points, num_steps)
@@ -140,7 +144,7 @@ def estimate_curvature(
 def _curvature(
     rng_key: PRNGKeyArray, task: Task, points: Params, num_steps: int
 ) -> tuple[Float[Array, "points clients 2"], Float[Array, "points clients 2"]]:
-    """The smallest and the largest eigenvalue, and their residuals."""
+    """Returns the smallest and the largest eigenvalue, and their residuals."""
 
     def at(point: Params, client: Int[Array, ""]) -> tuple[Array, Array]:
         flat, unravel = ravel_pytree(point)
@@ -148,6 +152,8 @@ def _curvature(
         gradient = jax.grad(lambda x: loss(unravel(x)))
 
         def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
+            # Forward over reverse: a Hessian-vector product costs a few gradients, and the Hessian
+            # is never built.
             return jax.jvp(gradient, (flat,), (vector,))[1]
 
         start = jax.random.normal(rng_key, flat.shape, flat.dtype)
@@ -157,9 +163,9 @@ def _curvature(
 
 
 def _local_loss(task: Task, client: Int[Array, ""], params: Params) -> Float[Array, ""]:
-    """F_k, over all of the client's examples."""
-    nothing = jax.random.key(0)  # a full batch draws nothing
-    return task.loss(params, task.batch(nothing, client, jnp.int32(0), Batching()))
+    """Returns F_k, over all of the client's examples."""
+    unused = jax.random.key(0)  # a full batch draws nothing
+    return task.loss(params, task.batch(unused, client, jnp.int32(0), Batching()))
 
 
 def extreme_eigenvalues(
@@ -167,12 +173,10 @@ def extreme_eigenvalues(
     start: Float[Array, " dim"],
     num_steps: int,
 ) -> tuple[Float[Array, " 2"], Float[Array, " 2"]]:
-    """The smallest and the largest eigenvalue of a symmetric matrix, given by its products.
+    """Returns the smallest and the largest eigenvalue of a symmetric matrix, given by its products.
 
     Lanczos' method with full reorthogonalization: its basis V makes ``V'HV`` tridiagonal, whose
-    extreme eigenvalues lie inside those of H and tend to them. Where the start spans an invariant
-    subspace, the method is at its end: the rest of the diagonal repeats its first entry, which is
-    between the extremes.
+    extreme eigenvalues lie inside those of H and tend to them.
 
     Args:
       product: ``v -> H v``.
@@ -181,9 +185,9 @@ def extreme_eigenvalues(
 
     Returns:
       The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals: an eigenvalue of H
-      is as near as that.
+      is at most so far away.
 
-    Reference: Golub, Van Loan (2013), Matrix Computations, section 10.3.
+    Reference: Golub and Van Loan (2013), Matrix Computations, section 10.3.
     """
 
     def step(carry: Any, i: Int[Array, ""]) -> tuple[Any, tuple[Array, Array]]:
@@ -192,10 +196,14 @@ def extreme_eigenvalues(
         image = product(vector)
         scale = jnp.maximum(scale, jnp.linalg.norm(image))
         diagonal = vector @ image
-        for _ in range(2):  # twice is enough (Parlett)
+        # Once leaves a share of the basis where most of the image cancels: twice is enough
+        # (Parlett).
+        for _ in range(2):
             image = image - basis.T @ (basis @ image)
         norm = jnp.linalg.norm(image)
-        is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)  # else round-off
+        # An invariant subspace leaves round-off for the next vector: the iteration ends there. Its
+        # length is fixed for lax.scan, so that the steps after the end are marked by NaN.
+        is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)
         vector = jnp.where(is_alive_after, image / norm, 0)
         entries = jnp.where(is_alive, diagonal, jnp.nan), jnp.where(is_alive_after, norm, 0)
         return (basis, vector, is_alive_after, scale), entries
@@ -204,6 +212,7 @@ def extreme_eigenvalues(
     first = start / jnp.linalg.norm(start)
     carry = empty, first, jnp.array(True), jnp.zeros((), start.dtype)
     _, (diagonal, off_diagonal) = lax.scan(step, carry, jnp.arange(num_steps))
+    # Steps after the end repeat the first entry, which is between the extremes: 0 might not be.
     diagonal = jnp.where(jnp.isnan(diagonal), diagonal[0], diagonal)
     inner = off_diagonal[:-1]
     values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.diag(inner, 1) + jnp.diag(inner, -1))
@@ -212,7 +221,7 @@ def extreme_eigenvalues(
 
 
 def gradient_bound(task: Task, points: Params) -> Constant:
-    """G of Assumption 3 for full gradients: the largest ``|grad F_k|`` of all clients and points.
+    """Returns G for full gradients, the largest ``|grad F_k|`` of all clients and points.
 
     On convex losses with rates up to 2/L gradients shrink along local steps, so that the points at
     which rounds begin are enough.
@@ -220,6 +229,8 @@ def gradient_bound(task: Task, points: Params) -> Constant:
     Args:
       task: its loss over all of a client's examples is F_k.
       points: parameters with a leading axis, such as a trajectory.
+
+    Reference: Bhuyan et al., Assumption 3.
     """
     return Constant(np.asarray(_gradient_norms(task, points)).max(), "estimate")
 
@@ -234,7 +245,8 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
-    """``function(point, client)`` at one point after the other, for all clients at once."""
+    """Returns ``function(point, client)`` for all points and clients."""
+    # A trajectory may have many points: lax.map takes one after another, which bounds the memory.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -243,19 +255,22 @@ def _over_points_and_clients(function: Callable[..., Any], task: Task, points: P
 def example_gradients(
     task: EpochTask, points: Params
 ) -> tuple[Float[Array, "points clients"], Float[Array, "points clients"]]:
-    """The two sides of Assumption 4: ``|grad F_k|^2``, and the largest of its examples' squares.
+    """Returns ``|grad F_k|^2`` and the largest squared gradient of the client's examples.
 
-    The gradient of F_k is here the mean of its examples', whatever the task's loss makes of them.
+    The gradient of F_k is here the mean of its examples', even where the task's loss is their sum.
 
     Args:
       task: its clients have examples.
       points: parameters with a leading axis.
+
+    Reference: Bhuyan et al., Assumption 4.
     """
 
     def sides(point: Params, client: Int[Array, ""]) -> tuple[Array, Array]:
         flat, unravel = ravel_pytree(point)
         num_examples = jnp.asarray(task.num_batches(client, 1))
 
+        # One example at a time, not a vmap over all: clients' numbers of examples differ.
         def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
             total, largest = carry
             batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
@@ -271,10 +286,10 @@ def example_gradients(
 
 
 def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]:
-    """Beta_1 and beta_2 of Assumption 4, ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
+    """Returns beta_1 and beta_2 of ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
-    The line of least squares through the largest example gradient of every client and point, its
-    slope at least 1 as the assumption asks, raised until no point lies above it.
+    They are the line of least squares through the largest example gradient of every client and
+    point, its slope at least 1 as the assumption asks, raised until no point lies above it.
 
     Args:
       task: its clients have examples.
@@ -282,8 +297,11 @@ def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]
 
     Returns:
       beta_1 and beta_2, estimates; the error of beta_1 is by how much the line was raised.
+
+    Reference: Bhuyan et al., Assumption 4.
     """
     squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
+    # Equal squares (one point, or all at the minimum) determine no slope: the least one is taken.
     slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
     rest = largest - slope * squares
     level = max(rest.max(), 0.0)

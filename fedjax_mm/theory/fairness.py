@@ -1,16 +1,15 @@
-"""What a trial with cohorts costs: Pawlik's measures of fairness, section 2.3, eqs. (1) to (8)."""
+"""Costs of a trial with cohorts: Pawlik's measures of fairness, section 2.3, eqs. (1) to (8)."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.theory.arrays import FloatArray, broadcast
-from fedjax_mm.theory.hypotheses import require
+from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
 
 class Costs(NamedTuple):
-    """The costs of a trial; trials are compared fairly in those that are equal.
+    """Costs of a trial; trials are compared fairly in those that are equal.
 
     Attributes:
       g: gradients of examples in a round, eq. (1).
@@ -33,36 +32,32 @@ class Costs(NamedTuple):
     c_client: FloatArray
 
 
-def costs(
-    C: ArrayLike, R: ArrayLike, B: ArrayLike, E: ArrayLike, *, N: ArrayLike, K: ArrayLike
-) -> Costs:
-    """The costs of R rounds by cohorts of C of K clients: gradients, updates and contacts.
+def costs(R: ArrayLike, problem: Problem, B: ArrayLike, epochs: ArrayLike) -> Costs:
+    """Returns the gradients, updates and contacts of R rounds by cohorts of C of N clients.
 
     Args:
-      C: clients in a cohort.
       R: rounds.
+      problem: N (the paper's K), C and S (the paper's N) of it.
       B: examples in a batch.
-      E: local epochs.
-      N: examples of each client.
-      K: clients.
+      epochs: local epochs in a round (the paper's E).
 
     Returns:
       All eight, each in the common shape of the arguments.
 
     Raises:
-      ValueError: if a number is not positive or C is above K.
+      ValueError: unless C <= N.
 
     Example:
-      >>> sizes = [5, 10, 30]
-      >>> measured = costs(sizes, [12, 6, 2], [60, 30, 10], 1, N=600, K=100)
+      >>> problem = Problem(N=100, C=[5, 10, 30], S=600)
+      >>> measured = costs([12, 6, 2], problem, B=[60, 30, 10], epochs=1)
       >>> measured.u.tolist(), measured.u_total.tolist(), measured.c.tolist()
       ([10.0, 20.0, 60.0], [120.0, 120.0, 120.0], [60.0, 60.0, 60.0])
 
-    Source: Pawlik 2020, section 2.3.
+    Reference: Pawlik, eqs. (1) to (8) (section 2.3).
     """
-    C, R, B, E, N, K = broadcast(C, R, B, E, N, K)
-    given = {"C": C, "R": R, "B": B, "E": E, "N": N, "K": K}
-    positive = {f"{name} > 0": value > 0 for name, value in given.items()}
-    require("A trial", {**positive, "C <= K": C <= K}, **given)
-    g, u = C * E * N, E * N / B
-    return Costs(g, R * g, E * N, R * g / K, u, R * u, R * C, np.asarray(R * C / K))
+    N, C, S = problem.symbols("A trial", "N C S")
+    R, B, epochs = in_range("A trial", R=R, B=B, epochs=epochs)
+    require("A trial", {"C <= N": C <= N}, C=C, N=N)
+    g, u = C * epochs * S, epochs * S / B
+    each = (g, R * g, epochs * S, R * g / N, u, R * u, R * C, R * C / N)
+    return Costs(*np.broadcast_arrays(*each))

@@ -1,346 +1,262 @@
 """Convergence of MaxFL: Theorem 3.1 of Cho et al., "Maximizing Global Model Appeal", appendix B.
 
-``N`` clients (the paper's M), ``m`` of them in a round, ``tau`` local steps, ``T`` rounds. The
-losses are L_c-Lipschitz and L_s-smooth; stochastic gradients have variance at most ``sigma_g^2``;
-the mean of ``|grad F_k|^2`` is at most ``beta^2 |grad F|^2 + kappa^2``. ``gap`` is the MaxFL
-objective at the start above its infimum. Arguments broadcast.
+The symbols are explained in `fedjax_mm.theory.problem`: the paper's M, m, tau, L_s and sigma_g are
+N, C, E, L and sigma here, as everywhere. All of them broadcast.
 
-Lemma B.2 proves the smoothness ``L_c^2/4 + q L_s``. Section 3, (101), (110), nu and epsilon print
+Lemma B.2 proves the smoothness ``L_c^2/4 + q L``. Section 3, (101), (110), nu and epsilon print
 ``L_c/4`` instead, which is too small for L_c > 1. Here it is ``L_c^2/4`` throughout;
 ``as_printed=True`` takes the formulas as they are printed.
 """
 
+import dataclasses
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.theory.arrays import FloatArray, broadcast
-from fedjax_mm.theory.hypotheses import require
+from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
 
-def lemma_b_1(beta: ArrayLike, kappa: ArrayLike, L_c: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Dissimilarity of the clients' MaxFL objectives, Lemma B.1, eq. (47).
+def lemma_b_1(problem: Problem) -> tuple[FloatArray, FloatArray]:
+    """Returns beta' and kappa', the dissimilarity of the clients' MaxFL objectives.
 
     ``mean |grad F~_k|^2 <= beta'^2 |grad F~|^2 + kappa'^2`` with ``beta'^2 = 2 beta^2`` and
     ``kappa'^2 = kappa^2 + 4 beta^2 L_c^2``.
 
-    Args:
-      beta: dissimilarity of the losses, ``beta^2 >= 1``.
-      kappa: dissimilarity of the losses.
-      L_c: Lipschitz constant of the losses.
-
-    Returns:
-      ``(beta', kappa')``, not squared.
-
-    Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
-
     Example:
-      >>> [constant.round(4).item() for constant in lemma_b_1(1.0, 3.0, 2.0)]
+      >>> problem = Problem(beta=1.0, kappa=3.0, L_c=2.0)
+      >>> [constant.round(4).item() for constant in lemma_b_1(problem)]
       [1.4142, 5.0]
 
-    Source: Cho et al., Lemma B.1, eqs. (47) to (55).
+    Reference: Cho et al., Lemma B.1, eqs. (47) to (55).
     """
-    beta, kappa, L_c = broadcast(beta, kappa, L_c)
-    signs = {"beta^2 >= 1": beta >= 1, "kappa >= 0": kappa >= 0, "L_c > 0": L_c > 0}
-    require("Lemma B.1", signs, beta=beta, kappa=kappa, L_c=L_c)
+    symbols = problem.symbols("Lemma B.1", "beta kappa L_c")
+    beta, kappa, L_c = np.broadcast_arrays(*symbols)
     return np.sqrt(2 * beta**2), np.sqrt(kappa**2 + 4 * beta**2 * L_c**2)
 
 
-def lemma_b_2(q: ArrayLike, L_c: ArrayLike, L_s: ArrayLike) -> FloatArray:
-    """Smoothness of a client's MaxFL objective, Lemma B.2, eq. (62): ``L_c^2/4 + q L_s``.
+def lemma_b_2(q: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns ``L_c^2/4 + q L``, the smoothness of a client's MaxFL objective.
 
     Args:
       q: the client's weight ``sigma (1 - sigma)`` at w.
-      L_c: Lipschitz constant of the losses.
-      L_s: smoothness of the losses.
+      problem: L_c and L of it.
 
     Returns:
       A bound on the spectral norm of the Hessian at w.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless 0 <= q <= 1.
 
     Example:
-      >>> lemma_b_2([0.0, 0.25], 2.0, 4.0).tolist()
+      >>> lemma_b_2([0.0, 0.25], Problem(L_c=2.0, L=4.0)).tolist()
       [1.0, 2.0]
 
-    Source: Cho et al., Lemma B.2, eqs. (56) to (62).
+    Reference: Cho et al., Lemma B.2, eqs. (56) to (62).
     """
-    q, L_c, L_s = broadcast(q, L_c, L_s)
-    _require_smooth("Lemma B.2", q, L_c, L_s)
-    return np.asarray(L_c**2 / 4 + q * L_s)
+    L_c, L = problem.symbols("Lemma B.2", "L_c L")
+    return L_c**2 / 4 + _weights("Lemma B.2", q) * L
 
 
-def optimal_epsilon(
-    N: ArrayLike, L_c: ArrayLike, L_s: ArrayLike, *, as_printed: bool = False
-) -> FloatArray:
-    """The epsilon of the optimal learning rate, section 3: ``N L_c^2 / (4 L_s)``.
+def optimal_epsilon(problem: Problem, *, as_printed: bool = False) -> FloatArray:
+    """Returns the epsilon of the optimal learning rate, ``N L_c^2 / (4 L)``.
 
     Args:
-      N: clients.
-      L_c: Lipschitz constant of the losses.
-      L_s: smoothness of the losses.
-      as_printed: ``N L_c / (4 L_s)``, which Lemma B.2 does not give.
-
-    Returns:
-      What is added to the sum of the weights.
-
-    Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      problem: N, L_c and L of it.
+      as_printed: ``N L_c / (4 L)``, which Lemma B.2 does not give.
 
     Example:
-      >>> optimal_epsilon([10, 20], 4.0, 2.0).tolist()
+      >>> optimal_epsilon(Problem(N=[10, 20], L_c=4.0, L=2.0)).tolist()
       [20.0, 40.0]
-      >>> optimal_epsilon([10, 20], 4.0, 2.0, as_printed=True).tolist()
+      >>> optimal_epsilon(Problem(N=[10, 20], L_c=4.0, L=2.0), as_printed=True).tolist()
       [5.0, 10.0]
 
-    Source: Cho et al., section 3, "Adaptive Server Learning Rate".
+    Reference: Cho et al., section 3, "Adaptive Server Learning Rate".
     """
-    N, L_c, L_s = broadcast(N, L_c, L_s)
-    signs = {"N >= 1": N >= 1, "L_c > 0": L_c > 0, "L_s > 0": L_s > 0}
-    require("The optimal epsilon", signs, N=N, L_c=L_c, L_s=L_s)
-    return np.asarray(N * _quarter(L_c, as_printed) / L_s)
+    N, L_c, L = problem.symbols("The optimal epsilon", "N L_c L")
+    return N * _quarter(L_c, as_printed) / L
 
 
 def adaptive_learning_rate(
-    q: ArrayLike, L_c: ArrayLike, L_s: ArrayLike, *, as_printed: bool = False
+    q: ArrayLike, problem: Problem, *, as_printed: bool = False
 ) -> FloatArray:
-    """The optimal learning rate on the MaxFL objective, section 3.
+    """Returns the optimal learning rate on the MaxFL objective.
 
-    ``1 / L~_s = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L_s`` and ``eps = N L_c^2 / (4 L_s)``;
-    ``L~_s`` is the mean over the clients of Lemma B.2.
+    ``1 / L~ = N eta / (sum_k q_k + eps)`` with ``eta = 1 / L`` and ``eps = N L_c^2 / (4 L)``;
+    ``L~`` is the mean over the clients of Lemma B.2. It is large where the weights, and with them
+    the gradients, are small.
 
     Args:
       q: ``[..., clients]``, the weights ``sigma (1 - sigma)`` at w.
-      L_c: Lipschitz constant of the losses; broadcasts against the leading axes of q.
-      L_s: smoothness of the losses; broadcasts against the leading axes of q.
-      as_printed: with ``eps = N L_c / (4 L_s)``, which Lemma B.2 does not give.
-
-    Returns:
-      The learning rate: large where the weights, and with them the gradients, are small.
+      problem: L_c and L of it, which broadcast against the leading axes of q.
+      as_printed: with ``eps = N L_c / (4 L)``, which Lemma B.2 does not give.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless 0 <= q <= 1.
 
     Example:
-      >>> adaptive_learning_rate([[0.25, 0.25], [0.0, 0.0]], 2.0, 4.0).tolist()
+      >>> adaptive_learning_rate([[0.25, 0.25], [0.0, 0.0]], Problem(L_c=2.0, L=4.0)).tolist()
       [0.5, 1.0]
 
-    Source: Cho et al., section 3, "Adaptive Server Learning Rate"; Fig. 8 shows it.
+    Reference: Cho et al., section 3, "Adaptive Server Learning Rate", and Fig. 8.
     """
-    q = np.asarray(q, np.float64)
+    q = _weights("The adaptive learning rate", q)
     N = q.shape[-1]
-    sum_q, L_c, L_s = broadcast(np.sum(q, axis=-1), L_c, L_s)
-    _require_smooth("The adaptive learning rate", q, L_c, L_s)
-    eps = optimal_epsilon(N, L_c, L_s, as_printed=as_printed)
-    return np.asarray(N * (1 / L_s) / (sum_q + eps))
+    eps = optimal_epsilon(dataclasses.replace(problem, N=N), as_printed=as_printed)
+    (L,) = problem.symbols("The adaptive learning rate", "L")
+    return N * (1 / L) / (np.sum(q, axis=-1) + eps)
 
 
 def theorem_3_1_learning_rates(
-    T: ArrayLike, tau: ArrayLike, m: ArrayLike
+    T: ArrayLike, E: ArrayLike, C: ArrayLike
 ) -> tuple[FloatArray, FloatArray]:
-    """The learning rates of Theorem 3.1: ``eta_l = 1/(sqrt(T) tau)``, ``eta_g = sqrt(tau m)``.
+    """Returns ``eta_l = 1/(sqrt(T) E)`` and ``eta_g = sqrt(E C)``.
 
     Args:
       T: rounds, large enough for the step-size conditions of the bounds.
-      tau: local steps.
-      m: clients in a round; all N for full participation.
-
-    Returns:
-      ``(eta_l, eta_g)``.
-
-    Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      E: local steps.
+      C: clients in a round; all N for full participation.
 
     Example:
       >>> [rate.item() for rate in theorem_3_1_learning_rates(100, 5, 20)]
       [0.02, 10.0]
 
-    Source: Cho et al., Theorem 3.1.
+    Reference: Cho et al., Theorem 3.1.
     """
-    T, tau, m = broadcast(T, tau, m)
-    least = {"T >= 1": T >= 1, "tau >= 1": tau >= 1, "m >= 1": m >= 1}
-    require("Theorem 3.1", least, T=T, tau=tau, m=m)
-    return np.asarray(1 / (np.sqrt(T) * tau)), np.sqrt(tau * m)
+    # eta_g is without T: broadcast first, so that both rates have the axes of all three.
+    T, E, C = np.broadcast_arrays(*in_range("Theorem 3.1", T=T, E=E, C=C))
+    return 1 / (np.sqrt(T) * E), np.sqrt(E * C)
 
 
 def theorem_3_1_full(
     T: ArrayLike,
-    tau: ArrayLike,
-    N: ArrayLike,
+    problem: Problem,
+    rates: tuple[ArrayLike, ArrayLike],
     *,
-    eta_l: ArrayLike,
-    eta_g: ArrayLike,
-    L_c: ArrayLike,
-    L_s: ArrayLike,
-    beta: ArrayLike,
-    kappa: ArrayLike,
-    sigma_g: ArrayLike,
-    gap: ArrayLike,
     as_printed: bool = False,
 ) -> FloatArray:
-    """Bound on the MaxFL objective's mean squared gradient, all clients; eqs. (99) and (100).
+    """Returns the bound of the MaxFL objective's mean squared gradient, with all clients.
 
-    ``4 (N+eps) gap / (N tau eta_l eta_g T) + 16 eta_l^2 tau^2 L_s^2 kappa'^2 (N+eps) / eps
-    + 4 L_s^2 eta_l^2 tau sigma_g^2 (N+eps) / eps + 4 eta_g eta_l L~_s sigma_g^2 (N+eps) / eps^2``
+    ``4 (N+eps) gap / (N E eta_l eta_g T) + 16 eta_l^2 E^2 L^2 kappa'^2 (N+eps) / eps
+    + 4 L^2 eta_l^2 E sigma^2 (N+eps) / eps + 4 eta_g eta_l L~ sigma^2 (N+eps) / eps^2``
 
-    with eps of `optimal_epsilon`, which the step sizes below are for, and
-    ``L~_s = L_s + L_c^2/4``, Lemma B.2 for weights of at most 1, as (101) has it.
+    with eps of `optimal_epsilon`, which the step sizes below are for, beta' and kappa' of
+    `lemma_b_1`, and ``L~ = L + L_c^2/4``, Lemma B.2 for weights of at most 1, as (101) has it;
+    (102) loses the ``L_c^2``.
 
     Args:
       T: rounds.
-      tau: local steps.
-      N: clients, all of which take part.
-      eta_l: local learning rate, at most ``min{1, 1/beta'} / (4 tau L_s)``.
-      eta_g: global learning rate; ``eta_l eta_g <= 1 / (4 tau L_s)``. The server's is
-        ``eta_g / (sum q + eps)``.
-      L_c: Lipschitz constant of the losses.
-      L_s: smoothness of the losses.
-      beta: dissimilarity of the losses, ``beta^2 >= 1``; beta' and kappa' are those of Lemma B.1.
-      kappa: dissimilarity of the losses.
-      sigma_g: bound on the standard deviation of a stochastic gradient.
-      gap: the MaxFL objective at the start above its infimum.
-      as_printed: ``L_c/4`` for ``L_c^2/4`` in eps and ``L~_s``.
+      problem: N, E, L, L_c, beta, kappa, sigma and gap of it, the gap of the MaxFL objective.
+      rates: eta_l and eta_g; the server's rate is ``eta_g / (sum q + eps)``.
+      as_printed: ``L_c/4`` for ``L_c^2/4`` in eps and ``L~``.
 
     Returns:
       A bound on the mean, and so on the least, of ``E|grad F~(w_t)|^2`` over the rounds.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless eta_l eta_g <= 1/(4 E L) and eta_l <= min{1, 1/beta'}/(4 E L).
 
     Example:
-      >>> rates = dict(eta_l=0.01, eta_g=1.0)
-      >>> losses = dict(L_c=2.0, L_s=1.0, beta=1.0, kappa=1.0, sigma_g=0.5, gap=0.5)
-      >>> theorem_3_1_full([100, 1000], 5, 10, **rates, **losses).round(4).tolist()
+      >>> losses = {"L_c": 2.0, "L": 1.0, "beta": 1.0, "kappa": 1.0, "sigma": 0.5, "gap": 0.5}
+      >>> theorem_3_1_full([100, 1000], Problem(N=10, E=5, **losses), (0.01, 1.0)).round(4).tolist()
       [2.165, 1.445]
 
-    Source: Cho et al., Theorem 3.1 and appendix B.2. (102) loses the ``L_c^2`` of (101).
+    Reference: Cho et al., Theorem 3.1, eqs. (99) and (100).
     """
-    T, tau, N, eta_l, eta_g = broadcast(T, tau, N, eta_l, eta_g)
-    L_c, L_s, beta, kappa, sigma_g, gap = broadcast(L_c, L_s, beta, kappa, sigma_g, gap)
-    _require_ranges(T, tau, N, eta_l, eta_g, L_c, L_s, sigma_g, gap)
-    beta_prime, kappa_prime = lemma_b_1(beta, kappa, L_c)
-    product = {"eta_l eta_g <= 1/(4 tau L_s)": eta_l * eta_g <= 1 / (4 * tau * L_s)}
-    local = eta_l <= np.minimum(1, 1 / beta_prime) / (4 * tau * L_s)
-    steps = {**product, "eta_l <= min{1, 1/beta'}/(4 tau L_s)": local}
-    require("Theorem 3.1", steps, eta_l=eta_l, eta_g=eta_g, tau=tau, L_s=L_s, beta=beta)
-    eps = optimal_epsilon(N, L_c, L_s, as_printed=as_printed)
-    L_tilde = L_s + _quarter(L_c, as_printed)
-    return np.asarray(
-        4 * (N + eps) * gap / (N * tau * eta_l * eta_g * T)
-        + 16 * eta_l**2 * tau**2 * L_s**2 * kappa_prime**2 * (N + eps) / eps
-        + 4 * L_s**2 * eta_l**2 * tau * sigma_g**2 * (N + eps) / eps
-        + 4 * eta_g * eta_l * L_tilde * sigma_g**2 * (N + eps) / eps**2
+    name = "Theorem 3.1"
+    N, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N E L L_c beta sigma gap")
+    T, eta_l, eta_g = in_range(name, T=T, eta_l=rates[0], eta_g=rates[1])
+    beta_prime, kappa_prime = lemma_b_1(problem)
+    # Printed so: beta^2 >= 1 makes beta' at least sqrt(2), and 1/beta' is always the smaller one.
+    local = np.minimum(1, 1 / beta_prime) / (4 * E * L)
+    hypotheses = {
+        "eta_l eta_g <= 1/(4 E L)": eta_l * eta_g <= 1 / (4 * E * L),
+        "eta_l <= min{1, 1/beta'}/(4 E L)": eta_l <= local,
+    }
+    require(name, hypotheses, eta_l=eta_l, eta_g=eta_g, E=E, L=L, beta=beta)
+    eps = optimal_epsilon(problem, as_printed=as_printed)
+    L_tilde = L + _quarter(L_c, as_printed)
+    return (
+        4 * (N + eps) * gap / (N * E * eta_l * eta_g * T)
+        + 16 * eta_l**2 * E**2 * L**2 * kappa_prime**2 * (N + eps) / eps
+        + 4 * L**2 * eta_l**2 * E * sigma**2 * (N + eps) / eps
+        + 4 * eta_g * eta_l * L_tilde * sigma**2 * (N + eps) / eps**2
     )
 
 
 def theorem_3_1_partial(
     T: ArrayLike,
-    tau: ArrayLike,
-    m: ArrayLike,
-    N: ArrayLike,
+    problem: Problem,
+    rates: tuple[ArrayLike, ArrayLike],
     *,
-    eta_l: ArrayLike,
-    eta_g: ArrayLike,
-    L_c: ArrayLike,
-    L_s: ArrayLike,
-    beta: ArrayLike,
-    kappa: ArrayLike,
-    sigma_g: ArrayLike,
-    gap: ArrayLike,
     as_printed: bool = False,
 ) -> FloatArray:
-    """Bound on the MaxFL objective's mean squared gradient, m of N clients a round; eq. (125).
+    """Returns the bound of the MaxFL objective's mean squared gradient, with C of N clients.
 
-    ``4 gap / (T eta_l eta_g tau)
-    + 4 sigma_g^2 eta_l (eta_g nu / m + 2/3 L_s^2 eta_l tau + L_s^2 eta_l tau)
-    + 80 L_s^2 eta_l^2 tau^2 kappa'^2 / 3 + 48 eta_l eta_g nu (N-m) L_c^2 / (tau m (N-1))``
+    ``4 gap / (T eta_l eta_g E)
+    + 4 sigma^2 eta_l (eta_g nu / C + 2/3 L^2 eta_l E + L^2 eta_l E)
+    + 80 L^2 eta_l^2 E^2 kappa'^2 / 3 + 48 eta_l eta_g nu (N-C) L_c^2 / (E C (N-1))``
 
-    with ``nu = L_s + L_c^2/4``, for the server's learning rate ``m eta_g / (sum q + m)``. The last
-    term with sigma_g is printed without its second eta_l, which (105) lost against (98).
+    with ``nu = L + L_c^2/4`` and beta' and kappa' of `lemma_b_1`, for clients that are drawn
+    uniformly without replacement. The last term with sigma is printed without its second eta_l,
+    which (105) lost against (98). (126) does not follow from (125): it has 80 for 80/3, sqrt(E),
+    and no N-1.
 
     Two constants are not proven, and stand here as printed. (112) subtracts ``grad F~_k`` from a
-    sum of tau gradients where (113) subtracts ``tau grad F~_k``: without that ``1/tau^2`` the last
-    term is ``tau^2`` times as large, and only then does it give the sqrt(tau) of (126). And with
-    eps = m the factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the
+    sum of E gradients where (113) subtracts ``E grad F~_k``: without that ``1/E^2`` the last
+    term is ``E^2`` times as large, and only then does it give the sqrt(E) of (126). And with
+    eps = C the factor of ``|grad F~|^2`` in (123) is not below the ``-1/4`` of (124): at the
     largest step sizes it is ``-1/2 + 1/4 + 1/2``.
 
     Args:
       T: rounds.
-      tau: local steps.
-      m: clients in a round, drawn uniformly without replacement.
-      N: clients, at least 2.
-      eta_l: local learning rate, at most ``1 / (4 beta' tau L_s)``.
-      eta_g: global learning rate; ``eta_l eta_g <= 1 / (9 tau nu)``.
-      L_c: Lipschitz constant of the losses.
-      L_s: smoothness of the losses.
-      beta: dissimilarity of the losses, ``beta^2 >= 1``; beta' and kappa' are those of Lemma B.1.
-      kappa: dissimilarity of the losses.
-      sigma_g: bound on the standard deviation of a stochastic gradient.
-      gap: the MaxFL objective at the start above its infimum.
+      problem: N, C, E, L, L_c, beta, kappa, sigma and gap of it, the gap of the MaxFL objective.
+      rates: eta_l and eta_g; the server's rate is ``C eta_g / (sum q + C)``.
       as_printed: ``L_c/4`` for ``L_c^2/4`` in nu, and the lost eta_l.
 
     Returns:
       The bound on the mean of ``E|grad F~(w_t)|^2`` over the rounds.
 
     Raises:
-      ValueError: outside the hypotheses, of which it names the first that fails.
+      ValueError: unless N >= 2, C <= N, eta_l <= 1/(4 beta' E L) and eta_l eta_g <= 1/(9 E nu).
 
     Example:
-      >>> rates = dict(eta_l=0.01, eta_g=1.0)
-      >>> losses = dict(L_c=2.0, L_s=1.0, beta=1.0, kappa=1.0, sigma_g=0.5, gap=0.5)
-      >>> theorem_3_1_partial(1000, 5, [2, 10], 10, **rates, **losses).round(4).tolist()
+      >>> losses = {"L_c": 2.0, "L": 1.0, "beta": 1.0, "kappa": 1.0, "sigma": 0.5, "gap": 0.5}
+      >>> problem = Problem(N=10, C=[2, 10], E=5, **losses)
+      >>> theorem_3_1_partial(1000, problem, (0.01, 1.0)).round(4).tolist()
       [1.5255, 1.1762]
 
-    Source: Cho et al., Theorem 3.1 and appendix B.3. (126) does not follow from (125): it has 80
-    for 80/3, sqrt(tau), and no N-1.
+    Reference: Cho et al., Theorem 3.1, eq. (125).
     """
-    T, tau, m, N, eta_l, eta_g = broadcast(T, tau, m, N, eta_l, eta_g)
-    L_c, L_s, beta, kappa, sigma_g, gap = broadcast(L_c, L_s, beta, kappa, sigma_g, gap)
-    _require_ranges(T, tau, N, eta_l, eta_g, L_c, L_s, sigma_g, gap)
-    require("Theorem 3.1", {"N >= 2": N >= 2, "1 <= m <= N": (m >= 1) & (m <= N)}, m=m, N=N)
-    beta_prime, kappa_prime = lemma_b_1(beta, kappa, L_c)
-    nu = L_s + _quarter(L_c, as_printed)
-    local = {"eta_l <= 1/(4 beta' tau L_s)": eta_l <= 1 / (4 * beta_prime * tau * L_s)}
-    steps = {**local, "eta_l eta_g <= 1/(9 tau nu)": eta_l * eta_g <= 1 / (9 * tau * nu)}
-    require("Theorem 3.1", steps, eta_l=eta_l, eta_g=eta_g, tau=tau, L_s=L_s, beta=beta, nu=nu)
+    name = "Theorem 3.1"
+    N, C, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N C E L L_c beta sigma gap")
+    T, eta_l, eta_g = in_range(name, T=T, eta_l=rates[0], eta_g=rates[1])
+    beta_prime, kappa_prime = lemma_b_1(problem)
+    nu = L + _quarter(L_c, as_printed)
+    hypotheses = {
+        "N >= 2": N >= 2,
+        "C <= N": C <= N,
+        "eta_l <= 1/(4 beta' E L)": eta_l <= 1 / (4 * beta_prime * E * L),
+        "eta_l eta_g <= 1/(9 E nu)": eta_l * eta_g <= 1 / (9 * E * nu),
+    }
+    given = {"eta_l": eta_l, "eta_g": eta_g, "beta": beta, "nu": nu}
+    require(name, hypotheses, N=N, C=C, E=E, L=L, **given)
+    # (105) loses this eta_l against (98), from which it follows.
     second_eta_l = 1 if as_printed else eta_l
-    return np.asarray(
-        4 * gap / (T * eta_l * eta_g * tau)
-        + 4
-        * sigma_g**2
-        * eta_l
-        * (eta_g * nu / m + 2 * L_s**2 * eta_l * tau / 3 + L_s**2 * second_eta_l * tau)
-        + 80 * L_s**2 * eta_l**2 * tau**2 * kappa_prime**2 / 3
-        + 48 * eta_l * eta_g * nu * (N - m) * L_c**2 / (tau * m * (N - 1))
+    noise = eta_g * nu / C + 2 * L**2 * eta_l * E / 3 + L**2 * second_eta_l * E
+    return (
+        4 * gap / (T * eta_l * eta_g * E)
+        + 4 * sigma**2 * eta_l * noise
+        + 80 * L**2 * eta_l**2 * E**2 * kappa_prime**2 / 3
+        + 48 * eta_l * eta_g * nu * (N - C) * L_c**2 / (E * C * (N - 1))
     )
 
 
 def _quarter(L_c: FloatArray, as_printed: bool) -> FloatArray:
-    """The part of the smoothness that the sigmoid adds: ``L_c^2/4`` by Lemma B.2."""
+    """Returns the part of the smoothness that the sigmoid adds: ``L_c^2/4`` by Lemma B.2."""
     return L_c / 4 if as_printed else L_c**2 / 4
 
 
-def _require_smooth(statement: str, q: FloatArray, L_c: FloatArray, L_s: FloatArray) -> None:
-    weights = {"0 <= q <= 1": (q >= 0) & (q <= 1)}
-    require(statement, {**weights, "L_c > 0": L_c > 0, "L_s > 0": L_s > 0}, q=q, L_c=L_c, L_s=L_s)
-
-
-def _require_ranges(
-    T: FloatArray,
-    tau: FloatArray,
-    N: FloatArray,
-    eta_l: FloatArray,
-    eta_g: FloatArray,
-    L_c: FloatArray,
-    L_s: FloatArray,
-    sigma_g: FloatArray,
-    gap: FloatArray,
-) -> None:
-    least = {"T >= 1": T >= 1, "tau >= 1": tau >= 1, "N >= 1": N >= 1}
-    require("Theorem 3.1", least, T=T, tau=tau, N=N)
-    rates = {"eta_l > 0": eta_l > 0, "eta_g > 0": eta_g > 0}
-    require("Theorem 3.1", rates, eta_l=eta_l, eta_g=eta_g)
-    losses = {"L_c > 0": L_c > 0, "L_s > 0": L_s > 0, "sigma_g >= 0": sigma_g >= 0}
-    bounds = {**losses, "gap >= 0": gap >= 0}
-    require("Theorem 3.1", bounds, L_c=L_c, L_s=L_s, sigma_g=sigma_g, gap=gap)
+def _weights(statement: str, q: ArrayLike) -> FloatArray:
+    q = np.asarray(q, np.float64)
+    require(statement, {"0 <= q <= 1": (q >= 0) & (q <= 1)}, q=q)
+    return q

@@ -10,102 +10,64 @@ Arguments broadcast.
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.theory.arrays import FloatArray, broadcast
-from fedjax_mm.theory.hypotheses import require
+from fedjax_mm.theory.problem import FloatArray, in_range, require
 
 
 def lemma_a_1(gamma_G: ArrayLike, gamma: ArrayLike) -> FloatArray:
-    """Upper bound on the expected GM-Appeal of the mean of the empirical means, Lemma A.1.
+    """Returns an upper bound on the expected GM-Appeal of the mean of the empirical means.
 
     ``2 exp(-gamma_G^2 / (5 gamma^2))``; it says something where it is below 1.
-
-    Args:
-      gamma_G: half the distance of the true means.
-      gamma: standard deviation of an empirical mean.
-
-    Returns:
-      The bound, in the common shape of the arguments.
-
-    Raises:
-      ValueError: unless gamma_G >= 0 and gamma > 0.
 
     Example:
       >>> lemma_a_1([0.0, 2.0, 4.0], 1.0).round(4).tolist()
       [2.0, 0.8987, 0.0815]
 
-    Source: Cho et al., Lemma A.1, eqs. (10) to (21).
+    Reference: Cho et al., Lemma A.1, eqs. (10) to (21).
     """
-    gamma_G, gamma = broadcast(gamma_G, gamma)
-    signs = {"gamma_G >= 0": gamma_G >= 0, "gamma > 0": gamma > 0}
-    require("Lemma A.1", signs, gamma_G=gamma_G, gamma=gamma)
-    return np.asarray(2 * np.exp(-(gamma_G**2) / (5 * gamma**2)))
+    gamma_G, gamma = in_range("Lemma A.1", gamma_G=gamma_G, gamma=gamma)
+    return 2 * np.exp(-(gamma_G**2) / (5 * gamma**2))
 
 
 def lemma_a_2(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """The only minimizer under a convex surrogate of the 0-1 loss, Lemma A.2.
+    """Returns the only minimizer under a convex surrogate of the 0-1 loss.
 
     ``w* = (theta_hat_1 + theta_hat_2) / 2``, which is FedAvg's solution, for every surrogate h that
     is convex, twice differentiable and strictly increasing on [0, inf).
-
-    Args:
-      theta_hat_1: empirical mean of client 1.
-      theta_hat_2: empirical mean of client 2.
-
-    Returns:
-      The minimizer.
 
     Example:
       >>> lemma_a_2(0.5, [1.5, 4.5]).tolist()
       [1.0, 2.5]
 
-    Source: Cho et al., Lemma A.2, eqs. (22) to (28).
+    Reference: Cho et al., Lemma A.2, eqs. (22) to (28).
     """
-    theta_hat_1, theta_hat_2 = broadcast(theta_hat_1, theta_hat_2)
-    return np.asarray((theta_hat_1 + theta_hat_2) / 2)
+    return np.asarray(np.add(theta_hat_1, theta_hat_2, dtype=np.float64) / 2)
 
 
 def midpoint_curvature(gamma_hat_G: ArrayLike) -> FloatArray:
-    """Second derivative of the sigmoid objective midway between the empirical means, eq. (34).
+    """Returns the second derivative of the sigmoid objective midway between the empirical means.
 
     ``2 q(x) (2 (1 - 2 sigma(x)) x + 1)`` with ``x = gamma_hat_G^2``, ``q = sigma (1 - sigma)``; the
     factor 2 is for the two clients of (32). The middle is a minimum where it is positive, a maximum
     where it is negative. The sign changes at gamma_hat_G = 1.0216, which (35) rounds to 1.022.
 
-    Args:
-      gamma_hat_G: half the distance of the empirical means.
-
-    Returns:
-      The curvature.
-
-    Raises:
-      ValueError: unless gamma_hat_G >= 0.
-
     Example:
       >>> midpoint_curvature([1.0, 1.02, 1.0217, 2.0]).round(5).tolist()
       [0.02979, 0.00219, -0.00017, -0.23711]
 
-    Source: Cho et al., eqs. (32) to (35).
+    Reference: Cho et al., eq. (34).
     """
-    (gamma_hat_G,) = broadcast(gamma_hat_G)
-    require("Equation (34)", {"gamma_hat_G >= 0": gamma_hat_G >= 0}, gamma_hat_G=gamma_hat_G)
+    (gamma_hat_G,) = in_range("Equation (34)", gamma_hat_G=gamma_hat_G)
     x = gamma_hat_G**2
     sigma = 1 / (1 + np.exp(-x))
-    q = np.exp(-x) * sigma**2  # 1 - sigma would cancel
-    return np.asarray(2 * q * (2 * (1 - 2 * sigma) * x + 1))
+    # 1 - sigma would cancel for large x: exp(-x) sigma is the same without a difference.
+    q = np.exp(-x) * sigma**2
+    return 2 * q * (2 * (1 - 2 * sigma) * x + 1)
 
 
 def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
-    """For ``gamma_hat_G > 2`` the middle is a local maximum of the sigmoid objective, Lemma A.3.
-
-    ``v''((theta_hat_1 + theta_hat_2) / 2) = midpoint_curvature(gamma_hat_G) < 0``
+    """Returns the second derivative in the middle for ``gamma_hat_G > 2``: it is a local maximum.
 
     The proof needs ``gamma_hat_G >= 1.022`` only: `midpoint_curvature` is without the hypothesis.
-
-    Args:
-      gamma_hat_G: half the distance of the empirical means, above 2.
-
-    Returns:
-      The negative second derivative in the middle.
 
     Raises:
       ValueError: unless gamma_hat_G > 2.
@@ -114,22 +76,18 @@ def lemma_a_3(gamma_hat_G: ArrayLike) -> FloatArray:
       >>> lemma_a_3([2.5, 3.0]).round(4).tolist()
       [-0.044, -0.0042]
 
-    Source: Cho et al., Lemma A.3, eqs. (32) to (35).
+    Reference: Cho et al., Lemma A.3, eqs. (32) to (35).
     """
     require("Lemma A.3", {"gamma_hat_G > 2": np.greater(gamma_hat_G, 2)}, gamma_hat_G=gamma_hat_G)
     return midpoint_curvature(gamma_hat_G)
 
 
 def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
-    """Where the local minima of the sigmoid objective lie, Lemma A.4.
+    """Returns the intervals in which the local minima of the sigmoid objective lie.
 
     ``(low, low + 2]`` or ``[high - 2, high)``, from the lower to the higher empirical mean. If they
     are far apart, a minimum is nearer to one of them than double precision resolves, and which side
     of it decides whether that client is satisfied: look for the distance instead.
-
-    Args:
-      theta_hat_1: empirical mean of client 1.
-      theta_hat_2: empirical mean of client 2.
 
     Returns:
       ``[..., 2, 2]``: the two intervals, and the ends of each. The ends at the empirical means are
@@ -142,35 +100,26 @@ def lemma_a_4(theta_hat_1: ArrayLike, theta_hat_2: ArrayLike) -> FloatArray:
       >>> lemma_a_4(6.0, 0.0).tolist()
       [[0.0, 2.0], [4.0, 6.0]]
 
-    Source: Cho et al., Lemma A.4, eq. (36).
+    Reference: Cho et al., Lemma A.4, eq. (36).
     """
-    theta_hat_1, theta_hat_2 = broadcast(theta_hat_1, theta_hat_2)
-    low, high = np.minimum(theta_hat_1, theta_hat_2), np.maximum(theta_hat_1, theta_hat_2)
+    low = np.minimum(theta_hat_1, theta_hat_2, dtype=np.float64)
+    high = np.maximum(theta_hat_1, theta_hat_2, dtype=np.float64)
+    # Not by gamma_hat_G itself: half of the smallest subnormal number is zero.
     require("Lemma A.4", {"gamma_hat_G > 0": high > low}, gamma_hat_G=(high - low) / 2)
     ends = np.stack([low, low + 2, high - 2, high], axis=-1)
     return ends.reshape(*low.shape, 2, 2)
 
 
 def theorem_a_1(gamma: ArrayLike) -> FloatArray:
-    """Lower bound on the expected GM-Appeal of a local minimum of MaxFL, Theorem A.1.
+    """Returns a lower bound on the expected GM-Appeal of a local minimum of MaxFL.
 
     ``exp(-1 / gamma^2) / 16``, however far apart the true means are.
-
-    Args:
-      gamma: standard deviation of an empirical mean.
-
-    Returns:
-      The bound.
-
-    Raises:
-      ValueError: unless gamma > 0.
 
     Example:
       >>> theorem_a_1([0.5, 1.0]).round(5).tolist()
       [0.00114, 0.02299]
 
-    Source: Cho et al., Theorem A.1, eqs. (37) to (46).
+    Reference: Cho et al., Theorem A.1, eqs. (37) to (46).
     """
-    (gamma,) = broadcast(gamma)
-    require("Theorem A.1", {"gamma > 0": gamma > 0}, gamma=gamma)
-    return np.asarray(np.exp(-1 / gamma**2) / 16)
+    (gamma,) = in_range("Theorem A.1", gamma=gamma)
+    return np.exp(-1 / gamma**2) / 16

@@ -1,270 +1,167 @@
-"""Lemmas 1 to 4 of Bhuyan, Moharir and Joshi, and the recursion over frames that they add up to.
+"""Lemmas 1 to 4 of Bhuyan, Moharir and Joshi, and the recursion (32), which combines them.
 
 They bound MFA-RR over frame l with the rate eta = alpha_l, for the server scale 1/N of eq. (19).
-The symbols are explained in `fedjax_mm.theory.mfa_symbols`; all arguments broadcast.
+The symbols are explained in `fedjax_mm.theory.problem`; all of them broadcast.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.theory.hypotheses import require
-from fedjax_mm.theory.mfa_symbols import Numbers, admissible
+from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, require
 
 
-def lemma_1(
-    *, S: ArrayLike, N_s: ArrayLike, G: ArrayLike, beta_1: ArrayLike, beta_2: ArrayLike
-) -> Numbers:
-    """Lemma 1: the variance of a gradient on N_s of a client's S examples without replacement.
+def lemma_1(N_s: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns the bound of the variance of a gradient on N_s of a client's S examples.
 
-    ``var(grad F_k) <= 4 ((S - N_s) / S)^2 (beta_1 + beta_2 G^2)``, eq. (63). At N_s = 0 it is the
-    sigma_k^2 of Theorem 1, a bound for samples of any size.
-
-    Args:
-      S: examples of the client.
-      N_s: examples in the sample, 0 <= N_s <= S.
-      G: bound of the gradients' norm.
-      beta_1: of Assumption 4.
-      beta_2: of Assumption 4.
-
-    Returns:
-      The right-hand side.
+    ``var(grad F_k) <= 4 ((S - N_s) / S)^2 (beta_1 + beta_2 G^2)`` for examples drawn without
+    replacement. At N_s = 0 it is the sigma_k^2 of Theorem 1, a bound for samples of any size.
 
     Raises:
-      ValueError: naming the hypothesis that does not hold.
+      ValueError: unless N_s <= S.
 
     Example:
-      >>> lemma_1(S=100, N_s=[0, 50, 100], G=2.0, beta_1=1.0, beta_2=1.0).tolist()
+      >>> lemma_1([0, 50, 100], Problem(S=100, G=2.0, beta_1=1.0, beta_2=1.0)).tolist()
       [20.0, 5.0, 0.0]
 
-    Reference: Bhuyan, Moharir, Joshi, Lemma 1.
+    Reference: Bhuyan et al., Lemma 1, eq. (63).
     """
-    S, N_s, G, beta_1, beta_2 = admissible(
-        "Lemma 1", S=S, N_s=N_s, G=G, beta_1=beta_1, beta_2=beta_2
-    )
-    require("Lemma 1", {"N_s <= S": N_s <= S}, N_s=N_s, S=S)
-    return 4 * ((S - N_s) / S) ** 2 * (beta_1 + beta_2 * G**2)
+    G, beta_1, beta_2 = problem.symbols("Lemma 1", "G beta_1 beta_2")
+    return 4 * _unused_share("Lemma 1", N_s, problem) ** 2 * (beta_1 + beta_2 * G**2)
 
 
-def lemma_2(
-    Delta: ArrayLike, *, eta: ArrayLike, E: ArrayLike, mu: ArrayLike, L: ArrayLike
-) -> Numbers:
-    """Lemma 2: E steps of centralized gradient descent contract the distance to the optimum.
+def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
+    """Returns the bound of the distance to the optimum after E steps of centralized descent.
 
-    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``, eq. (84), for eta <= 1/L.
-
-    Args:
-      Delta: the distance at the frame's start, |w_1^l - w*|.
-      eta: rate of the frame, alpha_l.
-      E: steps.
-      mu: strong convexity.
-      L: smoothness, of the hypothesis only.
-
-    Returns:
-      The right-hand side.
+    ``|u_{E+1} - w*| <= (1 - eta mu)^E |w_1^l - w*|``; the distance at the frame's start is Delta.
 
     Raises:
-      ValueError: naming the hypothesis that does not hold.
+      ValueError: unless mu <= L and eta <= 1/L.
 
     Example:
-      >>> lemma_2(8.0, eta=0.5, E=[1, 2, 3], mu=1.0, L=2.0).tolist()
+      >>> lemma_2(8.0, Problem(E=[1, 2, 3], mu=1.0, L=2.0), eta=0.5).tolist()
       [4.0, 2.0, 1.0]
 
-    Reference: Bhuyan, Moharir, Joshi, Lemma 2.
+    Reference: Bhuyan et al., Lemma 2, eq. (84).
     """
-    Delta, eta, E, mu, L = admissible("Lemma 2", Delta=Delta, eta=eta, E=E, mu=mu, L=L)
-    require("Lemma 2", {"mu <= L": mu <= L}, mu=mu, L=L)
-    require("Lemma 2", {"eta <= 1/L": eta <= 1 / L}, eta=eta, L=L)
+    E, mu = problem.symbols("Lemma 2", "E mu")
+    Delta, eta = in_range("Lemma 2", Delta=Delta, eta=eta)
+    _require_small_steps("Lemma 2", problem, eta)
     return (1 - eta * mu) ** E * Delta
 
 
-def lemma_3(*, eta: ArrayLike, M: ArrayLike, E: ArrayLike, L: ArrayLike, G: ArrayLike) -> Numbers:
-    """Lemma 3: how far a frame's local gradients are from those of centralized descent.
+def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns the bound of the distance between a frame's local and centralized gradients.
 
-    ``E|e^l| <= eta L G (E^2 (M - 1) / (2 M) + E (E - 1))``, eq. (112), with e^l of eq. (24).
-
-    Args:
-      eta: rate of the frame, alpha_l.
-      M: models, and rounds of a frame.
-      E: local steps.
-      L: smoothness.
-      G: bound of the gradients' norm.
-
-    Returns:
-      The right-hand side.
-
-    Raises:
-      ValueError: naming the hypothesis that does not hold.
+    ``E|e^l| <= eta L G (E^2 (M - 1) / (2 M) + E (E - 1))`` with e^l of eq. (24).
 
     Example:
-      >>> lemma_3(eta=0.1, M=[1, 2, 4], E=2, L=1.0, G=10.0).tolist()
+      >>> lemma_3(0.1, Problem(M=[1, 2, 4], E=2, L=1.0, G=10.0)).tolist()
       [2.0, 3.0, 3.5]
 
-    Reference: Bhuyan, Moharir, Joshi, Lemma 3.
+    Reference: Bhuyan et al., Lemma 3, eq. (112).
     """
-    (eta,) = admissible("Lemma 3", eta=eta)
-    return eta * drift("Lemma 3", M=M, E=E, L=L, G=G)
+    (eta,) = in_range("Lemma 3", eta=eta)
+    return eta * drift(problem)
 
 
-def lemma_4(
-    *,
-    S: ArrayLike,
-    N_s: ArrayLike,
-    E: ArrayLike,
-    G: ArrayLike,
-    beta_1: ArrayLike,
-    beta_2: ArrayLike,
-) -> Numbers:
-    """Lemma 4: what sampling adds to a frame's local gradients.
+def lemma_4(N_s: ArrayLike, problem: Problem) -> FloatArray:
+    """Returns the bound of the noise that samples of N_s examples add to a frame's gradients.
 
-    ``E|d^l| <= 2 E ((S - N_s) / S) sqrt(beta_1 + beta_2 G^2)``, eq. (118), with d^l of eq. (27).
-    The sample-size condition of Theorem 2 says that this is at most eta V: for a given schedule
-    N_s(t) the smallest V is the largest ``lemma_4(...) / eta_t``.
-
-    Args:
-      S: examples of a client.
-      N_s: examples of it used by a local step, 0 <= N_s <= S.
-      E: local steps.
-      G: bound of the gradients' norm.
-      beta_1: of Assumption 4.
-      beta_2: of Assumption 4.
-
-    Returns:
-      The right-hand side.
+    ``E|d^l| <= 2 E ((S - N_s) / S) sqrt(beta_1 + beta_2 G^2)`` with d^l of eq. (27). The
+    sample-size condition of Theorem 2 says that this is at most eta V: for a given schedule N_s(t)
+    the smallest V is the largest ``lemma_4(...) / eta_t``.
 
     Raises:
-      ValueError: naming the hypothesis that does not hold.
+      ValueError: unless N_s <= S.
 
     Example:
-      >>> lemma_4(S=100, N_s=[50, 100], E=3, G=2.0, beta_1=0.0, beta_2=1.0).tolist()
+      >>> lemma_4([50, 100], Problem(S=100, E=3, G=2.0, beta_1=0.0, beta_2=1.0)).tolist()
       [6.0, 0.0]
 
-    Reference: Bhuyan, Moharir, Joshi, Lemma 4.
+    Reference: Bhuyan et al., Lemma 4, eq. (118).
     """
-    S, N_s, E, G, beta_1, beta_2 = admissible(
-        "Lemma 4", S=S, N_s=N_s, E=E, G=G, beta_1=beta_1, beta_2=beta_2
-    )
-    require("Lemma 4", {"N_s <= S": N_s <= S}, N_s=N_s, S=S)
-    return 2 * E * ((S - N_s) / S) * np.sqrt(beta_1 + beta_2 * G**2)
+    E, G, beta_1, beta_2 = problem.symbols("Lemma 4", "E G beta_1 beta_2")
+    return 2 * E * _unused_share("Lemma 4", N_s, problem) * np.sqrt(beta_1 + beta_2 * G**2)
 
 
-def drift(statement: str, *, M: ArrayLike, E: ArrayLike, L: ArrayLike, G: ArrayLike) -> Numbers:
-    """``Y + Z = L G E^2 (M - 1) / (2 M) + L G E (E - 1)`` of Theorem 2, and of Lemma 3.
-
-    Args:
-      statement: who asks, for the message.
-      M: models, and rounds of a frame.
-      E: local steps.
-      L: smoothness.
-      G: bound of the gradients' norm.
-
-    Returns:
-      Y + Z.
-
-    Raises:
-      ValueError: naming the hypothesis that does not hold.
+def drift(problem: Problem) -> FloatArray:
+    """Returns ``Y + Z = L G E^2 (M - 1) / (2 M) + L G E (E - 1)`` of Theorem 2 and Lemma 3.
 
     Example:
-      >>> drift("Theorem 2", M=[1, 2], E=2, L=1.0, G=1.0).tolist()
+      >>> drift(Problem(M=[1, 2], E=2, L=1.0, G=1.0)).tolist()
       [2.0, 3.0]
 
-    Reference: Bhuyan, Moharir, Joshi, below eq. (32).
+    Reference: Bhuyan et al., Theorem 2, below eq. (32).
     """
-    M, E, L, G = admissible(statement, M=M, E=E, L=L, G=G)
+    M, E, L, G = problem.symbols("Lemma 3", "M E L G")
+    # Y: a frame's groups train one after another, on models that others have changed. Z: the local
+    # steps leave the centralized path.
     Y = L * G * E**2 * (M - 1) / (2 * M)
     Z = L * G * E * (E - 1)
     return Y + Z
 
 
-def recursion(
-    Delta: ArrayLike,
-    *,
-    eta: ArrayLike,
-    M: ArrayLike,
-    E: ArrayLike,
-    mu: ArrayLike,
-    L: ArrayLike,
-    G: ArrayLike,
-    V: ArrayLike,
-) -> Numbers:
-    """The recursion (32) over one frame: Lemmas 2 to 4 and the sample-size condition together.
+def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) -> FloatArray:
+    """Returns the bound of the error after a frame, by Lemmas 2 to 4 and the condition on samples.
 
-    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``, for eta <= 1/L.
-
-    Args:
-      Delta: the mean distance at the frame's start, E|w_1^l - w*|.
-      eta: rate of the frame, alpha_l.
-      M: models, and rounds of a frame.
-      E: local steps.
-      mu: strong convexity.
-      L: smoothness.
-      G: bound of the gradients' norm.
-      V: of the sample-size condition (31); 0 for full gradients.
-
-    Returns:
-      The right-hand side.
+    ``E|w_1^{l+1} - w*| <= (1 - eta mu) E|w_1^l - w*| + eta^2 (Y + Z + V)``; the mean distance at
+    the frame's start is Delta, and V is 0 for full gradients.
 
     Raises:
-      ValueError: naming the hypothesis that does not hold.
+      ValueError: unless mu <= L and eta <= 1/L.
 
     Example:
-      >>> recursion(8.0, eta=0.5, M=[1, 2], E=2, mu=1.0, L=1.0, G=1.0, V=1.0).tolist()
+      >>> recursion(8.0, Problem(M=[1, 2], E=2, mu=1.0, L=1.0, G=1.0), eta=0.5, V=1.0).tolist()
       [4.75, 5.0]
 
-    Reference: Bhuyan, Moharir, Joshi, eq. (32).
+    Reference: Bhuyan et al., eq. (32).
     """
-    statement = "The recursion (32)"
-    Delta, eta, mu, L, V = admissible(statement, Delta=Delta, eta=eta, mu=mu, L=L, V=V)
-    require(statement, {"mu <= L": mu <= L}, mu=mu, L=L)
-    require(statement, {"eta <= 1/L": eta <= 1 / L}, eta=eta, L=L)
-    return (1 - eta * mu) * Delta + eta**2 * (drift(statement, M=M, E=E, L=L, G=G) + V)
+    name = "The recursion (32)"
+    (mu,) = problem.symbols(name, "mu")
+    Delta, eta, V = in_range(name, Delta=Delta, eta=eta, V=V)
+    _require_small_steps(name, problem, eta)
+    return (1 - eta * mu) * Delta + eta**2 * (drift(problem) + V)
 
 
 def iterated_recursion(
-    num_frames: int,
-    *,
-    M: ArrayLike,
-    E: ArrayLike,
-    mu: ArrayLike,
-    L: ArrayLike,
-    G: ArrayLike,
-    V: ArrayLike,
-    beta: ArrayLike,
-    gamma: ArrayLike,
-    Delta_1: ArrayLike,
-) -> Numbers:
-    """The recursion (32) iterated from the start, with Theorem 2's rates beta / (l + gamma).
+    num_frames: int, problem: Problem, rate: Rate, V: ArrayLike, Delta_1: ArrayLike
+) -> FloatArray:
+    """Returns bounds of the error at the start of every frame, tighter than those of Theorem 2.
 
-    It bounds the error at the start of every frame, more tightly than Theorem 2 does.
-
-    Args:
-      num_frames: the frames, l = 1, ..., num_frames.
-      M: models, and rounds of a frame.
-      E: local steps.
-      mu: strong convexity.
-      L: smoothness.
-      G: bound of the gradients' norm.
-      V: of the sample-size condition (31); 0 for full gradients.
-      beta: of the rate.
-      gamma: of the rate; beta / (1 + gamma) <= 1/L.
-      Delta_1: E|w_1 - w*|.
+    They are the recursion (32) with alpha_l = beta / (l + gamma), iterated from Delta_1.
 
     Returns:
       ``[..., num_frames]``: bounds of E|w_1^l - w*|; the first is Delta_1.
 
     Raises:
-      ValueError: naming the hypothesis that does not hold.
+      ValueError: unless mu <= L and beta / (1 + gamma) <= 1/L.
 
     Example:
-      >>> constants = {"M": 2, "E": 1, "mu": 1.0, "L": 1.0, "G": 4.0, "V": 0.0}
-      >>> iterated_recursion(3, **constants, beta=2.0, gamma=1.0, Delta_1=5.0).round(4).tolist()
+      >>> problem = Problem(M=2, E=1, mu=1.0, L=1.0, G=4.0)
+      >>> rate = Rate(beta=2.0, gamma=1.0)
+      >>> iterated_recursion(3, problem, rate, V=0.0, Delta_1=5.0).round(4).tolist()
       [5.0, 1.0, 0.7778]
 
-    Reference: Bhuyan, Moharir, Joshi, eq. (32) with alpha_l = beta / (l + gamma).
+    Reference: Bhuyan et al., eq. (32).
     """
-    admissible("The recursion (32)", num_frames=num_frames)
-    beta, gamma, error = admissible("The recursion (32)", beta=beta, gamma=gamma, Delta_1=Delta_1)
-    errors = [np.broadcast_to(error, np.broadcast(M, E, mu, L, G, V, beta, gamma, error).shape)]
+    name = "The recursion (32)"
+    _, V, Delta_1 = in_range(name, num_frames=num_frames, V=V, Delta_1=Delta_1)
+    symbols = (*problem.symbols(name, "M E mu L G"), *rate.symbols(), V, Delta_1)
+    # The start is given and not computed: it takes the shape that the frames after it will have.
+    errors = [np.broadcast_to(Delta_1, np.broadcast(*symbols).shape)]
     for frame in range(1, num_frames):
-        eta = beta / (frame + gamma)
-        errors.append(recursion(errors[-1], eta=eta, M=M, E=E, mu=mu, L=L, G=G, V=V))
+        errors.append(recursion(errors[-1], problem, rate.at(frame), V))
     return np.stack(errors, axis=-1)
+
+
+def _unused_share(statement: str, N_s: ArrayLike, problem: Problem) -> FloatArray:
+    (S,) = problem.symbols(statement, "S")
+    (N_s,) = in_range(statement, N_s=N_s)
+    require(statement, {"N_s <= S": N_s <= S}, N_s=N_s, S=S)
+    return (S - N_s) / S
+
+
+def _require_small_steps(statement: str, problem: Problem, eta: FloatArray) -> None:
+    mu, L = problem.symbols(statement, "mu L")
+    hypotheses = {"mu <= L": mu <= L, "eta <= 1/L": eta <= 1 / L}
+    require(statement, hypotheses, mu=mu, L=L, eta=eta)

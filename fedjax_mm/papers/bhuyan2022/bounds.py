@@ -28,6 +28,7 @@ from fedjax_mm.sweeps.plan import Setup
 from fedjax_mm.tasks.quadratic import Quadratic, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
+from fedjax_mm.theory.problem import Problem, Rate
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
 
 _ROUND_OFF = 1e-6  # of distances in float32
@@ -68,13 +69,13 @@ class _Statement(NamedTuple):
         return per_frame(schedule, num_models) if self.counts_frames else schedule
 
 
-def _theorem_1(t: Any, *, distance: Any, **constants: Any) -> np.ndarray:
-    return mfa.theorem_1(t, D=distance**2, sigma=0.0, **constants)
+def _theorem_1(t: Any, *, distance: Any, beta: Any, gamma: Any, **constants: Any) -> np.ndarray:
+    problem = Problem(sigma=0.0, **constants)
+    return mfa.theorem_1(t, problem, Rate(beta, gamma), D=distance**2)
 
 
-def _corollary_1(t: Any, *, N: Any, Gamma: Any, distance: Any, **constants: Any) -> np.ndarray:
-    del N, Gamma
-    return mfa.corollary_1(t, Delta_1=distance, **constants)
+def _corollary_1(t: Any, *, distance: Any, beta: Any, gamma: Any, **constants: Any) -> np.ndarray:
+    return mfa.corollary_1(t, Problem(**constants), Rate(beta, gamma), Delta_1=distance)
 
 
 Method = Literal["MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean"]
@@ -272,12 +273,8 @@ def _measure(case: xr.Dataset, config: Bounds) -> dict[str, Any]:
     statement, symbols = _METHODS[method], _symbols(case, config)
     runs = case.distance.transpose("seed", "round").values
     ratio = case.bound.values / case.largest.values
-    rate = fit_rate(
-        case["round"].values + 1,
-        runs,
-        gamma=symbols["gamma"],
-        frame=case.num_models.item() if statement.counts_frames else 1,
-    )
+    frame = case.num_models.item() if statement.counts_frames else 1
+    rate = fit_rate((case["round"].values + 1) / frame, runs, symbols["gamma"])
     start = symbols["distance"]
     below = _bound_of(case, config, np.arange(1, _FROZEN + 2)) < start
     return symbols | {

@@ -15,7 +15,8 @@ from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below, gain
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.theory import mfa_gain
+from fedjax_mm.theory import mfa
+from fedjax_mm.theory.problem import Problem, Rate
 
 
 class GainBounds(Bounds):
@@ -72,8 +73,8 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
 
 
 def _condition(steps: Any, constants: Mapping[str, Any]) -> np.ndarray:
-    return mfa_gain.theorem_3_condition(
-        E=steps, **{name: constants[name] for name in ("N", "L", "Gamma", "G")}
+    return mfa.theorem_3_condition(
+        Problem(E=steps, **{name: constants[name] for name in ("N", "L", "Gamma", "G")})
     )
 
 
@@ -84,8 +85,16 @@ def _theorem_3(
     is_meant = _condition(steps, constants)
     result = np.full((len(steps), len(models)), np.nan)
     if rows := np.flatnonzero(is_meant).tolist():
-        result[rows] = mfa_gain.theorem_3(models, E=steps[rows], reading=reading, **constants)
+        result[rows] = _gain(models, dict(constants, E=steps[rows]), reading)
     return result
+
+
+def _gain(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
+    """Returns Theorem 3's gain."""
+    names = ("N", "E", "mu", "L", "Gamma", "G", "sigma")
+    problem = Problem(M=M, **{name: constants[name] for name in names})
+    rate = Rate(constants["beta"], constants["gamma"])
+    return mfa.theorem_3(problem, rate, constants["D"], constants["epsilon"], reading)
 
 
 def judge_gain(dataset: xr.Dataset, config: GainBounds) -> Judgement:
@@ -105,8 +114,7 @@ def judge_gain(dataset: xr.Dataset, config: GainBounds) -> Judgement:
     }
     counterexample |= {"beta": 2.0, "gamma": 100.0, "D": 36 / 101}
     counterexample["epsilon"] = math.sqrt(0.999 * counterexample["D"])
-    by_sum = mfa_gain.theorem_3(2, **counterexample).item()
-    by_max = mfa_gain.theorem_3(2, reading="max", **counterexample).item()
+    by_sum, by_max = (_gain(2, counterexample, reading).item() for reading in ("sum", "max"))
 
     def text(values: np.ndarray) -> str:
         return "; ".join(

@@ -16,6 +16,7 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory.fairness import Costs, costs
+from fedjax_mm.theory.problem import Problem
 
 _PRINTED = {  # Table 1, by cohort size: R, B, and g ... c'
     5: (12, 60, 3000, 36000, 600, 360, 12, 144, 60, 0.6),
@@ -69,8 +70,8 @@ def run_table(config: Trials, execution: Execution | None = None) -> xr.Dataset:
     began = time.perf_counter()
     C = np.array(config.cohort_sizes)
     R, B = config.contacts // C, config.updates // C
-    sizes = {"N": config.num_examples, "K": config.num_clients}
-    by_equation = np.array(costs(C, R, B, config.local_epochs, **sizes))
+    problem = Problem(N=config.num_clients, C=C, S=config.num_examples)
+    by_equation = np.array(costs(R, problem, B, config.local_epochs))
     defaults = Trials()
     is_printed = config.model_copy(update={"cohort_sizes": defaults.cohort_sizes}) == defaults
     missing = (math.nan,) * (2 + len(Costs._fields))

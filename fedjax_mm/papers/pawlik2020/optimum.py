@@ -21,6 +21,7 @@ from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
 from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
+from fedjax_mm.theory.problem import Problem
 
 
 class OptimalCohort(Config):
@@ -181,17 +182,11 @@ def run_optimum(config: OptimalCohort, execution: Execution | None = None) -> xr
     G = np.sqrt(before.largest_gradient.max(("round", "seed")).astype(float))
     Z = np.sqrt(before.deviation.mean(("round", "seed")).astype(float))
     N, E = config.num_clients, config.local_steps
-    at = {
-        "gamma": gamma,
-        "L": L,
-        "gap": xr.DataArray(_gaps(config, H, b), {"heterogeneity": scales}),
-    }
-    numbers = {"gap": at["gap"].values[:, None], "gamma": gamma, "L": L}
-    bound = cohort_bound(rounds.values, N, np.array(sizes), E, G=G.values, Z=Z.values, **numbers)
-    everybody = Z.isel(C=-1).values
-    best = optimal_cohort_size(
-        config.contacts, N, E, gamma=gamma, L=L, Z=everybody, gap=at["gap"].values
-    )
+    gap = np.asarray(_gaps(config, H, b))
+    some = Problem(N=N, C=sizes, E=E, L=L, G=G.values, Z=Z.values, gap=gap[:, None])
+    bound = cohort_bound(rounds.values, some, gamma)
+    everybody = Problem(N=N, E=E, L=L, Z=Z.isel(C=-1).values, gap=gap)
+    best = optimal_cohort_size(config.contacts, everybody, gamma)
     dims = ("heterogeneity", "C")
     dataset = xr.Dataset(
         {

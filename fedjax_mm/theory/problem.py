@@ -1,0 +1,199 @@
+"""Problem and Rate: the symbols of all statements, and the checks of their ranges and hypotheses.
+
+Papers name the same number differently; here it has one symbol everywhere. A statement takes from
+the problem the symbols of its formula and ignores the others. Outside of its hypotheses, and if a
+symbol is missing, it raises `ValueError` and names the hypothesis or the symbol.
+
+Symbols that are arguments of their own:
+
+    t  round, from 1; w_1 is the start, so that w_{t+1} is the model after round t
+    T  iterations or rounds in all          l  frame of M rounds, l = 1 + floor((t - 1) / M)
+    D  E|w_1 - w*|^2                        Delta, Delta_1  E|w - w*| in a round, at the start
+    V  of the sample-size condition (31)    N_s  examples of a client used in a round
+    R  rounds (Pawlik has S)                epsilon  error to reach
+    eta  rate of a round (alpha_l in proofs of Bhuyan et al.); eta_l, eta_g  local, global rate
+    gamma  outside of Rate: learning rate of Pawlik, standard deviation in appendix A of Cho et al.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+# Ranges of single symbols. Rate checks its own two: its gamma may be negative, and its beta is not
+# the dissimilarity, which is at least 1.
+_AT_LEAST = {
+    **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
+    **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
+    **dict.fromkeys(("t", "T", "R", "cost", "num_frames"), 1),
+    **dict.fromkeys(("D", "Delta", "Delta_1", "V", "N_s", "gamma_G", "gamma_hat_G"), 0),
+}
+_ABOVE = {
+    **dict.fromkeys(("mu", "L", "L_c"), 0),
+    **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
+}
+
+
+def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
+    """Raises `ValueError` naming the first hypothesis that does not hold for all numbers given.
+
+    Args:
+      statement: the name of the statement, as in "Theorem 1".
+      hypotheses: for each, as it is printed, whether it holds.
+      **given: numbers by their symbols; the message has those that the hypothesis mentions.
+
+    Example:
+      >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
+      Traceback (most recent call last):
+        ...
+      ValueError: Theorem 1 needs beta > 1/mu; given beta = 3, mu = 0.2
+    """
+    for name, holds in hypotheses.items():
+        # Comparisons with NaN are false, so that NaN fails like a number out of range.
+        if not np.all(holds):
+            mentioned = [word for word in dict.fromkeys(re.findall(r"\w+", name)) if word in given]
+            numbers = ", ".join(f"{word} = {_in_short(given[word])}" for word in mentioned)
+            raise ValueError(f"{statement} needs {name}; given {numbers}")
+
+
+def _in_short(value: ArrayLike) -> str:
+    numbers = np.asarray(value)
+    if numbers.ndim == 0:
+        return f"{numbers:.6g}"
+    return f"{numbers.min():.6g} to {numbers.max():.6g}"
+
+
+def in_range(statement: str, **given: ArrayLike) -> list[FloatArray]:
+    """Returns the numbers as arrays, in the order given, if each is in its symbol's range.
+
+    Example:
+      >>> in_range("Lemma 2", E=5, Delta=-1.0)
+      Traceback (most recent call last):
+        ...
+      ValueError: Lemma 2 needs Delta >= 0; given Delta = -1
+    """
+    numbers = {symbol: np.asarray(value, np.float64) for symbol, value in given.items()}
+    for symbol, value in numbers.items():
+        if symbol in _AT_LEAST:
+            hypothesis = {f"{symbol} >= {_AT_LEAST[symbol]}": value >= _AT_LEAST[symbol]}
+        else:
+            hypothesis = {f"{symbol} > {_ABOVE[symbol]}": value > _ABOVE[symbol]}
+        require(statement, hypothesis, **{symbol: value})
+    return list(numbers.values())
+
+
+# Arrays have no truth value, so that a generated __eq__ would raise: eq=False.
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Problem:
+    """Constants of a federated problem and of how it is trained.
+
+    Give those that a statement needs. All may be arrays, which broadcast. A statement about all
+    models at once (a minimum or a maximum over m in the paper) is about all entries of the arrays.
+
+    Attributes:
+      N: clients (Cho et al. have M).
+      M: models, and rounds of a frame.
+      E: local steps of a client in a round (Cho et al. have tau, Pawlik I and T).
+      C: clients that train in a round, a cohort (Cho et al. have m).
+      S: examples of a client.
+      mu: strong convexity of every client's loss.
+      L: smoothness of every client's loss (Cho et al. have L_s).
+      L_c: Lipschitz constant of every client's loss.
+      Gamma: F* - mean of F_k*, the heterogeneity.
+      G: bound of the gradients' norm over clients, local and global iterates.
+      Z: bound of the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of a
+        client's gradients in a round and G_bar the clients' mean; G is such a bound.
+      sigma: bound of the stochastic gradients' standard deviation (Cho et al. have sigma_g), 0 for
+        full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most
+        2 sqrt(beta_1 + beta_2 G^2).
+      beta_1: |grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2 for every example, Assumption 4.
+      beta_2: as beta_1.
+      beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, dissimilarity of Cho et al.
+      kappa: as beta.
+      gap: objective at the start above its infimum.
+
+    Raises:
+      ValueError: naming the first symbol that is out of its range.
+
+    Example:
+      >>> Problem(N=24, E=[1, 5], mu=0.0)
+      Traceback (most recent call last):
+        ...
+      ValueError: Problem needs mu > 0; given mu = 0
+    """
+
+    N: ArrayLike | None = None
+    M: ArrayLike | None = None
+    E: ArrayLike | None = None
+    C: ArrayLike | None = None
+    S: ArrayLike | None = None
+    mu: ArrayLike | None = None
+    L: ArrayLike | None = None
+    L_c: ArrayLike | None = None
+    Gamma: ArrayLike | None = None
+    G: ArrayLike | None = None
+    Z: ArrayLike | None = None
+    sigma: ArrayLike | None = None
+    beta_1: ArrayLike | None = None
+    beta_2: ArrayLike | None = None
+    beta: ArrayLike | None = None
+    kappa: ArrayLike | None = None
+    gap: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        in_range("Problem", **{name: x for name, x in vars(self).items() if x is not None})
+
+    def symbols(self, statement: str, names: str) -> list[FloatArray]:
+        """Returns the symbols with these names, separated by spaces, in this order.
+
+        Example:
+          >>> Problem(N=24, E=5).symbols("Theorem 1", "N E G")
+          Traceback (most recent call last):
+            ...
+          ValueError: Theorem 1 needs G; give Problem(..., G=...)
+        """
+        values = [getattr(self, name) for name in names.split()]
+        for name, value in zip(names.split(), values, strict=True):
+            if value is None:
+                raise ValueError(f"{statement} needs {name}; give Problem(..., {name}=...)")
+        return [np.asarray(value, np.float64) for value in values]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Rate:
+    """Learning rate of Theorems 1 and 2 of Bhuyan et al., ``beta / (time + gamma)``.
+
+    Attributes:
+      beta: numerator, above 0.
+      gamma: offset, above -1.
+
+    Raises:
+      ValueError: naming the symbol that is out of its range.
+
+    Example:
+      >>> Rate(beta=30.0, gamma=99.0).at(np.array([1, 21])).tolist()
+      [0.3, 0.25]
+    """
+
+    beta: ArrayLike
+    gamma: ArrayLike
+
+    def __post_init__(self) -> None:
+        """Checks the ranges."""
+        beta, gamma = self.symbols()
+        require("Rate", {"beta > 0": beta > 0, "gamma > -1": gamma > -1}, beta=beta, gamma=gamma)
+
+    def symbols(self) -> tuple[FloatArray, FloatArray]:
+        """Returns beta and gamma."""
+        return np.asarray(self.beta, np.float64), np.asarray(self.gamma, np.float64)
+
+    def at(self, time: ArrayLike) -> FloatArray:
+        """Returns the rate at a time, which is a round or a frame."""
+        beta, gamma = self.symbols()
+        return beta / (np.asarray(time, np.float64) + gamma)
