@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fedjax_mm.checks import check_count
-from fedjax_mm.data.dealing import federate, split_parts
+from fedjax_mm.data.federate import federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import by_id
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float32, Int64
 
 from fedjax_mm.checks import check_count
-from fedjax_mm.data.dealing import federate, split_parts
+from fedjax_mm.data.federate import federate, split_parts
 from fedjax_mm.data.federated import DataKind, FederatedData, Pool
 from fedjax_mm.data.leaf import json_files, read_users
 from fedjax_mm.data.partition import Parts
