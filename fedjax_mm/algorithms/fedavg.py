@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
-from fedjax_mm.local import LocalOptimizer, local_sgd, one
+from fedjax_mm.local import LocalOptimizer, local_sgd, equal_weight
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -70,7 +70,7 @@ def fedavg(
     if server_scale not in ("mean", "1/N"):
         raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    weight_of = LocalProblem.weight if weighted else one
+    weight_of = LocalProblem.weight if weighted else equal_weight
 
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state

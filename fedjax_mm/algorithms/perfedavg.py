@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative, check_positive
-from fedjax_mm.local import Change, averaging, local_sgd, one
+from fedjax_mm.local import Change, averaging, local_sgd, equal_weight
 from fedjax_mm.schedules import Schedule
 
 
@@ -74,7 +74,7 @@ def perfedavg(
 
         return sgd.train(local, direction=direction, num_batches=num_batches)
 
-    return averaging(change, one, num_gradients=local_steps * gradients_per_step)
+    return averaging(change, equal_weight, num_gradients=local_steps * gradients_per_step)
 
 
 def _plus(tree: Params, factor: Scalar, other: Params) -> Params:

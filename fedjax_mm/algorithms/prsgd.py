@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
-from fedjax_mm.local import local_sgd, one, plain_server, train_locally
+from fedjax_mm.local import equal_weight, local_sgd, plain_server, train_locally
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -65,6 +65,6 @@ def prsgd(
         change = jax.tree.map(jnp.subtract, own, local.params)
         report = {"loss": (last * loss + last_loss) / local_steps}
         update = scale_update(change, local.scale)
-        return Contribution(update, one(local), jnp.int32(local_steps), report), step
+        return Contribution(update, equal_weight(local), jnp.int32(local_steps), report), step
 
     return Algorithm(init, client, plain_server())

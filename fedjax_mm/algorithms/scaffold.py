@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
 from fedjax_mm.checks import check_positive
-from fedjax_mm.local import local_sgd, one
+from fedjax_mm.local import local_sgd, equal_weight
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -83,7 +83,7 @@ def scaffold(
         # c stays the mean of the c_k, whatever the assignment makes of a client's weight.
         sent = {"params": scale_update(change.update, local.scale), "c": share}
         num_gradients = jnp.int32(local_steps + (option == "I"))
-        return Contribution(sent, one(local), num_gradients, change.report), new
+        return Contribution(sent, equal_weight(local), num_gradients, change.report), new
 
     def server(
         round: Round,
