@@ -40,8 +40,8 @@ from .data.federate import federate, flip_labels
 from .data.federated import FederatedData, Pool, stack_data
 from .data.idx import load_idx
 from .data.leaf import load_leaf
-from .data.sent140 import load_sent140, surrogate_tweets
-from .data.surrogate import surrogate_faces
+from .data.sent140 import load_sent140
+from .data.surrogate import surrogate_faces, surrogate_tweets
 from .data.synthetic import synthetic
 from .experiments.experiment import Experiment, Sweep
 from .experiments.run import run

@@ -19,8 +19,8 @@ LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """Function that makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
 
 Direction: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
-"""``(params, *batches) -> (loss, direction)``: the loss that is reported, and the vector that a local
-step descends along. `jax.value_and_grad` of the task's loss is one."""
+"""``(params, *batches) -> (loss, direction)``: the loss to report, and the vector that a local step
+descends along. `jax.value_and_grad` of the task's loss is one."""
 
 _LARGE_BYTES = 2**20  # of parameters
 

@@ -16,7 +16,7 @@ Schedule: TypeAlias = Callable[[Any], Any]
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
-    """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1. `beta` and `gamma` may be traced.
+    """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1; both numbers may be traced.
 
     Example:
       >>> inverse_time(30.0, 100.0)(20)
@@ -26,7 +26,7 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
 
 
 def per_frame(schedule: Schedule, num_models: int) -> Schedule:
-    """Returns the schedule at the frame ``l = 1 + floor((t - 1) / M)`` instead of the round (Theorem 2).
+    """Returns the schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
 
     Example:
       >>> rate = per_frame(inverse_time(30.0, 99.0), num_models=12)
@@ -47,9 +47,8 @@ def growing_sample_size(
 ) -> Schedule:
     """Returns N_s(t), the sample size that Theorem 2 needs in round t, as a schedule.
 
-    It is the smallest sample with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``,
-    and at least one example. With a decaying rate it grows to all examples. `fedavg` takes it as
-    its `batch_size`.
+    It is the smallest with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and
+    at least 1. With a decaying rate it grows to all examples. `fedavg` takes it as `batch_size`.
 
     Args:
       learning_rate: eta_t.

@@ -1,8 +1,8 @@
 """Random orders and draws that do not sort and do not depend on the floating-point precision."""
 
-# `jax.random.permutation` sorts, which on a CPU takes longer than the training step of a small model,
-# and half a second for a million clients. All draws here are of 32-bit words, so that a seed gives
-# the same clients with and without x64.
+# `jax.random.permutation` sorts: on a CPU that takes longer than the training step of a small
+# model, and half a second for a million clients. All draws here are of 32-bit words, so that a seed
+# gives the same clients with and without x64.
 
 import jax
 import jax.numpy as jnp

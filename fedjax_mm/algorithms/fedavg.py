@@ -9,7 +9,7 @@ from jaxtyping import Array, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
-from fedjax_mm.local import LocalOptimizer, local_sgd, equal_weight
+from fedjax_mm.local import LocalOptimizer, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative, check_positive
-from fedjax_mm.local import Change, averaging, local_sgd, equal_weight
+from fedjax_mm.local import Change, averaging, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 
 

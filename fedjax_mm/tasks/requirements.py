@@ -165,7 +165,7 @@ def requiring(
     checks.check_per_client("what the clients require", models, task.num_clients)
     if isinstance(task, TestedTask):
         checks.check_tested_clients(task.test.num_clients, task.num_clients)
-    checks.check_num_unseen(num_unseen, task.num_clients)
+    checks.check_between("num_unseen", num_unseen, 0, task.num_clients - 1)
     return Requiring(task, task.num_clients - num_unseen, models, tuning)
 
 
