@@ -22,6 +22,8 @@ ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one mode
 Scalar: TypeAlias = float | Float[Array, ""]
 Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
 
+Metrics: TypeAlias = dict[str, Float[Array, ""]]  # numbers by name
+
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
 
@@ -71,7 +73,7 @@ class Task(Protocol):
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
         """Returns the loss that a client's local step descends."""
 
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns one global model's metrics by name; `rng_key` is for metrics that draw."""
 
 
@@ -178,28 +180,31 @@ class ClientFn(Protocol):
         """Returns the client's message and its new state."""
 
 
+class Aggregation(NamedTuple):
+    """Inputs of the server's step of one model in one round.
+
+    Attributes:
+      round: t.
+      task: the model's learning problem.
+      params: w.
+      server_state: the state from the round before.
+      client_states: the states of all N clients, with the participants' new ones.
+      total: the sum of the participants' contributions. Updates are dense, reports ``()``.
+    """
+
+    round: Round
+    task: Task
+    params: Params
+    server_state: ServerState
+    client_states: ClientState
+    total: Contribution
+
+
 class ServerFn(Protocol):
     """Function that aggregates a round's contributions; models that nobody trained keep theirs."""
 
-    def __call__(
-        self,
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: ServerState,
-        client_states: ClientState,
-        total: Contribution,
-    ) -> tuple[Params, ServerState]:
-        """Returns the new parameters and the server's new state.
-
-        Args:
-          round: t.
-          task: the model's learning problem.
-          params: w.
-          server_state: the state from the round before.
-          client_states: the states of all N clients, with the participants' new ones.
-          total: the sum of the participants' contributions. Updates are dense, reports ``()``.
-        """
+    def __call__(self, given: Aggregation) -> tuple[Params, ServerState]:
+        """Returns the new parameters and the server's new state."""
 
 
 class Algorithm(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def prepare_directory(path: Path) -> None:
-    """Makes the directory, and fails now if results could not be written there later.
+    """Makes the directory; fails now if results could not be written there later.
 
     Raises:
       ValueError: naming the directory and the reason.
@@ -27,8 +27,8 @@ def prepare_directory(path: Path) -> None:
 
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it: it is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")  # one name, so that a killed write is replaced
+    """Writes a file under a temporary name and renames it: the file is whole or does not exist."""
+    aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
     try:
         write(aside)
         aside.replace(path)
@@ -43,7 +43,7 @@ def save_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """JSON's types; numbers that are not finite become null."""
+    """Returns a value in JSON's types; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

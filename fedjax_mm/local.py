@@ -291,15 +291,7 @@ def stateless(
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
     """Returns a server function without a state, from a step on w and the sums."""
 
-    def server(
-        round: base.Round,
-        task: Task,
-        params: Params,
-        server_state: base.ServerState,
-        client_states: base.ClientState,
-        total: Contribution,
-    ) -> tuple[Params, base.ServerState]:
-        del round, task, client_states
-        return step(params, total), server_state
+    def server(given: base.Aggregation) -> tuple[Params, base.ServerState]:
+        return step(given.params, given.total), given.server_state
 
     return server

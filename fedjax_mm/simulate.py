@@ -280,10 +280,11 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
             # An idle model's sums are 0, and the gradient of 0/0 is NaN even where `jnp.where`
             # drops the value: ones take their place.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
-            old, client_states = (model.params, model.server), trained.client_states
-            new = stack.algorithm.server(now.round, task, *old, client_states, total)
+            old, states = (model.params, model.server), trained.client_states
+            given = base.Aggregation(now.round, task, *old, states, total)
+            new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
-            return Models(params, server_state, client_states)
+            return Models(params, server_state, states)
 
         return over_models(of_model, stack, stack.rows(now.groups), trained, models)
 

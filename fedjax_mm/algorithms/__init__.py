@@ -1,4 +1,4 @@
-"""Federated algorithms, one short file each; `methods` finds them."""
+"""Federated algorithms, one file each; `methods` finds them."""
 
 import importlib
 import inspect
@@ -11,10 +11,11 @@ from fedjax_mm.base import Algorithm
 
 @cache
 def methods() -> dict[str, Callable[..., Algorithm]]:
-    """The factories of all methods, by name.
+    """Returns the factories of all methods, by name.
 
-    A method is a function that has the name of its module and takes first a `learning_rate`; what
-    takes first an algorithm or a task wraps it. A new file is found without being named anywhere.
+    A method is a function with the name of its module whose first parameter is `learning_rate`;
+    functions whose first parameter is an algorithm or a task wrap methods. A new file is found
+    without an entry elsewhere.
 
     Example:
       >>> methods()["fedavg"].__module__

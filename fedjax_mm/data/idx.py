@@ -14,7 +14,14 @@ from fedjax_mm.data.federated import Pool
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_EMNIST_CLASSES = dict(byclass=62, bymerge=47, balanced=47, letters=26, digits=10, mnist=10)
+_EMNIST_CLASSES = {
+    "byclass": 62,
+    "bymerge": 47,
+    "balanced": 47,
+    "letters": 26,
+    "digits": 10,
+    "mnist": 10,
+}
 
 
 def read_idx(path: str | Path) -> np.ndarray:
@@ -96,18 +103,18 @@ def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycl
     _files(Path(directory), name, split)
 
 
-def _files(directory: Path, name: Name, split: str) -> tuple[list[list[Path]], str, int]:
-    """Returns the paths of [images, labels] for training and for test, the title, and C."""
+def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
+    """Returns the paths of images and labels for training and for test, the title, and C."""
     check_choice("name", name, *get_args(Name))
     files, title, num_classes = ("train", "t10k"), str(name), 10
     if name == "emnist":
         check_choice("split", split, *_EMNIST_CLASSES)
         files, title = (f"emnist-{split}-train", f"emnist-{split}-test"), f"emnist, {split}"
         num_classes = _EMNIST_CLASSES[split]
-    endings = "images-idx3-ubyte", "labels-idx1-ubyte"
     places = [directory, directory / name]
-    paths = [[_find(places, f"{file}-{ending}") for ending in endings] for file in files]
-    return paths, title, num_classes
+    images = [_find(places, f"{file}-images-idx3-ubyte") for file in files]
+    labels = [_find(places, f"{file}-labels-idx1-ubyte") for file in files]
+    return list(zip(images, labels, strict=True)), title, num_classes
 
 
 def _images_and_labels(

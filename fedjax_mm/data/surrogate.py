@@ -3,13 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32, Int64, UInt8
 
-from fedjax_mm.checks import (
-    check_between,
-    check_count,
-    check_fraction,
-    check_not_negative,
-    check_positive,
-)
+from fedjax_mm import checks
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
@@ -70,12 +64,12 @@ def surrogate_faces(
       >>> data.kind, data.train.examples[0].shape[1:], data.train.examples[1].shape[1:]
       ('surrogate', (16, 16, 3), (2,))
     """
-    check_count("num_clients", num_clients)
-    check_count("image_size", image_size)
-    check_between("num_attributes", num_attributes, 1, _FIELD, "the number of patterns")
-    check_fraction("test_fraction", test_fraction)
-    check_positive("signal", signal)
-    check_not_negative("label_skew", label_skew)
+    checks.check_count("num_clients", num_clients)
+    checks.check_count("image_size", image_size)
+    checks.check_between("num_attributes", num_attributes, 1, _FIELD, "the number of patterns")
+    checks.check_fraction("test_fraction", test_fraction)
+    checks.check_positive("signal", signal)
+    checks.check_not_negative("label_skew", label_skew)
     if not 2 <= examples_per_client[0] <= examples_per_client[1]:
         raise ValueError(
             f"examples_per_client is {examples_per_client}; give the smallest and the largest "
@@ -145,8 +139,8 @@ def surrogate_tweets(
       >>> data.name, data.kind, data.train.examples[0].shape[1:], data.train.min_count >= 12
       ('invented tweets', 'surrogate', (10,), True)
     """
-    check_count("num_clients", num_clients)
-    check_count("dim", dim)
+    checks.check_count("num_clients", num_clients)
+    checks.check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
     streams = iter(np.random.SeedSequence(seed).spawn(9))
 

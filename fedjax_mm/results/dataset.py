@@ -1,4 +1,4 @@
-"""Labelled results: Datasets from traces, the manifest, and files that are never half-written."""
+"""Labelled results: Datasets from traces, manifests, and NetCDF files."""
 
 import json
 import os
@@ -30,7 +30,7 @@ _LONG_NAMES = {
 
 
 def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
-    """A trace with named dimensions; counts are cumulative 64-bit integers.
+    """Returns a trace with named dimensions; counts are cumulative 64-bit integers.
 
     Args:
       trace: from `simulate`, with extra leading axes if it was vmapped.
@@ -61,17 +61,13 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     }
     updates = counts["client_updates"]
     metrics = {name: np.asarray(values) for name, values in trace.metrics.items()}
-    variables = (
-        metrics
-        | counts
-        | {
-            "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
-            "parameters_down": updates * np.asarray(trace.download_size, np.int64),
-        }
-    )
+    sizes = {
+        "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
+        "parameters_down": updates * np.asarray(trace.download_size, np.int64),
+    }
     rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
-    dataset = xr.Dataset({name: (axes, x) for name, x in variables.items()}, coords)
+    dataset = xr.Dataset({name: (axes, x) for name, x in (metrics | counts | sizes).items()}, coords)
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     return dataset
@@ -87,7 +83,7 @@ def check_counts(counts: Any) -> None:
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, Any]:
-    """Where a result comes from: versions, device, seed, random generator, precision, revision.
+    """Returns the origin of a result: versions, device, seed, random generator, revision.
 
     Args:
       config: the settings that were run.
@@ -114,7 +110,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
 
 
 def _git_revision() -> str | None:
-    """The revision of the source tree that this runs from; None when installed as a package."""
+    # None for an installed package, which is not in a source tree.
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -126,14 +122,14 @@ def _git_revision() -> str | None:
 
 
 def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
-    """Writes NetCDF, whole or not at all; the manifest becomes JSON.
+    """Writes a NetCDF file, whole or not at all; mappings in `attrs` are written as JSON.
 
     Args:
       dataset: from `run`, `sweep` or `to_dataset`.
-      path: of the file; its directory exists.
+      path: the file's path; its directory must exist.
 
     Raises:
-      OSError: if it cannot be written, the disk being full for instance.
+      OSError: if it cannot be written, for instance because the disk is full.
 
     Example:
       >>> import pathlib, tempfile

@@ -1,8 +1,8 @@
 """The papers' classifiers as flax modules: ``module.apply({"params": params}, x) -> logits``.
 
-All weights start Glorot-uniform and all biases at zero, as in LEAF's reference code (TensorFlow's
-defaults) and in TensorFlow Federated's version of McMahan's network. A module is a static, hashable
-description; what it learns is in `params`.
+Initial weights are Glorot-uniform and biases 0, as in LEAF's reference code (TensorFlow's defaults)
+and in TensorFlow Federated's version of McMahan's network. A module is static and hashable; its
+parameters are in `params`.
 
 Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
 """
@@ -24,8 +24,8 @@ class LogisticRegression(nn.Module):
 
     Attributes:
       num_classes: C.
-      sigmoid_head: whether the logits go through a sigmoid before the softmax, as LEAF's do: they
-        are then between 0 and 1, and the cross-entropy is bounded away from 0.
+      sigmoid_head: whether a sigmoid is applied to the logits before the softmax, as in LEAF. They
+        are then between 0 and 1, and the cross-entropy has a positive lower bound.
 
     Example:
       >>> import jax
@@ -43,7 +43,7 @@ class LogisticRegression(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
-        """The logits."""
+        """Returns the logits."""
         logits = _Dense(self.num_classes, name="classes")(_flat(x))
         return nn.sigmoid(logits) if self.sigmoid_head else logits
 
@@ -54,8 +54,8 @@ class MLP(nn.Module):
     Attributes:
       num_classes: C.
       hidden: the widths of the hidden layers.
-      dropout_rate: the probability that a unit of the first hidden layer is set to 0; the others
-        are scaled up. Units are dropped only by a call with an rng,
+      dropout_rate: the probability that a unit of the first hidden layer is set to 0; other units
+        are scaled up. Only a call with a key drops units,
         ``module.apply({"params": params}, x, rngs={"dropout": rng_key})``.
 
     Example:
@@ -77,7 +77,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
-        """The logits; units are dropped if there is an rng ``"dropout"``."""
+        """Returns the logits; a key named ``"dropout"`` drops units."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
             x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
@@ -112,9 +112,9 @@ class McMahanCNN(nn.Module):
     def __call__(
         self, x: Float[Array, "batch height width channels"]
     ) -> Float[Array, "batch classes"]:
-        """The logits."""
+        """Returns the logits."""
         for layer, features in enumerate((32, 64), start=1):
-            # Maxima commute with the bias and with ReLU, and leave a quarter of the numbers.
+            # Maxima commute with bias and ReLU: pooling first leaves them a quarter of the numbers.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(512, name="dense")(_flat(x)))
@@ -124,9 +124,8 @@ class McMahanCNN(nn.Module):
 class CelebACNN(nn.Module):
     """Four of [3 x 3 convolution of 32 features, batch norm, max-pooling, ReLU], and a dense layer.
 
-    Batch norm takes the mean and variance of the batch at hand, in training and in testing, as
-    LEAF's does; there are no running averages. The convolutions have no bias: batch norm would
-    subtract it again.
+    Batch norm uses the batch's mean and variance, in training and in testing, as in LEAF; there are
+    no running averages. Convolutions have no bias, because batch norm would subtract it.
 
     Attributes:
       num_classes: C.
@@ -150,7 +149,7 @@ class CelebACNN(nn.Module):
         x: Float[Array, "batch height width channels"],
         weights: Float[Array, " batch"] | None = None,
     ) -> Float[Array, "batch classes"]:
-        """The logits; rows of weight 0 are left out of the batch's mean and variance."""
+        """Returns the logits; the batch's mean and variance ignore rows of weight 0."""
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
@@ -167,11 +166,10 @@ def _dense(width: int, name: str) -> nn.Dense:
 
 
 class _Dense(nn.Module):
-    """A dense layer that computes its few outputs as the outermost dimension.
+    """Dense layer with few outputs."""
 
-    Innermost they would leave a CPU's vector registers empty. The loss takes classes first too, and
-    XLA cancels the transposition here against the one there.
-    """
+    # As the innermost dimension, few outputs would not fill a CPU's vector registers: they are the
+    # outermost one. The loss transposes too, and XLA cancels the two transpositions.
 
     width: int
 
@@ -184,7 +182,7 @@ class _Dense(nn.Module):
 
 
 class _LargeDense(nn.Module):
-    """A dense layer by `matmul`."""
+    """Dense layer by `matmul`."""
 
     width: int
 
@@ -235,7 +233,7 @@ class _BatchNorm(nn.Module):
 def _mean(
     x: Float[Array, "batch height width channels"], used: Array | None
 ) -> Float[Array, " channels"]:
-    """The mean of the examples in use; 0 if none is."""
+    # The mean over the examples in use, and 0 if there is none.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]
