@@ -168,7 +168,6 @@ def local_sgd(
     learning_rate: Scalar | Schedule,
     local_steps: int | None,
     batch_size: int | Schedule | None = None,
-    *,
     epochs: int | None = None,
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,

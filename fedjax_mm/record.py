@@ -82,11 +82,7 @@ class Measured(NamedTuple):
 
 
 def measure(
-    stacks: Sequence[Stack],
-    rng_key: PRNGKeyArray,
-    round: Round,
-    models: Models,
-    client_map: ClientMap,
+    stacks: list[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, client_map: ClientMap
 ) -> Measured:
     """Returns all models' metrics after a round; NaN where a model's task lacks a metric."""
     num_models = sum(len(stack.models) for stack in stacks)
@@ -111,7 +107,8 @@ def measure(
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
-    """The sum over rounds, or -1 if it may not fit: a wrong number would look like a right one."""
+    """Returns the sum over rounds, or -1 if it may not fit 32 bits."""
+    # int32 wraps: a wrong number would look like a right one. The float32 sum is rounded: a margin.
     fits = counts.sum(0, dtype=jnp.float32) < 2**31 - 2**10
     return jnp.where(fits, counts.sum(0), -1)
 

@@ -32,7 +32,7 @@ def permutation(rng_key: PRNGKeyArray, size: int, length: int | None = None) -> 
     length = size if length is None else length
     if size <= RANK_LIMIT:
         return _by_rank(rng_key, size)[:length]
-    return _by_bijection(rng_key, size, length)
+    return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
 
 
 def _by_rank(rng_key: PRNGKeyArray, size: int) -> Int[Array, " size"]:
@@ -41,10 +41,6 @@ def _by_rank(rng_key: PRNGKeyArray, size: int) -> Int[Array, " size"]:
     tie = (words[None, :] == words[:, None]) & (number[None, :] < number[:, None])
     rank = jnp.sum((words[None, :] < words[:, None]) | tie, axis=1, dtype=jnp.int32)
     return jnp.sum(jnp.where(rank[None, :] == number[:, None], number, 0), axis=1, dtype=jnp.int32)
-
-
-def _by_bijection(rng_key: PRNGKeyArray, size: int, length: int) -> Int[Array, " length"]:
-    return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
 
 
 @jax.jit
@@ -81,9 +77,8 @@ def shuffled(
         return image, image >= size
 
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
-    image, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1]), walk, (start, jnp.ones(start.shape, bool))
-    )
+    is_out = jnp.ones(start.shape, bool)
+    image, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (start, is_out))
     # If a and b are odd, the network makes even permutations only: half of the keys swap 0 and 1.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)

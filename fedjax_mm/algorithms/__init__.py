@@ -23,11 +23,9 @@ def methods() -> dict[str, Callable[..., Algorithm]]:
       >>> "requiring" in methods()
       False
     """
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
-    own = {name: getattr(modules[name], name) for name in names if hasattr(modules[name], name)}
-    return {
-        name: factory
-        for name, factory in own.items()
-        if next(iter(inspect.signature(factory).parameters), None) == "learning_rate"
-    }
+    found = {}
+    for _, name, _ in pkgutil.iter_modules(__path__):
+        factory = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
+        if factory and next(iter(inspect.signature(factory).parameters), "") == "learning_rate":
+            found[name] = factory
+    return found

@@ -58,14 +58,7 @@ def fedavg(
 
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
-    sgd = local_sgd(
-        learning_rate,
-        local_steps,
-        batch_size,
-        epochs=epochs,
-        order=order,
-        optimizer=local_optimizer,
-    )
+    sgd = local_sgd(learning_rate, local_steps, batch_size, epochs, order, local_optimizer)
     check_choice("server_scale", server_scale, "mean", "1/N")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     weight_of = LocalProblem.weight if weighted else equal_weight

@@ -26,7 +26,7 @@ def maxfl(
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
     ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``: clients near their threshold
-    weigh most, and clients far above or below it hardly count. Clients need thresholds: wrap the
+    weigh most, and clients far above or below it very little. Clients need thresholds: wrap the
     task with `requiring`.
 
     Args:

@@ -1,5 +1,7 @@
 """MW-Fed: unsatisfied clients get larger weights and take more local steps."""
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -11,6 +13,8 @@ from fedjax_mm.local import add_mean, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_losses, thresholds
+
+Weights: TypeAlias = Float[Array, " clients"]
 
 _MOST = 4  # times local_steps
 _LEAST_WEIGHT = 1e-30  # a round of clients whose weights underflow must not divide by 0
@@ -54,24 +58,20 @@ def mwfed(
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_numbers("growth", growth, lambda x: x > 1, "be greater than 1")
 
-    def grown(
-        task: Task, params: Params, log_weights: Float[Array, " clients"]
-    ) -> Float[Array, " clients"]:
+    def grown(task: Task, params: Params, log_weights: Weights) -> Weights:
         is_satisfied = client_losses(task, params) < thresholds(task)
         return jax.nn.log_softmax(log_weights + jnp.where(is_satisfied, 0, jnp.log(growth)))
 
-    def init(task: Task, params: Params) -> tuple[Float[Array, " clients"], base.ClientState]:
+    def init(task: Task, params: Params) -> tuple[Weights, base.ClientState]:
         uniform = jnp.full(task.num_clients, -jnp.log(float(task.num_clients)))
         return grown(task, params, uniform).astype(uniform.dtype), ()
 
-    def num_steps(
-        task: Task, client: base.Index, server_state: Float[Array, " clients"]
-    ) -> Int[Array, ""]:
+    def num_steps(task: Task, client: base.Index, server_state: Weights) -> Int[Array, ""]:
         share = task.num_clients * jnp.exp(server_state[client])
         return jnp.clip(jnp.round(local_steps * share), 1, _MOST * local_steps).astype(jnp.int32)
 
     def client(
-        local: LocalProblem, server_state: Float[Array, " clients"], client_state: base.ClientState
+        local: LocalProblem, server_state: Weights, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         steps = num_steps(local.task, local.client, server_state)
         change = sgd.train(local, num_steps=steps)
@@ -79,7 +79,7 @@ def mwfed(
         update = scale_update(change.update, weight)
         return Contribution(update, weight, steps, change.report), client_state
 
-    def server(given: base.Aggregation) -> tuple[Params, Float[Array, " clients"]]:
+    def server(given: base.Aggregation) -> tuple[Params, Weights]:
         params, old = add_mean(given.params, given.total), given.server_state
         return params, grown(given.task, params, old).astype(old.dtype)
 

@@ -46,7 +46,7 @@ class FederatedData:
 
 
 class Pool(NamedTuple):
-    """A dataset not yet dealt to clients; `federate` deals it.
+    """Dataset without clients; `federate` deals it to clients.
 
     Attributes:
       name: of the source.

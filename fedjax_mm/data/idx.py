@@ -14,14 +14,8 @@ from fedjax_mm.data.federated import Pool
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_EMNIST_CLASSES = {
-    "byclass": 62,
-    "bymerge": 47,
-    "balanced": 47,
-    "letters": 26,
-    "digits": 10,
-    "mnist": 10,
-}
+# EMNIST's splits, with their numbers of classes.
+_EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
 def read_idx(path: str | Path) -> np.ndarray:
@@ -108,9 +102,9 @@ def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Pa
     check_choice("name", name, *get_args(Name))
     files, title, num_classes = ("train", "t10k"), str(name), 10
     if name == "emnist":
-        check_choice("split", split, *_EMNIST_CLASSES)
+        check_choice("split", split, *_EMNIST)
         files, title = (f"emnist-{split}-train", f"emnist-{split}-test"), f"emnist, {split}"
-        num_classes = _EMNIST_CLASSES[split]
+        num_classes = _EMNIST[split]
     places = [directory, directory / name]
     images = [_find(places, f"{file}-images-idx3-ubyte") for file in files]
     labels = [_find(places, f"{file}-labels-idx1-ubyte") for file in files]

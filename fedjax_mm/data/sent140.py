@@ -224,8 +224,8 @@ def _official(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _lines(file: Iterable[str]) -> Iterator[str]:
-    # A record that is cut off inside quotes, or at the end of its last line, takes in the mark, and
-    # its number of columns or its last column shows it. Otherwise the mark is a record of its own.
+    # If the file ends inside a record, the mark becomes a part of this record, whose last column or
+    # number of columns shows it. Otherwise the mark is a separate last record.
     for line in file:
         is_whole = line.endswith(("\n", "\r", '"'))
         yield line if is_whole else line + _END

@@ -1,5 +1,7 @@
 """Surrogates of CelebA and Sentiment140, which may not be redistributed: invented examples."""
 
+from typing import TypeAlias
+
 import numpy as np
 from jaxtyping import Float, Float32, Int, Int32, Int64, UInt8
 
@@ -8,6 +10,9 @@ from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import consecutive
+
+Rng: TypeAlias = np.random.Generator
+PerTweet: TypeAlias = Int64[np.ndarray, " tweets"]
 
 _GRID = 6  # points a side on which smooth fields are drawn
 _FIELD = _GRID * _GRID * 3
@@ -83,9 +88,7 @@ def surrogate_faces(
     patterns = np.linalg.qr(rng.standard_normal((_FIELD, num_attributes)))[0].T
     clients = rng.standard_normal((num_clients, _FIELD + 3 + num_attributes))
 
-    def split(
-        counts: Int[np.ndarray, " clients"], rng: np.random.Generator, pixels: np.random.Generator
-    ) -> ClientData:
+    def split(counts: Int[np.ndarray, " clients"], rng: Rng, pixels: Rng) -> ClientData:
         owner = np.repeat(np.arange(num_clients), counts)
         y = _labels(label_skew * clients[owner, _FIELD + 3 :], rng)
         images = np.empty((len(y), image_size, image_size, 3), np.uint8)
@@ -164,7 +167,7 @@ def surrogate_tweets(
 
 
 def _labels(
-    skew: Float[np.ndarray, "examples attributes"], rng: np.random.Generator
+    skew: Float[np.ndarray, "examples attributes"], rng: Rng
 ) -> Int32[np.ndarray, "examples attributes"]:
     # Ranks, not signs: exactly half of the examples have the attribute.
     score = skew + rng.standard_normal(skew.shape)
@@ -176,7 +179,7 @@ def _render(
     field: Float[np.ndarray, "images field"],
     tint: Float[np.ndarray, "images 3"],
     image_size: int,
-    rng: np.random.Generator,
+    rng: Rng,
 ) -> UInt8[np.ndarray, "images size size 3"]:
     up = _upsampling(image_size)
     rows = np.tensordot(field.astype(np.float32).reshape(-1, _GRID, _GRID, 3), up, (1, 1))
@@ -195,11 +198,7 @@ def _upsampling(image_size: int) -> Float32[np.ndarray, "size grid"]:
 
 
 def _invented_words(
-    y: np.ndarray,
-    topic: Int64[np.ndarray, " tweets"],
-    telling: np.ndarray,
-    lengths: Int64[np.ndarray, " tweets"],
-    rng: np.random.Generator,
+    y: np.ndarray, topic: PerTweet, telling: np.ndarray, lengths: PerTweet, rng: Rng
 ) -> Int64[np.ndarray, " words"]:
     # Numbers of words, tweet by tweet. The first two lists have a sentiment, the third no topic.
     tweet = np.repeat(np.arange(len(lengths)), lengths)
@@ -216,7 +215,7 @@ def _invented_words(
 def _means(
     table: Float32[np.ndarray, "vocabulary dim"],
     words: Int64[np.ndarray, " words"],
-    lengths: Int64[np.ndarray, " tweets"],
+    lengths: PerTweet,
 ) -> Float32[np.ndarray, "tweets dim"]:
     # Sums in the order of the words give the same bits on every machine.
     x = np.zeros((len(lengths), table.shape[1]), np.float32)

@@ -7,6 +7,7 @@
 # kernel after the other. The gradients of `max_pool` and `matmul` read memory less often.
 
 from functools import partial, reduce
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,16 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
+Images: TypeAlias = Float[Array, "batch height width channels"]
+Kernel: TypeAlias = Float[Array, "rows columns inputs features"]
+Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
+
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
 _MOST_OUTER_PRODUCTS = 16  # up to about this number they are faster than a matrix product
 
 
-def conv_same(
-    x: Float[Array, "batch height width channels"],
-    kernel: Float[Array, "rows columns inputs features"],
-) -> Float[Array, "batch height width features"]:
+def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width features"]:
     """Returns the convolution of images with a kernel, stride 1, zeros around the image.
 
     Equal to ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
@@ -52,9 +54,7 @@ def conv_same(
     return lax.platform_dependent(x, kernel, cpu=_conv_cpu, default=_conv)
 
 
-def max_pool(
-    x: Float[Array, "batch height width channels"],
-) -> Float[Array, "batch half_height half_width channels"]:
+def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
     """Returns the maxima of 2 x 2 windows with stride 2; a last odd row or column has its own.
 
     Equal maxima of a window share its gradient equally. On a CPU it has reverse-mode derivatives
@@ -83,8 +83,8 @@ def matmul(
     return lax.platform_dependent(x, kernel, cpu=_matmul_cpu, default=jnp.matmul)
 
 
-def _conv(x: Array, kernel: Array) -> Array:
-    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=CHANNEL_LAST)
+def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=CHANNEL_LAST)
 
 
 def _forward(x: Array, kernel: Array) -> Array:
@@ -98,19 +98,14 @@ def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
     # The convolution of the result's gradient with the kernel rotated by half a turn.
     turned = kernel[::-1, ::-1].swapaxes(2, 3)
     padding = [(size // 2, (size - 1) // 2) for size in kernel.shape[:2]]
-    return lax.conv_general_dilated(
-        gradient, turned, (1, 1), padding, dimension_numbers=CHANNEL_LAST
-    )
+    return _conv(gradient, turned, padding)
 
 
 def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
     # A convolution of every channel, as an image whose channels are the examples.
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
     padding = [((n - 1) // 2, n // 2) for n in size]
-    conv = lax.conv_general_dilated(
-        images, filters, (1, 1), padding, dimension_numbers=CHANNEL_LAST
-    )
-    return conv.transpose(1, 2, 0, 3)
+    return _conv(images, filters, padding).transpose(1, 2, 0, 3)
 
 
 @jax.custom_vjp
@@ -123,7 +118,7 @@ def _save(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    # Two separate maps: XLA drops the gradient of the first layer's images, which nobody uses.
+    # Two separate maps: XLA drops the gradient of the first layer's images, which is not used.
     x, kernel = saved
     of_kernel = sequential_vmap(partial(_gradient_of_kernel, kernel.shape[:2]))
     return sequential_vmap(_gradient_of_images)(gradient, kernel), of_kernel(x, gradient)

@@ -77,11 +77,8 @@ class LeastSquares:
         error = params - self.minimizer
         # A quadratic form: the difference of the losses would lose digits near the optimum.
         excess = error @ self.hessian @ error / 2
-        return {
-            "loss": self.optimum + excess,
-            "excess_loss": excess,
-            "distance": jnp.sqrt(jnp.sum(error**2)),
-        }
+        loss, distance = self.optimum + excess, jnp.sqrt(jnp.sum(error**2))
+        return {"loss": loss, "excess_loss": excess, "distance": distance}
 
 
 def least_squares(features: Sequence[Any], targets: Sequence[Any], *, ridge: Any) -> LeastSquares:

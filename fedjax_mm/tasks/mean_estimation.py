@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar
-from fedjax_mm.checks import check_positive
+from fedjax_mm.checks import check_numbers, check_positive
 
 _JITTER = 1e-3  # descents must not start in the middle of two clients, which may be a maximum
 
@@ -154,9 +154,8 @@ def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
             f"true_means and empirical_means have the shapes {shapes[0]} and {shapes[1]}; "
             "give one number of each for every client"
         )
-    for name, values in {"true_means": true_means, "empirical_means": empirical_means}.items():
-        if not isinstance(values, jax.core.Tracer) and not np.all(np.isfinite(values)):
-            raise ValueError(f"{name} is {values}; it must be finite")
+    check_numbers("true_means", true_means, np.isfinite, "be finite")
+    check_numbers("empirical_means", empirical_means, np.isfinite, "be finite")
     return MeanEstimation(_floats(true_means), _floats(empirical_means))
 
 

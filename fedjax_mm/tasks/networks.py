@@ -7,14 +7,16 @@ parameters are in `params`.
 Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_mm.tasks.layers import conv_same, matmul, max_pool
+from fedjax_mm.tasks.layers import Images, conv_same, matmul, max_pool
+
+Logits: TypeAlias = Float[Array, "batch classes"]
 
 GLOROT_CLASSES_FIRST = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
 
@@ -42,7 +44,7 @@ class LogisticRegression(nn.Module):
     sigmoid_head: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
         """Returns the logits."""
         logits = _Dense(self.num_classes, name="classes")(_flat(x))
         return nn.sigmoid(logits) if self.sigmoid_head else logits
@@ -76,7 +78,7 @@ class MLP(nn.Module):
     dropout_rate: float = 0.0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
         """Returns the logits; a key named ``"dropout"`` drops units."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
@@ -109,9 +111,7 @@ class McMahanCNN(nn.Module):
     num_classes: int = 10
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"]
-    ) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Images) -> Logits:
         """Returns the logits."""
         for layer, features in enumerate((32, 64), start=1):
             # Maxima commute with bias and ReLU: pooling first leaves them a quarter of the numbers.
@@ -144,11 +144,7 @@ class CelebACNN(nn.Module):
     num_classes: int = 2
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "batch height width channels"],
-        weights: Float[Array, " batch"] | None = None,
-    ) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
         """Returns the logits; the batch's mean and variance ignore rows of weight 0."""
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
@@ -174,7 +170,7 @@ class _Dense(nn.Module):
     width: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Float[Array, "batch features"]) -> Logits:
         kernel = self.param("kernel", GLOROT_CLASSES_FIRST, (self.width, x.shape[1]))
         bias = self.param("bias", nn.initializers.zeros, (self.width,))
         products = lax.dot_general(kernel, x, (((1,), (1,)), ((), ())))
@@ -208,9 +204,7 @@ class _Convolution(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"]
-    ) -> Float[Array, "batch height width features"]:
+    def __call__(self, x: Images) -> Float[Array, "batch height width features"]:
         shape = (self.size, self.size, x.shape[3], self.features)
         return conv_same(x, self.param("kernel", nn.initializers.glorot_uniform(), shape))
 
@@ -221,18 +215,14 @@ class _BatchNorm(nn.Module):
     epsilon: float = 1e-3  # TensorFlow's, which LEAF uses
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"], weights: Any
-    ) -> Float[Array, "batch height width channels"]:
+    def __call__(self, x: Images, weights: Any) -> Images:
         scale = self.param("scale", nn.initializers.ones, x.shape[3:])
         used = None if weights is None else (weights > 0)[:, None, None, None]
         centred = x - _mean(x, used)
         return _Bias()(centred * (scale / jnp.sqrt(_mean(centred**2, used) + self.epsilon)))
 
 
-def _mean(
-    x: Float[Array, "batch height width channels"], used: Array | None
-) -> Float[Array, " channels"]:
+def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
     # The mean over the examples in use, and 0 if there is none.
     if used is None:
         return x.mean((0, 1, 2))

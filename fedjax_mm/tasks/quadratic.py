@@ -80,11 +80,8 @@ class Quadratic:
         # A quadratic form: the difference of the losses would lose digits near the optimum.
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
         excess = (curvature / self.num_clients + self.mu * squares) / 2
-        return {
-            "loss": self.optimum + excess,
-            "excess_loss": excess,
-            "distance": jnp.sqrt(squares),
-        }
+        loss, distance = self.optimum + excess, jnp.sqrt(squares)
+        return {"loss": loss, "excess_loss": excess, "distance": distance}
 
     def local_sgd(
         self, params: Vector, client: Index, learning_rate: Scalar, num_steps: int
@@ -146,14 +143,14 @@ class Quadratic:
 
 
 def largest_curvature(num_clients: int, block_size: int) -> float:
-    """The largest eigenvalue of all A_k: that of the second difference with one fixed end.
-
-    Of N = 1 both ends are fixed; other clients' blocks, with free ends, have smaller ones.
+    """Returns the largest eigenvalue of all A_k.
 
     Example:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
+    # A_k is a second difference: with two fixed ends if N = 1, else with one for the first and the
+    # last client. Other clients' blocks have free ends and smaller eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
         angle = 2 * math.pi / (2 * block_size + 3)
@@ -161,7 +158,7 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
 
 
 def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
-    """The federated quadratic with N clients, blocks of p + 1 coordinates and regularization mu.
+    """Returns the federated quadratic of N clients with blocks of p + 1 coordinates.
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
     ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which
@@ -170,7 +167,7 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
     Args:
       num_clients: N.
       block_size: p.
-      mu: strong convexity of every client; it may be traced.
+      mu: the regularization, and strong convexity, of every client; it may be traced.
 
     Raises:
       ValueError: if an argument is not positive.
