@@ -95,6 +95,7 @@ def mfa_rr(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del look
         turn = jnp.asarray(round, jnp.int32) - 1
+        # The state is the partition before the rotation, so that it can be rotated in every round.
         groups = lax.cond(
             turn % rounds_held == 0,
             lambda: draw_groups(rng_key, num_clients, num_models, cohort_size),

@@ -88,8 +88,8 @@ def train_locally(
 
 
 def _all_at_once(gradients: Params) -> Params:
-    # XLA copies all parameters in every step, because it updates one layer's before it computes the
-    # gradients of others: a data dependency makes every gradient wait for all. XLA removes
+    # XLA copies all parameters in every step if one layer's may be updated before another layer's
+    # gradient is computed: a data dependency makes every update wait for all gradients. XLA removes
     # `lax.optimization_barrier` too early, but does not simplify a comparison with infinity.
     leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
     zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)

@@ -56,6 +56,7 @@ def ditto(
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, change = local.weight(), sgd.train(local)
+        # The same `local` has the same key: personal steps see the batches of the global ones.
         step = sgd.train(local, direction=proximal(local, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
         update, num_gradients = scale_update(change.update, weight), jnp.int32(2 * local_steps)

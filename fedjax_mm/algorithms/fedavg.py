@@ -63,6 +63,7 @@ def fedavg(
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     weight_of = LocalProblem.weight if weighted else equal_weight
 
+    # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
         return sgd.num_steps(task, client)

@@ -71,6 +71,7 @@ def perfedavg(
             bend = jax.tree.map(lambda x, y: (x - y) / (2 * delta), ahead, behind)
             return loss, _plus(outer_gradient, -alpha, bend)
 
+        # D, D' and D'' are consecutive batches of the task, so that their draws are independent.
         return sgd.train(local, direction=direction, num_batches=num_batches)
 
     return averaging(change, equal_weight, num_gradients=local_steps * gradients_per_step)

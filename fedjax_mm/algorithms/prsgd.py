@@ -58,6 +58,7 @@ def prsgd(
         loss = jnp.zeros(())
         if last:
             own, loss = train_locally(local, optax.sgd(rate), last, how, start=own)
+        # The last gradient is kept: the client applies it to the mean, at its next round's start.
         batch = task.batch(local.rng_key, local.client, jnp.int32(last), how)
         last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)

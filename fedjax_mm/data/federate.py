@@ -140,6 +140,7 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:
+        # A store may be shared by several ways to deal: labels are changed in a copy.
         x, y = split.gathered().examples
         counts = np.asarray(split.counts)
         rows = np.isin(np.repeat(np.arange(num_clients), counts), clients)
@@ -158,6 +159,7 @@ def _gather(
     counts = [len(rows) for rows in parts]
     if 0 in counts:
         raise ValueError(f"client {counts.index(0)} has no {split} example; give every client one")
+    # NumPy would count a negative row from the end.
     rows = np.concatenate(parts)
     unknown = rows[(rows < 0) | (rows >= len(y))]
     if len(unknown):

@@ -76,6 +76,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path) -> _Users:
     users: _Users = {}
+    # LEAF writes a user's examples to one file: a second one would replace them silently.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             if user in users:
@@ -134,6 +135,7 @@ def _examples(
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:
         raise _error(path, user, "y is too large for a class number")
+    # A number too large for float32 becomes infinite: the check below names the user.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():

@@ -55,6 +55,7 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     """
     check_counts(trace)
     axes = (*dims, "round", "model")
+    # Counts between records are int32 on the device; their sums may need 64 bits.
     counts = {
         name: np.cumsum(np.asarray(getattr(trace, name), np.int64), axis=-2)
         for name in Counts._fields

@@ -39,6 +39,7 @@ def client_losses(
 ) -> Float[Array, " clients"]:
     """Returns F_k(w) of the first clients, or of all, in one pass over their data if possible."""
     num_clients = task.num_clients if num_clients is None else num_clients
+    # A view may change losses, as attackers do: the task inside would give the honest ones.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
