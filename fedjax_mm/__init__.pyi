@@ -35,19 +35,17 @@ from .base import (
 )
 from .data.celeba import load_celeba
 from .data.clients import ClientData, client_data, flat_client_data
-from .data.dealing import federate, flip_labels
 from .data.digits import digits
+from .data.federate import federate, flip_labels
 from .data.federated import FederatedData, Pool, stack_data
 from .data.idx import load_idx
 from .data.leaf import load_leaf
-from .data.sent140 import load_sent140, surrogate_tweets
-from .data.surrogate import surrogate_faces
+from .data.sent140 import load_sent140
+from .data.surrogate import surrogate_faces, surrogate_tweets
 from .data.synthetic import synthetic
-from .errors import DivergenceError, InterruptedRunError
 from .experiments.experiment import Experiment, Sweep
 from .experiments.run import run
 from .local import averaging
-from .minimize import Minimum, local_minimum
 from .record import Trace
 from .results.dataset import save_dataset, to_dataset
 from .results.metrics import first_round_below, gain, log_gap, standard_error
@@ -56,8 +54,10 @@ from .simulate import State, advance, init, simulate
 from .sums import SparseUpdate
 from .sweeps.checkpoint import Checkpoints
 from .sweeps.devices import join_processes, layout, use_cpu_devices
+from .sweeps.errors import DivergenceError, InterruptedRunError
 from .sweeps.execute import Execution, sweep
 from .sweeps.plan import Setup
+from .sweeps.until import Until
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
 from .tasks.mean_estimation import (
@@ -72,7 +72,7 @@ from .tasks.mean_estimation import (
 from .tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from .tasks.quadratic import Quadratic, quadratic
 from .tasks.requirements import OwnModels, Tuning, own_models, requiring
-from .until import Until
+from .theory.minimize import Minimum, local_minimum
 
 __all__ = [
     "MLP",

@@ -1,7 +1,7 @@
-"""Who trains what: one block per strategy, all of the same shape.
+"""Assignment strategies, one block each, all of one shape.
 
-Groups are near-equal (sizes differ by at most 1) and padded to a common width with -1; which models
-get the larger groups is drawn anew with every partition, so that no client or model is favoured.
+Groups are near-equal: sizes differ by at most 1, and shorter groups are padded with -1. Every
+partition draws which models get the larger groups.
 """
 
 from typing import Any, Literal
@@ -12,12 +12,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.shuffles import permutation
 
 
 def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = None) -> Assignment:
-    """MFA-Rand: every round a fresh uniform partition into M groups, matched to models at random.
+    """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
 
     With one model this is FedAvg with a uniform cohort.
 
@@ -41,15 +42,11 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     """
     cohort_size = _check_sizes(num_clients, num_models, cohort_size)
 
-    def init(rng_key: PRNGKeyArray) -> Any:
-        del rng_key
-        return ()
-
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del round, look
         return Groups(draw_groups(rng_key, num_clients, num_models, cohort_size)), state
 
-    return Assignment(num_clients, num_models, init, assign)
+    return Assignment(num_clients, num_models, _no_state, assign)
 
 
 def mfa_rr(
@@ -59,7 +56,7 @@ def mfa_rr(
     cohort_size: int | None = None,
     redraw: Literal["frame", "round"] = "frame",
 ) -> Assignment:
-    """MFA-RR: a partition held for a frame of M rounds; the groups visit the models in turn.
+    """MFA-RR: a partition that holds for a frame of M rounds; its groups visit the models in turn.
 
     Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client
     trains every model exactly once in a frame.
@@ -68,9 +65,9 @@ def mfa_rr(
       num_clients: N.
       num_models: M <= cohort size.
       cohort_size: K of the N clients; all of them if None.
-      redraw: when a cohort is drawn. "frame", the default, holds it for a frame. "round" draws a
-        new cohort and partition every round, as the paper's partial participation reads; that
-        undoes the rotation and makes the law of the groups that of MFA-Rand.
+      redraw: "frame", the default, keeps a cohort for a frame. "round" draws a new cohort and
+        partition in every round, which is what the paper's text on partial participation says;
+        groups then have the distribution of MFA-Rand's.
 
     Raises:
       ValueError: if the sizes do not fit or `redraw` is unknown.
@@ -88,8 +85,7 @@ def mfa_rr(
     Alg. 3.
     """
     cohort_size = _check_sizes(num_clients, num_models, cohort_size)
-    if redraw not in ("frame", "round"):
-        raise ValueError(f"redraw is {redraw!r}; it must be 'frame' or 'round'")
+    checks.check_choice("redraw", redraw, "frame", "round")
     rounds_held = num_models if redraw == "frame" else 1
 
     def init(rng_key: PRNGKeyArray) -> Any:
@@ -99,6 +95,7 @@ def mfa_rr(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del look
         turn = jnp.asarray(round, jnp.int32) - 1
+        # The state is the partition before the rotation, so that it can be rotated in every round.
         groups = lax.cond(
             turn % rounds_held == 0,
             lambda: draw_groups(rng_key, num_clients, num_models, cohort_size),
@@ -110,7 +107,7 @@ def mfa_rr(
 
 
 def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
-    """FedCluster: one model visits fixed clusters of clients, in a reshuffled order each time.
+    """FedCluster: one model visits fixed clusters of clients, in a new order each time.
 
     One round of the simulator is one cluster's visit; a learning round is `num_clusters` of them.
 
@@ -183,15 +180,9 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
     """
-    _check_sizes(num_clients, 1, None)
-    if num_models < 1:
-        raise ValueError(f"num_models is {num_models}; it must be at least 1")
-    if rounds_per_model < 1:
-        raise ValueError(f"rounds_per_model is {rounds_per_model}; it must be at least 1")
-
-    def init(rng_key: PRNGKeyArray) -> Any:
-        del rng_key
-        return ()
+    checks.check_count("num_clients", num_clients)
+    checks.check_count("num_models", num_models)
+    checks.check_count("rounds_per_model", rounds_per_model)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del rng_key, look
@@ -200,15 +191,15 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
         return Groups(jnp.where(its_turn[:, None], everybody, -1)), state
 
-    return Assignment(num_clients, num_models, init, assign)
+    return Assignment(num_clients, num_models, _no_state, assign)
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
     """Flexible participation: from some round on only clients to whom a model appeals train it.
 
-    Of each model's group, as the assignment draws it, at most m of those to whom the model appeals
-    in this round take part, drawn uniformly without replacement; if there are fewer, all of them,
-    and if there is none the model stays as it is. Before that round anybody may be drawn.
+    The assignment draws a group for each model. Of the group's clients to whom the model appeals in
+    this round, m are drawn uniformly without replacement, or all where there are fewer; where there
+    is none, the model stays as it is. Before that round all clients of the group may be drawn.
 
     Args:
       assignment: who may train what, such as all clients: ``full_participation(N)``.
@@ -230,13 +221,9 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     Reference: Cho et al., section 4, Tables 1 and 2.
     """
-    if not 1 <= cohort_size <= assignment.num_clients:
-        raise ValueError(
-            f"cohort_size is {cohort_size}; it must lie between 1 and num_clients = "
-            f"{assignment.num_clients}"
-        )
-    if from_round < 1:
-        raise ValueError(f"from_round is {from_round}; it must be at least 1")
+    num_clients = assignment.num_clients
+    checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
+    checks.check_count("from_round", from_round)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
@@ -244,6 +231,7 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
         is_there = groups.clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
+        # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
         groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
@@ -256,9 +244,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 def draw_groups(
     rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int
 ) -> Int[Array, "models group"]:
-    """A uniform cohort, partitioned into M near-equal groups, matched to models at random."""
+    """Draws a uniform cohort, divides it into M near-equal groups and matches them to models."""
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
+    # Equal groups of a random order need no second shuffle: the match is random already.
     if cohort_size % num_models == 0:
         return cohort.reshape(num_models, -1)
     slots = _padded_slots(cohort_size, num_models)
@@ -267,31 +256,29 @@ def draw_groups(
 
 
 def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
-    """Positions in the cohort, group by group; the last groups are one short and padded with -1."""
+    """Returns positions in the cohort, group by group; the last groups are padded with -1."""
     parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
     width = len(parts[0])
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
 
 
+def _no_state(rng_key: PRNGKeyArray) -> Any:
+    del rng_key
+    return ()
+
+
 def _check_sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
 ) -> int:
-    """The cohort size, after checking 1 <= M <= K <= N."""
-    if num_clients < 1:
-        raise ValueError(f"num_clients is {num_clients}; it must be at least 1")
-    if num_models < 1:
-        raise ValueError(f"num_{parts} is {num_models}; it must be at least 1")
+    """Returns the cohort size, after checking 1 <= M <= K <= N."""
+    checks.check_count("num_clients", num_clients)
+    checks.check_count(f"num_{parts}", num_models)
     cohort = num_clients if cohort_size is None else cohort_size
-    if not 1 <= cohort <= num_clients:
-        raise ValueError(
-            f"cohort_size is {cohort}; it must lie between 1 and num_clients = {num_clients}"
-        )
+    checks.check_between("cohort_size", cohort, 1, num_clients, "num_clients")
     if num_models > cohort:
-        whose, more = (
-            ("there are", "more clients")
-            if cohort_size is None
-            else ("a cohort has", "a larger cohort")
-        )
+        whose, more = "a cohort has", "a larger cohort"
+        if cohort_size is None:
+            whose, more = "there are", "more clients"
         raise ValueError(
             f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
             f"use at most {cohort} {parts}, or {more}"

@@ -1,10 +1,10 @@
-"""The contract: types and prose, almost no logic.
+"""The contract between tasks, algorithms, assignments and the simulator: types and prose.
 
-A federated method is *who trains what* (an `Assignment`), *what one client contributes* (the client
-function of an `Algorithm`) and *what the server does with the sum of the contributions* (its server
-function). What is learned, and from which data, is a `Task`. Tasks and algorithms are written for
-one model, one client and one seed: `fedjax_mm.simulate` alone adds those axes. An assignment alone
-sees all models and clients, since it deals them out. Functions are called by position.
+A federated method has three parts: an `Assignment` chooses who trains what, the client function of
+an `Algorithm` computes one client's contribution, and its server function uses the sum of the
+contributions. A `Task` describes the learning problem and its data. Tasks and algorithms are
+written for one model, one client and one seed; only `fedjax_mm.simulate` adds those axes. An
+assignment sees all models and all clients. The simulator passes arguments by position.
 
 Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
 """
@@ -17,26 +17,28 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.checks import needs
 
 Params: TypeAlias = Any  # a pytree of arrays
-ServerState: TypeAlias = Any  # pytrees of an algorithm's own: of one model,
-ClientState: TypeAlias = Any  # and of one pair of a model and a client
+ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model
+ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one model and one client
 Scalar: TypeAlias = float | Float[Array, ""]
 Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
+
+Metrics: TypeAlias = dict[str, Float[Array, ""]]  # numbers by name
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
 
 
 class Batching(NamedTuple):
-    """How a client's examples become the batches of its local steps.
+    """Rule by which a client's examples become the batches of its local steps.
 
     Attributes:
-      size: B, the rows of a batch; None takes all of the client's examples, in an array as long as
-        the largest client's: full gradients of clients of very different sizes cost accordingly.
-      order: "iid" draws every row independently and uniformly; "epochs" gives every example once
-        per epoch of ``ceil(n_k / B)`` steps, in an order of its own, its last batch filled with
-        rows that do not count.
-      limit: N_s(t), or None; with a size of None: as many of the client's examples are drawn
-        without replacement for each step, but not more than it has; the other rows do not count.
+      size: B, the rows of a batch. None takes all of the client's examples, in an array as long as
+        the largest client's; a small client's full gradient costs as much as the largest one's.
+      order: "iid" draws every row independently and uniformly; "epochs" takes every example once
+        per epoch of ``ceil(n_k / B)`` steps, in a new order for each epoch. Rows that fill its last
+        batch have weight 0.
+      limit: N_s(t), or None; needs a size of None. Each step draws this many of the client's
+        examples without replacement, at most all of them. The other rows have weight 0.
     """
 
     size: int | None = None
@@ -46,40 +48,41 @@ class Batching(NamedTuple):
 
 @runtime_checkable
 class Task(Protocol):
-    """What one model learns, and every client's data. A pytree, so that data is an argument.
+    """Learning problem of one model, with every client's data.
 
-    Numbers and data are leaves (they can be vmapped over); shapes are static fields.
+    A task is a pytree, so that data is an argument of the compiled program. Numbers and data are
+    leaves, which can be vmapped over; shapes are static fields.
     """
 
     @property
     def num_clients(self) -> int:
-        """N, the clients that may train."""
+        """N, the number of clients that may train."""
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Initial parameters of one model."""
+        """Returns initial parameters of one model."""
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """The client's weight in weighted averages: n_k, its number of examples."""
+        """Returns the client's weight in weighted means: n_k, its number of examples."""
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """The examples of local step `step` (from 0).
+        """Returns the examples of local step `step`, counted from 0.
 
-        `rng_key` is the same for all steps of one client and round.
+        All steps of one client in one round get the same `rng_key`.
         """
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """The loss that a client's local step descends."""
+        """Returns the loss that a client's local step descends."""
 
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """What is recorded of one global model; `rng_key` is for metrics that draw."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
+        """Returns one global model's metrics by name; `rng_key` is for metrics that draw."""
 
 
 @runtime_checkable
 class EpochTask(Task, Protocol):
-    """A task with num_batches(client, size), as many batches as make an epoch."""
+    """A task with num_batches(client, size), the number of batches of an epoch."""
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Steps of one epoch, ``ceil(n_k / B)``; a plain int where all clients take as many."""
+        """Returns the steps of one epoch, ``ceil(n_k / B)``; an int if it is equal for all."""
 
 
 @runtime_checkable
@@ -87,7 +90,7 @@ class MeasuredTask(Task, Protocol):
     """A task with client_loss(params, client), the loss F_k(w) of one client."""
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """F_k(w): the mean loss of the client's training examples, as evaluated: no dropout."""
+        """Returns F_k(w), the mean loss of the client's training examples without dropout."""
 
 
 @runtime_checkable
@@ -95,32 +98,32 @@ class DemandingTask(MeasuredTask, Protocol):
     """A task whose clients have thresholds; wrap a task with `requiring` to make one."""
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
+        """Returns rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Whether each client would take part, given the choice: the model appeals to it."""
+        """Returns whether the model appeals to each client, which would then take part."""
 
 
 @runtime_checkable
 class AnalyticTask(Task, Protocol):
-    """A task that brings its own closed form of full-gradient local SGD."""
+    """A task with a closed form of full-gradient local SGD."""
 
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
     ) -> Any:
-        """Local minus global parameters after full-gradient steps, or a `SparseUpdate` of them."""
+        """Returns local minus global parameters after full-gradient steps, dense or sparse."""
 
 
 class LocalProblem(NamedTuple):
-    """Client k in round t: all that its local training may look at.
+    """Inputs of one client's local training in one round.
 
     Attributes:
-      rng_key: of this client, model and round.
+      rng_key: the key of this client, model and round.
       round: t.
-      task: what is learned.
+      task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: what the client's weight is multiplied by: 1, unless `Groups.scale` says otherwise.
+      scale: a factor of the client's weight: 1, unless `Groups.scale` is set.
     """
 
     rng_key: PRNGKeyArray
@@ -131,27 +134,28 @@ class LocalProblem(NamedTuple):
     scale: Scalar = 1.0
 
     def weight(self) -> Float[Array, ""]:
-        """n_k times the scale."""
+        """Returns n_k times the scale."""
         return self.task.weight(self.client) * self.scale
 
     def loss(self) -> Float[Array, ""]:
-        """F_k(w), at the global parameters; `ValueError` if the task does not give it."""
+        """Returns F_k(w) at the global parameters; `ValueError` if the task has no such loss."""
         return needs(self.task, MeasuredTask).client_loss(self.params, self.client)
 
     def threshold(self) -> Float[Array, ""]:
-        """rho_k; `ValueError` if clients require nothing."""
+        """Returns rho_k; `ValueError` if clients have no thresholds."""
         return needs(self.task, DemandingTask).threshold(self.client)
 
 
 class Contribution(NamedTuple):
-    """What one client sends. The server sees only the sums over the participants of three fields.
+    """Message of one client. The server sees only sums over the participants, of three fields.
 
     Attributes:
-      update: a pytree of arrays or `SparseUpdate`s, as the algorithm likes; counted as uploaded.
+      update: a pytree of arrays or `SparseUpdate`s; its size counts as uploaded.
       weight: a number.
-      num_gradients: the gradients that the client computed.
-      report: a small pytree that is not summed, but handed to the assignment's `observe`: here
-        ``{"loss": mean loss of the batches while training}``. Models must report alike.
+      num_gradients: the number of gradients that the client computed.
+      report: a small pytree that is not summed; the assignment's `observe` gets it. The library's
+        methods send ``{"loss": mean loss of the batches while training}``. All models' reports
+        have the same structure.
     """
 
     update: Any
@@ -161,54 +165,57 @@ class Contribution(NamedTuple):
 
 
 class InitFn(Protocol):
-    """The states before round 1."""
+    """Function that makes the states before round 1."""
 
     def __call__(self, task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        """The server's state, and that of one client, of which each gets its own copy."""
+        """Returns the server's state and one client's state; each client gets a copy of it."""
 
 
 class ClientFn(Protocol):
-    """Local training."""
+    """Function that trains one client."""
 
     def __call__(
         self, local: LocalProblem, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
-        """What one client sends, and its new state."""
+        """Returns the client's message and its new state."""
+
+
+class Aggregation(NamedTuple):
+    """Inputs of the server's step of one model in one round.
+
+    Attributes:
+      round: t.
+      task: the model's learning problem.
+      params: w.
+      server_state: the state from the round before.
+      client_states: the states of all N clients, with the participants' new ones.
+      total: the sum of the participants' contributions. Updates are dense, reports ``()``.
+    """
+
+    round: Round
+    task: Task
+    params: Params
+    server_state: ServerState
+    client_states: ClientState
+    total: Contribution
 
 
 class ServerFn(Protocol):
-    """Aggregation of the round's contributions; a model that nobody trained stays as it is."""
+    """Function that aggregates a round's contributions; models that nobody trained keep theirs."""
 
-    def __call__(
-        self,
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: ServerState,
-        client_states: ClientState,
-        total: Contribution,
-    ) -> tuple[Params, ServerState]:
-        """The new parameters and state.
-
-        Args:
-          round: t.
-          task: what the model learns.
-          params: w.
-          server_state: as the round before left it.
-          client_states: of all N clients, after those that trained came home.
-          total: the sum of the participants' contributions; updates are dense, the report ``()``.
-        """
+    def __call__(self, given: Aggregation) -> tuple[Params, ServerState]:
+        """Returns the new parameters and the server's new state."""
 
 
 class Algorithm(NamedTuple):
-    """How clients train and how the server aggregates.
+    """Functions that say how clients train and how the server aggregates.
 
     Attributes:
-      init: the states before round 1; use ``()`` where there is none.
-      client: what one client contributes.
-      server: what the server does with the sum of the contributions.
-      num_steps: the local steps that a client is going to take, where they differ: those that take
-        about as many are then computed together. A plain int, of any value, where all take as many.
+      init: makes the states before round 1; ``()`` is an empty state.
+      client: computes one client's contribution.
+      server: applies the sum of the contributions.
+      num_steps: returns the number of local steps that a client will take. Clients with similar
+        numbers are computed together. Any int means that all clients take equally many.
     """
 
     init: InitFn
@@ -218,12 +225,12 @@ class Algorithm(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Who trains which model in a round.
+    """Clients that train each model in a round.
 
     Attributes:
-      clients: client numbers; -1 is padding, at any place of a row, and contributes nothing. A
-        client may be in several rows, but only once in a row.
-      scale: what their weights are multiplied by, such as 1/p of unbiased sampling; None is 1.
+      clients: client numbers. -1 is padding, at any place of a row, and contributes nothing. A
+        client may be in several rows, but only once in each.
+      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
     """
 
     clients: Int[Array, "models group"]
@@ -231,13 +238,14 @@ class Groups(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What an assignment may ask of the models before a round: one call is a pass over all data.
+    """Questions that an assignment may ask about the models before a round.
 
-    What is not called is not computed.
+    Each call costs one pass over all data; a question that is not asked costs nothing.
 
     Attributes:
-      losses: F_k of every model, ``float[models, clients]``.
-      appeals: to whom every model appeals, ``bool[models, clients]``; see `requiring`.
+      losses: returns F_k of every model, ``float[models, clients]``.
+      appeals: returns whether each model appeals to each client, ``bool[models, clients]``; see
+        `requiring`.
     """
 
     losses: Callable[[], Float[Array, "models clients"]]
@@ -245,33 +253,33 @@ class Look(NamedTuple):
 
 
 class AssignFn(Protocol):
-    """The choice of who trains what."""
+    """Function that chooses who trains what."""
 
     def __call__(
         self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
     ) -> tuple[Groups, Any]:
-        """The groups of round t, of the same shape in all rounds, and the new state."""
+        """Returns the groups of round t, of the same shape in all rounds, and the new state."""
 
 
 class ObserveFn(Protocol):
-    """The lesson of a round."""
+    """Function by which an assignment learns from a round."""
 
     def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
-        """From the state that `assign` returned, the new one; reports ``[models, group, ...]``.
+        """Returns the new state, from the one that `assign` returned.
 
-        Each report stands where its client stands in the groups; padding has zeros.
+        Reports ``[models, group, ...]`` are in the order of the groups; padding has zeros.
         """
 
 
 class Assignment(NamedTuple):
-    """Who trains what.
+    """Strategy that chooses which clients train which models.
 
     Attributes:
-      num_clients: N, the clients to draw from.
+      num_clients: N, the number of clients to choose from.
       num_models: M.
-      init: from a key to the state before round 1.
-      assign: who trains what in a round.
-      observe: what the assignment learns from those that trained, if it does.
+      init: makes the state before round 1 from a key.
+      assign: chooses who trains what in a round.
+      observe: updates the state with the participants' reports; None ignores them.
     """
 
     num_clients: int

@@ -1,6 +1,6 @@
 """Checks of arguments, before anything is compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import chex
@@ -12,28 +12,43 @@ from jaxtyping import Array, Bool
 T = TypeVar("T")
 
 
-def check_not_negative(name: str, value: Any) -> None:
-    """Raises `ValueError` unless every number in `value` is at least 0 and finite.
+def check_numbers(name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str) -> None:
+    """Raises `ValueError` unless every number in `value` is finite and allowed.
 
-    None and schedules pass, and so do traced numbers, as with `check_positive`.
+    Args:
+      name: the argument's name, for the message.
+      value: a number or an array. None, schedules and traced numbers pass.
+      is_allowed: from an array to an array of bools.
+      allowed: ends the message "it must ...".
     """
+    # A tracer has no value yet: the caller that vmaps or jits checks the numbers behind it.
     if value is None or callable(value) or isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
-    if not np.all(np.isfinite(numbers) & (numbers >= 0)):
-        raise ValueError(f"{name} is {value}; it must not be negative")
+    if not np.all(np.isfinite(numbers) & is_allowed(numbers)):
+        raise ValueError(f"{name} is {value}; it must {allowed}")
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raises `ValueError` unless every number in `value` is positive and finite.
+    """Raises `ValueError` unless every number in `value` is positive; see `check_numbers`."""
+    check_numbers(name, value, lambda numbers: numbers > 0, "be positive")
 
-    None and schedules pass, and so do traced numbers: whoever supplies the numbers checks them.
-    """
-    if value is None or callable(value) or isinstance(value, jax.core.Tracer):
-        return
-    numbers = np.asarray(value)
-    if not np.all(np.isfinite(numbers) & (numbers > 0)):
-        raise ValueError(f"{name} is {value}; it must be positive")
+
+def check_not_negative(name: str, value: Any) -> None:
+    """Raises `ValueError` unless every number in `value` is at least 0; see `check_numbers`."""
+    check_numbers(name, value, lambda numbers: numbers >= 0, "not be negative")
+
+
+def check_fraction(name: str, value: Any) -> None:
+    """Raises `ValueError` unless a fraction leaves something on both sides: 0 and 1 do not."""
+    check_numbers(name, value, lambda x: (x > 0) & (x < 1), "lie between 0 and 1")
+
+
+def check_between(name: str, value: Any, least: int, most: int, most_name: str = "") -> None:
+    """Raises `ValueError` unless ``least <= value <= most``; the bounds are allowed."""
+    limit = f"{most_name} = {most}" if most_name else f"{most}"
+    allowed = f"lie between {least} and {limit}"
+    check_numbers(name, value, lambda x: (x >= least) & (x <= most), allowed)
 
 
 def check_count(name: str, value: Any) -> None:
@@ -42,25 +57,32 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value}; it must be a positive whole number")
 
 
+def check_choice(name: str, value: Any, *choices: Any) -> None:
+    """Raises `ValueError` unless `value` is one of the choices."""
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise ValueError(f"{name} is {value!r}; it must be {', '.join(first)} or {last}")
+
+
 class MissingError(ValueError):
-    """A task lacks what an algorithm or an assignment asks for."""
+    """A task lacks a capability that an algorithm or an assignment needs."""
 
     def __init__(self, task: Any, capability: type) -> None:
-        """The task, and the protocol that says what is asked for."""
+        """Names the task, and the protocol that describes the capability."""
         (wanted, *_) = (capability.__doc__ or "").splitlines()
         super().__init__(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
         self.capability = capability
 
 
 def needs(task: Any, capability: type[T]) -> T:
-    """The task, if it has what a protocol asks for beyond `Task`; or else `MissingError`."""
+    """Returns the task if it has a capability beyond `Task`; else raises `MissingError`."""
     if not isinstance(task, capability):
         raise MissingError(task, capability)
     return task
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
-    """The array of one bool for each client; or else `ValueError`. It may be traced."""
+    """Returns one bool per client as an array, which may be traced; else raises `ValueError`."""
     flags = jnp.asarray(flags)
     if flags.ndim != 1 or flags.dtype != jnp.bool_:
         raise ValueError(
@@ -93,19 +115,9 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
         )
 
 
-def check_num_unseen(num_unseen: int, num_clients: int) -> None:
-    """Raises `ValueError` unless so many clients can be left out."""
-    if not 0 <= num_unseen < num_clients:
-        raise ValueError(
-            f"num_unseen is {num_unseen}; it must lie between 0 and {num_clients - 1}, as there "
-            f"are {num_clients} clients"
-        )
-
-
 def check_rounds(num_rounds: int, record_every: int) -> None:
-    """Raises `ValueError` unless rounds can be recorded so often."""
-    if num_rounds < 1:
-        raise ValueError(f"num_rounds is {num_rounds}; it must be at least 1")
+    """Raises `ValueError` unless `record_every` divides a positive number of rounds."""
+    check_count("num_rounds", num_rounds)
     if record_every < 1 or num_rounds % record_every:
         raise ValueError(
             f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"
@@ -113,8 +125,8 @@ def check_rounds(num_rounds: int, record_every: int) -> None:
 
 
 def check_client_map(client_map: Any) -> None:
-    """Raises `ValueError` unless local trainings can be computed so."""
-    is_size = type(client_map) is int and client_map > 0
+    """Raises `ValueError` unless `client_map` is a `ClientMap`."""
+    is_size = type(client_map) is int and client_map > 0  # a bool is an int to isinstance
     if not is_size and client_map not in ("auto", "vmap", "scan"):
         raise ValueError(
             f"client_map is {client_map!r}; it must be 'auto', 'vmap', 'scan' or a positive chunk "
@@ -123,7 +135,11 @@ def check_client_map(client_map: Any) -> None:
 
 
 def one_each(name: str, items: Any, *, is_one: bool, num_models: int) -> list[Any]:
-    """One item per model, from one for all or a sequence; `ValueError` if there are not as many."""
+    """Returns one item per model, from one for all of them or from a sequence.
+
+    Raises:
+      ValueError: if there are not as many items as models.
+    """
     items = [items] * num_models if is_one else list(items)
     if len(items) != num_models:
         raise ValueError(
@@ -143,7 +159,7 @@ def check_num_clients(of_tasks: Sequence[int], of_assignment: int) -> None:
 
 
 def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
-    """Given initial parameters of each stack of models; None where none are given."""
+    """Returns the user's initial parameters for each stack of models; None where there are none."""
     if params is None or len(stacks) == 1:
         return [params] * len(stacks)
     num_models = sum(len(stack.models) for stack in stacks)
@@ -158,11 +174,11 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def fit_params(params: Any, like: Any) -> Any:
-    """Given initial parameters with a models axis: those of one model are shared by all.
+    """Returns the user's initial parameters with a models axis; all models share those of one.
 
     Args:
       params: of one model, or ``[models, ...]``.
-      like: shapes ``[models, ...]`` and types of those that the tasks draw.
+      like: shapes ``[models, ...]`` and types of the parameters that the tasks would draw.
     """
 
     def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
@@ -179,19 +195,18 @@ def fit_params(params: Any, like: Any) -> Any:
 
 
 def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
-    """Raises `ValueError` with the problem and where it is, unless pytrees have equal structure.
+    """Raises `ValueError` unless pytrees have equal structure; the message says where they differ.
 
-    With `shapes` their arrays must have equal shapes and types too.
+    Args:
+      problem: begins the message.
+      trees: pytrees.
+      shapes: whether their arrays must have equal shapes and types too.
     """
-    if len(trees) < 2:  # chex refuses
-        return
-    try:
-        chex.assert_trees_all_equal_structs(*trees)
-    except AssertionError as error:
-        structures = dict.fromkeys(str(jax.tree.structure(tree)) for tree in trees)
-        raise ValueError(f"{problem}: {' and '.join(structures)}") from error
-    try:
-        if shapes:
+    structures = dict.fromkeys(jax.tree.structure(tree) for tree in trees)
+    if len(structures) > 1:
+        raise ValueError(f"{problem}: {' and '.join(map(str, structures))}")
+    if shapes and len(trees) > 1:  # chex refuses a single tree
+        try:
             chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
-    except AssertionError as error:
-        raise ValueError(f"{problem}: {error}") from error
+        except AssertionError as error:
+            raise ValueError(f"{problem}: {error}") from error

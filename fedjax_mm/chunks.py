@@ -1,4 +1,4 @@
-"""Which clients of a group are computed together, and in which order."""
+"""Chunks of a group: the clients that are computed together, and their order."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -13,20 +13,21 @@ from jaxtyping import Array, Int
 from fedjax_mm.base import Algorithm, AnalyticTask, Params, ServerState, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
-"""How local trainings are computed: those of all models at once, one by one, or, model by model, in
-chunks of that many; "auto" chooses by the device and the size of a model."""
+"""Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
+"scan" one by one, and a number that many clients of one model at a time; "auto" chooses by the
+device and the size of a model."""
 
-_CHUNK_BYTES = 32 * 2**10  # parameters of clients that one CPU device trains at once
+_CHUNK_BYTES = 32 * 2**10  # of parameters that one CPU device trains at once
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Clients computed at once, model by model; None means all clients of all models.
+    """Returns how many clients of a model are computed at once; None is all, of all models.
 
     Args:
       client_map: as in `simulate`.
-      task: of the models.
-      params: of the models, with a leading axis; only shapes count.
-      group_size: clients in the groups of all of them.
+      task: the models' task.
+      params: the models' parameters, with a leading axis; only shapes count.
+      group_size: the clients in the groups of all these models.
     """
     if isinstance(client_map, int):
         return client_map
@@ -40,14 +41,14 @@ def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size:
 
 
 def is_lockstep(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
-    """Whether all clients take the same number of local steps, known before anything runs."""
+    """Returns whether all clients are known to take the same number of local steps."""
     return isinstance(algorithm.num_steps(task, jnp.int32(0), server_state), int)
 
 
 def longest_first(
     algorithm: Algorithm, task: Task, server_state: ServerState, clients: Int[Array, " group"]
 ) -> Int[Array, " group"] | None:
-    """The places of a group in the order of their local steps; None if all take as many."""
+    """Returns a group's places, most local steps first; None if all clients take equally many."""
     if is_lockstep(algorithm, task, server_state):
         return None
     steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server_state)
@@ -57,16 +58,15 @@ def longest_first(
 def in_chunks(
     rows: Any, order: Int[Array, " group"] | None, chunk_size: int | None, client_axis: str | None
 ) -> Iterator[Any]:
-    """The rows of a group, or this device's share of them, as chunks ``[chunks, size, ...]``.
+    """Yields a group's rows, or this device's share of them, as chunks ``[chunks, size, ...]``.
 
-    With an order, those with the most local steps come first, few at a time, so that at most twice
-    the steps that count are computed (by one replica: where replicas are vmapped, all take the
-    steps of the longest). Devices are dealt rows in turn, so that all get as many long trainings.
-    What fills up the last chunk is -1.
+    The last chunk is filled with -1. With an order, clients with the most local steps come first,
+    and the first chunks are small: see `chunks_of`.
     """
     if order is not None:
         rows = jax.tree.map(itemgetter(order), rows)
     if client_axis is not None:
+        # Devices take rows in turn, so that each gets its share of the long trainings.
         dealt = _cut(rows, lax.axis_size(client_axis))
         rows = jax.tree.map(lambda x: x[:, lax.axis_index(client_axis)], dealt)
     first, size = 0, len(jax.tree.leaves(rows)[0])
@@ -77,7 +77,7 @@ def in_chunks(
 
 
 def _cut(rows: Any, width: int) -> Any:
-    """Rows as ``[chunks, width, ...]``, filled up with -1."""
+    """Returns rows as ``[chunks, width, ...]``, filled with -1."""
 
     def cut(x: Array) -> Array:
         return jnp.pad(x, (0, -len(x) % width), constant_values=-1).reshape(-1, width)
@@ -86,23 +86,24 @@ def _cut(rows: Any, width: int) -> Any:
 
 
 def put_rows(tree: Any, rows: Int[Array, " chunk"], new: Any) -> Any:
-    """The arrays with new rows; those out of range are dropped."""
+    """Returns the arrays with new rows; rows out of range are dropped."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), tree, new)
 
 
 def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
-    """Sizes of chunks, and how many there are of each; `growing` begins with small ones.
+    """Returns the sizes of chunks and the number of each; `growing` begins with small ones.
 
-    A chunk takes as long as its first client. Beginning at place r it costs, with w clients, at
-    most the steps of the w clients up to place r. Where each size has at least as many clients as
-    the next size is large, every client is so charged at most twice: at most twice the steps that
-    count are computed, whatever their distribution.
+    Growing chunks compute at most twice the steps that clients need, if clients are sorted by
+    their steps, most first, and are not vmapped over replicas.
 
     Example:
       >>> chunks_of(100, 25, growing=True)
       [(1, 4), (4, 7), (25, 3)]
     """
-    chunk_size = -(-group_size // -(-group_size // chunk_size))  # as many chunks, equally large
+    # The bound: a chunk of w clients takes w times the steps of its first client, at place r, which
+    # is at most the steps of the w clients before r. If the clients of each size are at least as
+    # many as the next size, no client is counted so more than twice.
+    chunk_size = -(-group_size // -(-group_size // chunk_size))  # equally large, as few as before
     size, sizes, done = 1 if growing else chunk_size, [], 0
     while done < group_size:
         larger = min(4 * size, chunk_size) if 8 * size < chunk_size else chunk_size
@@ -113,7 +114,7 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 
 def unless_empty(function: Any, present: Any, *args: Any, skip: bool) -> Any:
-    """``function(*args)``, or zeros where a chunk is all padding, as an idle model's chunks are."""
+    """Returns ``function(*args)``, or zeros where a chunk is all padding."""
     if not skip:
         return function(*args)
     shapes = jax.eval_shape(function, *args)
@@ -122,11 +123,10 @@ def unless_empty(function: Any, present: Any, *args: Any, skip: bool) -> Any:
 
 
 def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap` over a leading axis; of length 1 it is taken off, so that branches stay branches.
+    """Returns the function over a leading axis of a known size."""
 
-    So do convolutions, which a batch of kernels, be it of one, would make loops of.
-    """
-
+    # `jax.vmap` computes both branches of a `lax.cond`, and XLA makes loops of convolutions with a
+    # batch of kernels, even of one: an axis of length 1 is removed instead.
     def call(*args: Any) -> Any:
         alone = function(*jax.tree.map(itemgetter(0), args))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)

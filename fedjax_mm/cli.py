@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
+from fedjax_mm.sweeps.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _checking_input() -> Iterator[None]:
 @contextmanager
 def _output(directories: Sequence[Path]) -> Iterator[None]:
     """Makes directories that can be written to; those that stay empty are removed at the end."""
-    from fedjax_mm.results.dataset import prepare_directory
+    from fedjax_mm.files import prepare_directory
 
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     new = sorted((path for path in parents if not path.exists()), reverse=True)
@@ -363,8 +363,9 @@ def _report(item: Item, config: Any, directory: Path, dataset: xr.Dataset) -> bo
     """One reproduction, from its result to files; whether all claims hold."""
     import jax
 
+    from fedjax_mm.files import save_json
     from fedjax_mm.results import plots
-    from fedjax_mm.results.dataset import save_dataset, save_json
+    from fedjax_mm.results.dataset import save_dataset
 
     if jax.process_index() == 0:
         save_dataset(dataset, directory / "result.nc")
@@ -524,7 +525,8 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
     import jax
 
     from fedjax_mm.experiments import run as runs
-    from fedjax_mm.results.dataset import save_dataset, save_json
+    from fedjax_mm.files import save_json
+    from fedjax_mm.results.dataset import save_dataset
 
     def save(dataset: xr.Dataset) -> None:
         if jax.process_index() == 0:
@@ -542,7 +544,8 @@ def _run_and_save(experiment: Experiment, directory: Path, execution: Execution)
 
 def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
     """The content of a file that this configuration and code have made, if there is one."""
-    from fedjax_mm.results.dataset import manifest, plain
+    from fedjax_mm.files import plain
+    from fedjax_mm.results.dataset import manifest
     from fedjax_mm.sweeps.checkpoint import Checkpoints
 
     if Checkpoints(path.parent).has_work or not path.exists():

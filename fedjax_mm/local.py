@@ -1,4 +1,4 @@
-"""Local training: what every federated method runs on a client."""
+"""Local training, and the parts that federated methods share."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -9,39 +9,24 @@ import optax
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from fedjax_mm.base import (
-    Algorithm,
-    AnalyticTask,
-    Batching,
-    ClientState,
-    Contribution,
-    EpochTask,
-    Index,
-    LocalProblem,
-    MeasuredTask,
-    Params,
-    Round,
-    Scalar,
-    ServerFn,
-    ServerState,
-    Task,
-)
-from fedjax_mm.checks import check_count, check_positive, needs
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Batching, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.checks import check_choice, check_count, check_positive, needs
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
-"""From the round's learning rate to an optax optimizer, for example `optax.sgd`."""
+"""Function that makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
 
 Direction: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
-"""``(params, *batches) -> (loss, direction)``: what a local step descends along, and the loss of a
-batch that is reported; `jax.value_and_grad` of the task's loss is one."""
+"""``(params, *batches) -> (loss, direction)``: the loss to report, and the vector that a local step
+descends along. `jax.value_and_grad` of the task's loss is one."""
 
 _LARGE_BYTES = 2**20  # of parameters
 
 
 class Change(NamedTuple):
-    """The result of local training.
+    """Result of local training.
 
     Attributes:
       update: local minus global parameters.
@@ -53,7 +38,7 @@ class Change(NamedTuple):
 
     @classmethod
     def between(cls, start: Params, params: Params, loss: Float[Array, ""]) -> "Change":
-        """From one point to another, with the mean loss on the way."""
+        """Returns the change between two points, with the mean loss on the way."""
         return cls(jax.tree.map(jnp.subtract, params, start), {"loss": loss})
 
 
@@ -67,16 +52,16 @@ def train_locally(
     num_batches: int = 1,
     start: Params | None = None,
 ) -> tuple[Params, Float[Array, ""]]:
-    """A client's parameters after `num_steps` optimizer steps, and the mean loss of its batches.
+    """Returns a client's parameters after `num_steps` steps, and the mean loss of its batches.
 
     Args:
       local: the client's problem.
-      optimizer: a fresh optimizer, its learning rate fixed.
-      num_steps: E; where it is traced, gradients of the result cannot be taken.
-      how: which of the client's examples each batch has.
-      direction: what the optimizer gets in place of the gradient of the task's loss.
-      num_batches: batches that each step sees, one after the other those of the task.
-      start: parameters to start from instead of the global ones.
+      optimizer: an optax optimizer with a fixed learning rate.
+      num_steps: E. If it is traced, the result cannot be differentiated in reverse.
+      how: the rule by which batches are drawn.
+      direction: replaces the gradient of the task's loss.
+      num_batches: the number of the task's batches that each step gets.
+      start: the parameters to start from; by default the global ones.
     """
     step_along = jax.value_and_grad(local.task.loss) if direction is None else direction
 
@@ -85,8 +70,8 @@ def train_locally(
         steps = [first + i for i in range(num_batches)]
         return [local.task.batch(local.rng_key, local.client, step, how) for step in steps]
 
-    # Each step draws the batch of the next one: what is carried is computed once, where XLA would
-    # else draw a row's number again for every feature that it reads.
+    # XLA fuses the draw of a row's number into the gather, and repeats it for every feature. Values
+    # that a loop carries are computed once: each step draws the batch of the next one.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
         loss, gradients = step_along(params, *batches)
@@ -103,19 +88,16 @@ def train_locally(
 
 
 def _all_at_once(gradients: Params) -> Params:
-    """The gradients behind a data dependency on all of them.
-
-    Else XLA copies the parameters in every step: it does not see that those of one layer may be
-    overwritten while a gradient of another one is still to come. (It removes optimization barriers
-    too early; that nothing is above infinity it does not know.)
-    """
+    # XLA copies all parameters in every step if one layer's may be updated before another layer's
+    # gradient is computed: a data dependency makes every update wait for all gradients. XLA removes
+    # `lax.optimization_barrier` too early, but does not simplify a comparison with infinity.
     leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
     zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
 
 
 class LocalSGD(NamedTuple):
-    """What most methods let clients do; build it with `local_sgd`, which explains the fields."""
+    """Settings of plain local training; build them with `local_sgd`, which explains the fields."""
 
     learning_rate: Scalar | Schedule
     local_steps: int | None
@@ -124,20 +106,20 @@ class LocalSGD(NamedTuple):
     order: Literal["iid", "epochs"]
     optimizer: LocalOptimizer
 
-    def rate(self, round: Round) -> Scalar:
-        """The learning rate in a round."""
+    def rate(self, round: base.Round) -> Scalar:
+        """Returns the learning rate in a round."""
         return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
 
-    def num_steps(self, task: Task, client: Index) -> int | Int[Array, ""]:
-        """E, or as many steps as make up the epochs; `ValueError` if the task knows no epochs."""
+    def num_steps(self, task: Task, client: base.Index) -> int | Int[Array, ""]:
+        """Returns E, or the steps of the epochs; `ValueError` if the task has no epochs."""
         if self.local_steps is not None:
             return self.local_steps
         assert self.epochs is not None
         assert not callable(self.batch_size)
-        return self.epochs * needs(task, EpochTask).num_batches(client, self.batch_size)
+        return self.epochs * needs(task, base.EpochTask).num_batches(client, self.batch_size)
 
-    def batching(self, round: Round) -> Batching:
-        """Which of its examples a client's batches have in a round."""
+    def batching(self, round: base.Round) -> Batching:
+        """Returns the rule by which clients' batches are drawn in a round."""
         if callable(self.batch_size):
             return Batching(limit=self.batch_size(round))
         return Batching(self.batch_size, self.order)
@@ -151,9 +133,9 @@ class LocalSGD(NamedTuple):
         num_steps: Int[Array, ""] | None = None,
         start: Params | None = None,
     ) -> Change:
-        """The change of a client's parameters; arguments as of `train_locally`.
+        """Trains a client and returns the change of its parameters; see `train_locally`.
 
-        `num_steps` is for clients that take steps of their own number.
+        `num_steps` replaces the number of steps of the settings.
         """
         start = local.params if start is None else start
         trained = train_locally(
@@ -168,16 +150,17 @@ class LocalSGD(NamedTuple):
         return Change.between(start, *trained)
 
     def train_or_solve(self, local: LocalProblem) -> Change:
-        """The change of a client's parameters, by the task's own closed form where it has one.
+        """Trains a client, by the task's closed form of local SGD if it has one.
 
-        It may be sparse, and then reports the loss at the global parameters, if the task gives it.
+        The change may then be sparse, and the report is the loss at the global parameters, or NaN
+        if the task does not give clients' losses.
         """
         task, is_plain = local.task, self.batch_size is None and self.optimizer is optax.sgd
-        if self.local_steps is None or not is_plain or not isinstance(task, AnalyticTask):
+        if self.local_steps is None or not is_plain or not isinstance(task, base.AnalyticTask):
             return self.train(local)
         rate = self.rate(local.round)
         update = task.local_sgd(local.params, local.client, rate, self.local_steps)
-        loss = local.loss() if isinstance(task, MeasuredTask) else jnp.full((), jnp.nan)
+        loss = local.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
         return Change(update, {"loss": loss})
 
 
@@ -185,26 +168,24 @@ def local_sgd(
     learning_rate: Scalar | Schedule,
     local_steps: int | None,
     batch_size: int | Schedule | None = None,
-    *,
     epochs: int | None = None,
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,
 ) -> LocalSGD:
-    """The options of local training, checked.
+    """Returns the settings of local training after checking them.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E, for every client; or else give `epochs`.
-      batch_size: B examples per local step; None takes the full gradient. A schedule N_s(t) takes,
-        in round t, that many of the client's examples without replacement for each step, at most
-        all of them.
+      local_steps: E, for every client; give this or `epochs`.
+      batch_size: B examples per local step; None takes the full gradient. With a schedule N_s(t),
+        each step of round t draws N_s(t) of the client's examples without replacement, at most all.
       epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
-      order: "iid" draws every example of a batch independently, "epochs" goes through all in a
-        fresh order again and again; by default "epochs" where `epochs` is given, else "iid".
-      optimizer: from the round's rate to an optax optimizer, restarted every round.
+      order: "iid" draws every example of a batch independently; "epochs" goes through all examples
+        in a new order for each epoch. The default is "epochs" if `epochs` is given, else "iid".
+      optimizer: makes an optax optimizer from the round's rate, anew in every round.
 
     Raises:
-      ValueError: if a number is not positive, or options do not go together.
+      ValueError: if a number is not positive, or settings contradict each other.
     """
     check_positive("learning_rate", learning_rate)
     check_count("local_steps", local_steps)
@@ -213,8 +194,7 @@ def local_sgd(
         raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
     if not callable(batch_size):
         check_count("batch_size", batch_size)
-    if order not in ("iid", "epochs", None):
-        raise ValueError(f"order is {order!r}; it must be 'iid', 'epochs' or None")
+    check_choice("order", order, "iid", "epochs", None)
     if callable(batch_size) and (epochs is not None or order is not None):
         raise ValueError(
             "a schedule of sample sizes draws a sample for each step: give local_steps, and no "
@@ -229,7 +209,7 @@ def local_sgd(
 
 
 def proximal(local: LocalProblem, strength: Scalar) -> Direction:
-    """Along ``grad F_k(w_k) + strength (w_k - w)``: held to the global parameters."""
+    """Returns the direction ``grad F_k(w_k) + strength (w_k - w)``, which stays near w."""
 
     def direction(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
         loss, gradient = jax.value_and_grad(local.task.loss)(own, batch)
@@ -239,13 +219,13 @@ def proximal(local: LocalProblem, strength: Scalar) -> Direction:
     return direction
 
 
-def one(local: LocalProblem) -> Float[Array, ""]:
-    """The weight of clients that all count the same: 1 times the scale."""
+def equal_weight(local: LocalProblem) -> Float[Array, ""]:
+    """Returns 1 times the scale, the weight of a client in an unweighted mean."""
     return jnp.ones(()) * local.scale
 
 
 def add_mean(params: Params, total: Contribution) -> Params:
-    """The plain server's step: ``w <- w + (sum of weighted changes) / (sum of weights)``."""
+    """Returns ``w + (sum of weighted changes) / (sum of weights)``, the plain server's step."""
     mean = jax.tree.map(lambda x: x / total.weight, total.update)
     return optax.apply_updates(params, mean)
 
@@ -257,13 +237,13 @@ def averaging(
     num_gradients: int,
     server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
-    """The method whose clients send a weighted change and whose server takes the weighted mean.
+    """Returns the method whose clients send weighted changes and whose server adds their mean.
 
     Args:
-      change: what a client's local training changes.
-      weight: of a client's change; by default n_k.
-      num_gradients: that a client computes in a round.
-      server: from w and the sums to the new w, where it is not their quotient that is added.
+      change: trains a client and returns the change of its parameters.
+      weight: returns the weight of a client's change; by default n_k.
+      num_gradients: the number of gradients that a client computes in a round.
+      server: returns the new w from w and the sums; by default w plus the weighted mean change.
 
     Example: the plainest method there is, one gradient step at a rate of 0.1.
       >>> import jax
@@ -287,38 +267,30 @@ def stateless(
     client: Callable[[LocalProblem], Contribution],
     server: Callable[[Params, Contribution], Params],
 ) -> Algorithm:
-    """The method that remembers nothing, neither at the clients nor at the server.
+    """Returns the method without states at the clients and at the server.
 
     Args:
-      client: what one client contributes.
-      server: from w and the sum of the contributions to the new w.
+      client: returns one client's contribution.
+      server: returns the new w from w and the sum of the contributions.
     """
 
-    def init(task: Task, params: Params) -> tuple[ServerState, ClientState]:
+    def init(task: Task, params: Params) -> tuple[base.ServerState, base.ClientState]:
         del task, params
         return (), ()
 
     def contribute(
-        local: LocalProblem, server_state: ServerState, client_state: ClientState
-    ) -> tuple[Contribution, ClientState]:
+        local: LocalProblem, server_state: base.ServerState, client_state: base.ClientState
+    ) -> tuple[Contribution, base.ClientState]:
         del server_state
         return client(local), client_state
 
     return Algorithm(init, contribute, plain_server(server))
 
 
-def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> ServerFn:
-    """The server that keeps no state: its step looks at nothing but w and the sums."""
+def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
+    """Returns a server function without a state, from a step on w and the sums."""
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: ServerState,
-        client_states: ClientState,
-        total: Contribution,
-    ) -> tuple[Params, ServerState]:
-        del round, task, client_states
-        return step(params, total), server_state
+    def server(given: base.Aggregation) -> tuple[Params, base.ServerState]:
+        return step(given.params, given.total), given.server_state
 
     return server

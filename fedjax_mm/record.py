@@ -1,4 +1,4 @@
-"""What is recorded of a run: metrics of the models, counts of the work done, sizes of messages."""
+"""Records of a run: metrics of the models, counts of the work done, sizes of messages."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
 
 
 class Counts(NamedTuple):
-    """What was done since the last record, ``int32[models]`` each; see `Trace`."""
+    """Work done since the last record, ``int32[models]`` each; see `Trace`."""
 
     client_updates: Any
     gradients: Any
@@ -26,18 +26,18 @@ class Counts(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """What was recorded; the first entry of every array is the state before the recorded rounds.
+    """Records of a run; the first entry of every array is the state before the recorded rounds.
 
     Attributes:
       round: ``int32[records]``, rounds done.
       metrics: the task's metrics by name, each ``float[records, models]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.
-      gradients: ``int32[records, models]``, gradients computed since the record before; -1 in
-        either of the two if there were more than 32 bits hold.
+      gradients: ``int32[records, models]``, gradients computed since the record before. In either
+        count, -1 marks a number that does not fit 32 bits.
       idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
         trained the model.
-      upload_size: numbers that one client sends up per local training of each model.
-      download_size: numbers that one client receives per local training of each model.
+      upload_size: how many numbers one client sends per local training of each model.
+      download_size: how many numbers one client receives per local training of each model.
     """
 
     round: Array
@@ -52,11 +52,9 @@ class Trace:
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """Numbers that one client sends up, and receives, per local training of each model.
+    """Sizes of the messages that one client sends and receives, for each model."""
 
-    They are known while a round is traced, and pass through `lax.scan` as a part of the structure.
-    """
-
+    # Static: sizes are known while a round is traced, and leave `lax.scan` with the structure.
     up: tuple[int, ...]
     down: tuple[int, ...]
 
@@ -70,27 +68,23 @@ class Record(NamedTuple):
 
 
 def make_trace(first: Record, rest: Record, sizes: Sizes) -> Trace:
-    """The trace of an entry and those after it, with the sizes of messages."""
+    """Returns the trace of a first entry and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
     return Trace(whole.round, whole.metrics, **made, upload_size=sizes.up, download_size=sizes.down)
 
 
 class Measured(NamedTuple):
-    """Models as they are: metrics by name, and whether parameters and loss are finite."""
+    """Metrics of the models by name, and whether their parameters and losses are finite."""
 
     metrics: dict[str, Float[Array, " models"]]
     is_finite: Bool[Array, " models"]
 
 
 def measure(
-    stacks: Sequence[Stack],
-    rng_key: PRNGKeyArray,
-    round: Round,
-    models: Models,
-    client_map: ClientMap,
+    stacks: list[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, client_map: ClientMap
 ) -> Measured:
-    """The metrics of all models after a round; NaN where a model's task does not have one."""
+    """Returns all models' metrics after a round; NaN where a model's task lacks a metric."""
     num_models = sum(len(stack.models) for stack in stacks)
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
@@ -113,7 +107,8 @@ def measure(
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
-    """The sum over rounds, or -1 if it may not fit: a wrong number would look like a right one."""
+    """Returns the sum over rounds, or -1 if it may not fit 32 bits."""
+    # int32 wraps: a wrong number would look like a right one. The float32 sum is rounded: a margin.
     fits = counts.sum(0, dtype=jnp.float32) < 2**31 - 2**10
     return jnp.where(fits, counts.sum(0), -1)
 
@@ -121,7 +116,7 @@ def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
 def count(
     stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
 ) -> tuple[Counts, Sizes]:
-    """What one round did for each model, and how large its messages are."""
+    """Returns one round's work for each model, and the sizes of the messages."""
     participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
     gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
@@ -131,7 +126,7 @@ def count(
 
 
 def _message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
-    """How many numbers a message of each model has, from those ``[models, ...]`` of each stack."""
+    """Returns the size of each model's message, from messages ``[models, ...]`` of each stack."""
     of_model = {
         model: sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message))
         for stack, message in zip(stacks, messages, strict=True)

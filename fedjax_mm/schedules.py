@@ -1,7 +1,7 @@
 """Learning rates and sample sizes of the papers, as schedules of the round t = 1, 2, ...
 
-Any optax schedule may stand beside them: it is evaluated at the round, once, and all local steps
-use that rate.
+Any optax schedule may be used too. It is evaluated once, at the round, and all local steps use
+that rate.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ import jax.numpy as jnp
 from fedjax_mm.checks import check_count
 
 Schedule: TypeAlias = Callable[[Any], Any]
-"""An optax schedule, always evaluated at the round t (or the frame l): constant inside a round."""
+"""An optax schedule, evaluated at the round t (or the frame l) and constant inside a round."""
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
-    """The decaying rate ``beta / (t + gamma)`` of Theorem 1. `beta` and `gamma` may be traced.
+    """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1; both numbers may be traced.
 
     Example:
       >>> inverse_time(30.0, 100.0)(20)
@@ -26,7 +26,7 @@ def inverse_time(beta: Any, gamma: Any) -> Schedule:
 
 
 def per_frame(schedule: Schedule, num_models: int) -> Schedule:
-    """The schedule at the frame ``l = 1 + floor((t - 1) / M)`` instead of the round (Theorem 2).
+    """Returns the schedule at the frame ``l = 1 + floor((t - 1) / M)``, as in Theorem 2.
 
     Example:
       >>> rate = per_frame(inverse_time(30.0, 99.0), num_models=12)
@@ -45,19 +45,18 @@ def growing_sample_size(
     noise: tuple[Any, Any],
     growth: Any,
 ) -> Schedule:
-    """N_s(t), the examples of a client that Theorem 2 asks for in round t.
+    """Returns N_s(t), the sample size that Theorem 2 needs in round t, as a schedule.
 
-    The smallest sample with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and
-    at least one example: with a decaying rate it grows to all of them. `fedavg` takes it as its
-    `batch_size`. Rounding never makes it smaller than the condition asks for.
+    It is the smallest with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and
+    at least 1. With a decaying rate it grows to all examples. `fedavg` takes it as `batch_size`.
 
     Args:
       learning_rate: eta_t.
-      num_examples: S, of the largest client; smaller ones use all that they have sooner.
+      num_examples: S, of the largest client; smaller clients reach all of theirs sooner.
       local_steps: E.
-      gradient_bound: G; it and the numbers below may be traced.
+      gradient_bound: G. This and the arguments below may be traced.
       noise: beta_1 and beta_2 of Assumption 4.
-      growth: V; 0 asks for all examples.
+      growth: V; 0 takes all examples.
 
     Example:
       >>> constants = {"gradient_bound": 1.0, "noise": (0.0, 1.0), "growth": 3.0}
@@ -76,7 +75,7 @@ def growing_sample_size(
     def size(t: Any) -> Any:
         left_out = learning_rate(t) * growth
         left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
-        # A little more than asked for, so that round-off cannot make it less.
+        # Round-off must not make the sample smaller than the condition: 1e-6 makes it larger.
         least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
         return jnp.clip(least, 1, num_examples).astype(jnp.int32)
 

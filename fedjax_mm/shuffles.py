@@ -1,9 +1,8 @@
-"""Random orders without a sort.
+"""Random orders and draws that do not sort and do not depend on the floating-point precision."""
 
-`jax.random.permutation` sorts, and on a CPU that sort would cost more than the whole training step
-of a small model, and half a second for a million clients. The draws here use 32-bit words whatever
-the floating-point precision, so that a seed means the same clients with and without x64.
-"""
+# `jax.random.permutation` sorts: on a CPU that takes longer than the training step of a small
+# model, and half a second for a million clients. All draws here are of 32-bit words, so that a seed
+# gives the same clients with and without x64.
 
 import jax
 import jax.numpy as jnp
@@ -12,20 +11,18 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
 RANK_LIMIT = 128
-"""Up to this size an order is drawn by ranking (n^2 comparisons), above it by a keyed bijection."""
+"""Size up to which an order is drawn by ranking (n^2 comparisons); above, by a keyed bijection."""
 
 _FEISTEL_ROUNDS = 16  # with 8, orders of five to seven are measurably uneven
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, odd: counters are far apart
 
 
 def permutation(rng_key: PRNGKeyArray, size: int, length: int | None = None) -> Int[Array, " n"]:
-    """The first `length` entries of a random permutation of ``0, ..., size - 1``.
+    """Returns the first `length` entries of a random permutation of ``0, ..., size - 1``.
 
-    Up to `RANK_LIMIT` the ranks of independent 32-bit words are used: exactly uniform but for ties
-    (probability below 2^-19). Above it entry i is the image of i under a keyed bijection: a Feistel
-    network over Z_a x Z_b with a b >= size, walked until the image lies below size (Black and
-    Rogaway, "Ciphers with arbitrary finite domains", 2002). It costs O(length): drawing a thousand
-    of a million clients does not touch the others.
+    Up to `RANK_LIMIT` the entries are the ranks of independent 32-bit words: uniform, except for
+    ties (probability below 2^-19). Above it entry i is the image of i under a keyed bijection,
+    which costs O(length): drawing a thousand of a million clients does not touch the others.
 
     Example:
       >>> import jax
@@ -35,7 +32,7 @@ def permutation(rng_key: PRNGKeyArray, size: int, length: int | None = None) -> 
     length = size if length is None else length
     if size <= RANK_LIMIT:
         return _by_rank(rng_key, size)[:length]
-    return _by_bijection(rng_key, size, length)
+    return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
 
 
 def _by_rank(rng_key: PRNGKeyArray, size: int) -> Int[Array, " size"]:
@@ -46,23 +43,20 @@ def _by_rank(rng_key: PRNGKeyArray, size: int) -> Int[Array, " size"]:
     return jnp.sum(jnp.where(rank[None, :] == number[:, None], number, 0), axis=1, dtype=jnp.int32)
 
 
-def _by_bijection(rng_key: PRNGKeyArray, size: int, length: int) -> Int[Array, " length"]:
-    return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
-
-
 @jax.jit
 def shuffled(
     words: UInt32[Array, " 2"], places: Int[Array, "*places"], size: int | Int[Array, ""]
 ) -> Int[Array, "*places"]:
-    """What stands at some places of a random order of ``0, ..., size - 1``, which may be traced.
-
-    Places from `size` on are filled with anything below `size`. Costs what the places cost.
+    """Returns the entries at some places of a random order of ``0, ..., size - 1``.
 
     Args:
       words: the key, by `hash_words`.
-      places: where to look.
-      size: positive; up to 2^31 - 1.
+      places: the places. Entries at places from `size` on are arbitrary numbers below `size`.
+      size: from 1 to 2^31 - 1; it may be traced.
     """
+    # A Feistel network over Z_a x Z_b with a b >= size is a bijection; images of `size` or more are
+    # encrypted again until they lie below (Black and Rogaway, "Ciphers with arbitrary finite
+    # domains", 2002).
     size = jnp.asarray(size, jnp.uint32)
     a = jnp.ceil(jnp.sqrt(size.astype(jnp.float32))).astype(jnp.uint32)
     b = (size + a - 1) // a
@@ -83,10 +77,9 @@ def shuffled(
         return image, image >= size
 
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
-    image, _ = lax.while_loop(
-        lambda carry: jnp.any(carry[1]), walk, (start, jnp.ones(start.shape, bool))
-    )
-    # Where a and b are odd the network knows only even permutations: half the keys swap 0 and 1.
+    is_out = jnp.ones(start.shape, bool)
+    image, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (start, is_out))
+    # If a and b are odd, the network makes even permutations only: half of the keys swap 0 and 1.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)
 
@@ -95,16 +88,16 @@ def shuffled(
 def drawn(
     words: UInt32[Array, " 2"], counters: Int[Array, "*draws"], size: int | Int[Array, ""]
 ) -> Int[Array, "*draws"]:
-    """Independent uniform draws from ``0, ..., size - 1``, one for each counter.
+    """Returns independent uniform draws from ``0, ..., size - 1``, one for each counter.
 
     Args:
       words: the key, by `hash_words`.
-      counters: a different one for every draw with this key.
-      size: positive, may be traced; a value's probability is off by at most 2^-32.
+      counters: a different number for every draw with this key.
+      size: positive; it may be traced. Probabilities are exact up to 2^-32.
     """
     word = _mix(_mix(jnp.asarray(counters, jnp.uint32) * _GOLDEN + words[0]) ^ words[1])
     size = jnp.asarray(size, jnp.uint32)
-    # The upper half of the 64-bit product word * size, by halves of size.
+    # Without x64 there is no 64-bit product: its upper half comes from products of 16-bit halves.
     high, low = size >> 16, size & 0xFFFF
     middle = (word >> 16) * low + ((word & 0xFFFF) * low >> 16)
     other = (word & 0xFFFF) * high
@@ -114,23 +107,23 @@ def drawn(
 
 
 def hash_words(rng_key: PRNGKeyArray) -> UInt32[Array, " 2"]:
-    """64 bits of a key for `shuffled` and `drawn`: what `jax.random.fold_in` returns is random."""
+    """Returns 64 bits of a key, for `shuffled` and `drawn`."""
     data = jax.random.key_data(rng_key).astype(jnp.uint32).reshape(-1, 2)
     return data[0] if len(data) == 1 else _mix(data[0] ^ _mix(data[1]))
 
 
 def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Array, " 2"]:
-    """Another key for every number."""
+    """Returns a different key for every number."""
     return _mix(words + jnp.asarray(number, jnp.uint32) * _GOLDEN)
 
 
 def _below(word: UInt32[Array, "*words"], size: UInt32[Array, ""]) -> UInt32[Array, "*words"]:
-    """The word scaled to ``0, ..., size - 1``, for sizes up to 2^16; cheaper than a remainder."""
+    # Scaling is cheaper than a remainder, and right for sizes up to 2^16.
     return (word >> 16) * size >> 16
 
 
 def _mix(x: UInt32[Array, "*words"]) -> UInt32[Array, "*words"]:
-    """The finalizer of MurmurHash3: every input bit reaches every output bit."""
+    # The finalizer of MurmurHash3: every bit of the input changes every bit of the output.
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

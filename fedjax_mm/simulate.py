@@ -4,8 +4,8 @@ Everything is pure: jit it, vmap it over seeds and over any number of the task o
 differentiate it. The models axis is in `stacks.py`, the order in which clients are computed in
 `chunks.py`, their sums in `sums.py`, every key in `keys.py`, and records in `record.py`.
 
-A *stack* is the models of equal structure, which are computed together; a *group* is the clients
-that train one model in a round; a *chunk* is those of them that are computed at once.
+Models of equal structure make a *stack*, which is computed together. The clients that train one
+model in a round make a *group*. A *chunk* is a part of a group that is computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ from fedjax_mm.tasks.view import appeals, client_losses
 
 
 class State(NamedTuple):
-    """All that the next round needs."""
+    """State between two rounds."""
 
     rng_key: PRNGKeyArray
     round: Int[Array, ""]  # rounds done
@@ -35,7 +35,7 @@ class State(NamedTuple):
 
 
 class Now(NamedTuple):
-    """The round under way: its number t, its key, and who trains which model."""
+    """Current round: its number t, its key, and its groups."""
 
     round: Round
     rng_key: PRNGKeyArray
@@ -43,15 +43,15 @@ class Now(NamedTuple):
 
 
 class How(NamedTuple):
-    """How local trainings are computed; results do not depend on it but for summation order."""
+    """Settings of speed and memory; results depend on them only by the order of summation."""
 
     client_map: chunks.ClientMap
     client_axis: str | None
-    with_reports: bool  # somebody looks at them
+    with_reports: bool  # whether the assignment observes them
 
 
 class Trained(NamedTuple):
-    """The result of local training, of one client or of groups: sums, clients' states, reports."""
+    """Result of local training, of one client or of groups."""
 
     total: base.Contribution
     client_states: base.ClientState
@@ -70,21 +70,21 @@ def simulate(
     params: Params | None = None,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Trains M models for `num_rounds` rounds and records them, from round 0 on.
+    """Trains M models for `num_rounds` rounds and records them, beginning with round 0.
 
     Args:
-      rng_key: the seed; every draw is keyed by (seed, round, model, client), so that results do not
-        depend on `client_map` or on what runs beside.
+      rng_key: the seed. Every draw has a key of (seed, round, model, client), so that results do
+        not depend on `client_map` or on other replicas of a `vmap`.
       tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
-        but for the arrays that they share; others are unrolled inside the compiled round.
+        except for the arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
       assignment: who trains what.
       num_rounds: T.
-      client_map: "auto", "vmap", "scan" or a chunk size: a choice of speed and memory, with equal
-        results up to the order of summation.
+      client_map: "auto", "vmap", "scan" or a chunk size. It changes speed and memory, and results
+        only by the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters, of one model (shared by all) or with a leading models axis; drawn
-        by the tasks if None. Where models differ in structure, a list with those of each model.
+      params: initial parameters, of one model (shared by all) or with a leading models axis; None
+        lets the tasks draw them. Where models differ in structure, a list with one entry per model.
       client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
         everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
@@ -118,7 +118,7 @@ def init(
     assignment: Assignment,
     params: Params | None = None,
 ) -> State:
-    """The state before round 1. Arguments as in `simulate`."""
+    """Returns the state before round 1. Arguments as in `simulate`."""
     stacks = stacks_of(tasks, algorithm, assignment)
 
     def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
@@ -149,7 +149,7 @@ def advance(
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """`num_rounds` more rounds from a state, which is the first record; else as `simulate`."""
+    """Runs `num_rounds` more rounds from a state, which is the first record; see `simulate`."""
     checks.check_rounds(num_rounds, record_every)
     checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
@@ -173,7 +173,7 @@ def advance(
 def round_of(
     stacks: Sequence[Stack], assignment: Assignment, client_map: chunks.ClientMap, axis: str | None
 ) -> Callable[[State, None], tuple[State, tuple[Counts, Sizes]]]:
-    """One round as a function of the state, as `lax.scan` wants it."""
+    """Returns a function that runs one round, in the form that `lax.scan` takes."""
     how = How(client_map, axis, assignment.observe is not None)
 
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
@@ -192,7 +192,7 @@ def round_of(
 
 
 def look(stacks: Sequence[Stack], models: Models) -> Look:
-    """What the assignment may ask about the models as they are."""
+    """Returns the assignment's questions about the current models."""
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
         parts = split(stacks, models)
@@ -202,7 +202,7 @@ def look(stacks: Sequence[Stack], models: Models) -> Look:
 
 
 def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:
-    """Local training of every model's group, stack by stack."""
+    """Trains every model's group, stack by stack."""
 
     def train_stack(stack: Stack, models: Models) -> Trained:
         groups, model_keys = stack.rows(now.groups), keys.model_keys(now.rng_key, stack.models)
@@ -226,15 +226,15 @@ def train_group(
     group: Groups,
     model: Models,
 ) -> Trained:
-    """The sum of one group's contributions to one model, and what else comes back.
+    """Trains one group: returns the sum of its contributions, new client states and reports.
 
-    Clients are computed `chunk_size` at a time and added up as they come, so that memory does not
-    grow with the group. Of the states of all clients only the participants' rows are written. With
-    a client axis every device of it trains a share of the group; rows and sums are put together.
+    With a client axis, every device of the axis trains a share of the group.
     """
+    # Memory does not grow with the group: `chunk_size` clients at a time are computed and added up,
+    # and of the states of all clients only the participants' rows are written.
     size = len(group.clients)
 
-    @partial(jax.jit, inline=True)  # traced once, as those together are
+    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
     def contribute(client: base.Index, scale: Any, client_state: base.ClientState) -> Trained:
         key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
         local = base.LocalProblem(key, round, task, client, model.params, scale)
@@ -245,12 +245,13 @@ def train_group(
     def add_clients(so_far: Trained, rows: tuple[Array, Groups]) -> tuple[Trained, None]:
         place, (number, scale) = rows
         present = number >= 0
-        # Padding does what the first client of its chunk does: it never takes more steps.
+        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
+        # chunk's first client, which takes the most.
         client = jnp.where(present, number, jnp.maximum(number[0], 0))
         states = jax.tree.map(itemgetter(client), so_far.client_states)
         together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
         new = chunks.unless_empty(together, present, client, scale, states, skip=may_skip)
-        # Padding writes nowhere: out of range is dropped, where -1 would wrap to the last client.
+        # Index -1 would write to the last client; an index out of range is dropped.
         home = jnp.where(present, client, task.num_clients), jnp.where(present, place, size)
         came = home, (new.client_states, new.reports)
         if how.client_axis is not None and jax.tree.leaves(came[1]):
@@ -271,17 +272,19 @@ def train_group(
 
 
 def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[Trained]) -> Models:
-    """The server's step of every model; a model that nobody trained stays as it is."""
+    """Applies the server's step to every model; a model that nobody trained is not changed."""
 
     def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
         def of_model(task: Task, group: Groups, trained: Trained, model: Models) -> Models:
             is_trained = jnp.any(group.clients >= 0)
-            # An idle model's sums are replaced: the gradient of a 0/0 would be NaN, used or not.
+            # An idle model's sums are 0, and the gradient of 0/0 is NaN even where `jnp.where`
+            # drops the value: ones take their place.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
-            old, client_states = (model.params, model.server), trained.client_states
-            new = stack.algorithm.server(now.round, task, *old, client_states, total)
+            old, states = (model.params, model.server), trained.client_states
+            given = base.Aggregation(now.round, task, *old, states, total)
+            new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
-            return Models(params, server_state, client_states)
+            return Models(params, server_state, states)
 
         return over_models(of_model, stack, stack.rows(now.groups), trained, models)
 
@@ -292,7 +295,7 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
 def observe(
     assignment: Assignment, stacks: Sequence[Stack], now: Now, state: Any, trained: list[Trained]
 ) -> Any:
-    """The assignment's state, after it saw what came back, if it looks at it."""
+    """Returns the assignment's state after it observed the reports, if it observes any."""
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]

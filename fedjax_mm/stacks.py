@@ -17,9 +17,9 @@ from fedjax_mm.chunks import vmap_unless_one
 
 
 class Models(NamedTuple):
-    """What the rounds change of the M models; every leaf has a leading models axis.
+    """State of the M models; every leaf has a leading models axis.
 
-    Where models differ in structure, each field is a tuple with one entry for each stack of them.
+    Where models differ in structure, each field is a tuple with one entry per stack.
     """
 
     params: Params
@@ -28,13 +28,13 @@ class Models(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """Models of equal structure that train alike: computed together, whatever their data.
+    """Models of equal structure and equal algorithm, which are computed together.
 
     Attributes:
       models: their numbers, from 0.
       task: their tasks, stacked.
-      shared: for each leaf of the task whether all of them share it, without a models axis.
-      algorithm: how their clients train and the server aggregates.
+      shared: for each leaf of the task, whether all models share it; it then has no models axis.
+      algorithm: how their clients train and how the server aggregates.
     """
 
     models: tuple[int, ...]
@@ -43,14 +43,14 @@ class Stack(NamedTuple):
     algorithm: Algorithm
 
     def rows(self, tree: Any) -> Any:
-        """The rows of these models, of arrays that have one for every model."""
+        """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
 
 def stacks_of(
     tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], assignment: Assignment
 ) -> list[Stack]:
-    """The models in stacks, in the order of their first ones.
+    """Returns the models in stacks, in the order of each stack's first model.
 
     Raises:
       ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
@@ -71,24 +71,24 @@ def stacks_of(
 
 
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
-    """Tasks of equal structure as one; arrays that are the same object in all stay single."""
+    # Identity, not equality: comparing values would read device arrays, and fail where traced.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 
 
 def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
-    """Each stack with its models."""
+    """Returns each stack with the state of its models."""
     parts = [models] if len(stacks) == 1 else [Models(*part) for part in zip(*models, strict=True)]
     return list(zip(stacks, parts, strict=True))
 
 
 def join(parts: Sequence[Models]) -> Models:
-    """All models, from those of each stack."""
+    """Returns the state of all models, from that of each stack."""
     return parts[0] if len(parts) == 1 else Models(*zip(*parts, strict=True))
 
 
 def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
-    """Arrays with one row for every model, in their order, from those of each stack."""
+    """Returns arrays ``[models, ...]`` in the order of the models, from one tree per stack."""
     if len(stacks) == 1:
         return trees[0]
     place = np.argsort(np.concatenate([stack.models for stack in stacks]))
@@ -96,7 +96,7 @@ def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:
 
 
 def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = False) -> Any:
-    """``function(task, *args)`` of every model of a stack, all at once or one by one."""
+    """Returns ``function(task, *args)`` of every model of a stack, computed at once or in turn."""
     if len(stack.models) == 1:
         return vmap_unless_one(1, partial(function, stack.task))(*args)
     if not one_by_one:

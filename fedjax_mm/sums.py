@@ -1,6 +1,6 @@
-"""Sums of contributions: start at zero, add a chunk of clients, finish.
+"""Sums of contributions: `zero_sum`, then `add_chunk` for every chunk, then `finish_sum`.
 
-Because the server only sees a sum, clients may be computed one by one, in chunks or all at once, in
+The server only sees a sum, so clients can be computed one by one, in chunks or all at once, with
 the memory of one chunk.
 """
 
@@ -17,9 +17,9 @@ from fedjax_mm.base import Contribution, Params, Scalar
 class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
 
-    It may stand where an array of `params` would stand in `Contribution.update`. A client that
-    touches few coordinates of a large model then costs what it touches, not what the model holds.
-    The sum of such updates has no indices: its values are those of all coordinates.
+    It may replace an array in `Contribution.update`. A client that changes few coordinates of a
+    large model then costs time and memory for these coordinates only. A sum of such updates has no
+    indices: it has a value for every coordinate.
     """
 
     scale: Float[Array, ""]
@@ -32,7 +32,7 @@ def _is_sparse(leaf: Any) -> bool:
 
 
 def scale_update(update: Any, factor: Scalar) -> Any:
-    """The update times a number, sparse parts included."""
+    """Returns the update times a number, sparse parts included."""
 
     def scale(leaf: Any) -> Any:
         if _is_sparse(leaf):
@@ -43,7 +43,7 @@ def scale_update(update: Any, factor: Scalar) -> Any:
 
 
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
-    """The empty sum. `contribution` need only have shapes (`jax.eval_shape`)."""
+    """Returns the empty sum; of `contribution` only shapes and types count."""
 
     def zeros(leaf: SparseUpdate, param: Array) -> SparseUpdate:
         return SparseUpdate(leaf.scale, (), jnp.zeros(param.shape, leaf.values.dtype))
@@ -55,12 +55,10 @@ def zero_sum(contribution: Contribution, params: Params) -> Contribution:
 def add_chunk(
     total: Contribution, chunk: Contribution, present: Bool[Array, " chunk"]
 ) -> Contribution:
-    """Adds contributions stacked along a leading chunk axis; absent clients add nothing.
-
-    Absent clients are selected away, not multiplied by 0, because 0 * NaN is NaN.
-    """
+    """Returns the sum plus contributions ``[chunk, ...]``; absent clients add nothing."""
 
     def select(leaf: Array) -> Array:
+        # 0 * NaN is NaN: absent clients are replaced by zeros, never multiplied by 0.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
@@ -74,7 +72,7 @@ def add_chunk(
 
 
 def finish_sum(total: Contribution, params: Params) -> Contribution:
-    """The sum with every sparse part written out as a dense array."""
+    """Returns the sum with dense arrays in place of its sparse parts."""
 
     def dense(leaf: SparseUpdate, param: Array) -> Array:
         return leaf.scale * param + leaf.values
@@ -83,9 +81,9 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
-    """The update with a function of every sparse part and the parameters that it stands for."""
+    # A dense update may have any structure, also one unlike that of the parameters.
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
-        return update  # which need not look like the parameters
+        return update
 
     def of_leaf(leaf: Any, param: Array) -> Any:
         return function(leaf, param) if _is_sparse(leaf) else leaf

@@ -134,8 +134,8 @@ def counting() -> Algorithm:
         update = {"w": jnp.full_like(local.params["w"], local.client)}
         return Contribution(update, jnp.float32(1), jnp.int32(1)), state
 
-    def server(t, task, params, state, client_states, total):
-        return jax.tree.map(jnp.add, params, total.update), state + 1
+    def server(given):
+        return jax.tree.map(jnp.add, given.params, given.total.update), given.server_state + 1
 
     return Algorithm(
         lambda task, params: (jnp.int32(0), Visits(jnp.int32(0), jnp.int32(0))), client, server

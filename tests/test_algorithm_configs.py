@@ -46,6 +46,7 @@ from fedjax_mm import (
     run,
 )
 from fedjax_mm.algorithms import methods
+from fedjax_mm.base import Aggregation
 from fedjax_mm.data import partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.experiment import validate
@@ -153,7 +154,8 @@ def parts(program):
         local = LocalProblem(key, round, task, client, params)
         sent, state = algorithm.client(local, server, state)
         states = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *x.shape)), state)
-        moved = algorithm.server(round, task, params, server, states, sent._replace(report=()))
+        total = sent._replace(report=())
+        moved = algorithm.server(Aggregation(round, task, params, server, states, total))
         trained = steps, sent, state
         return prepared, groups, assigned, trained, moved, task.metrics(key, params)
 

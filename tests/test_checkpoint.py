@@ -22,11 +22,11 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, sweep
-from fedjax_mm.errors import InterruptedRunError, RefusedError
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.plan import Grid, make_plan
 from tests.helpers import Towards, share_grids

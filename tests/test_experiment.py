@@ -16,6 +16,7 @@ from fedjax_mm import (
     mfa_rr,
     sequential,
 )
+from fedjax_mm.base import Aggregation
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.experiment import Range, Sweep, load, validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
@@ -296,7 +297,7 @@ def test_the_server_scale_reaches_the_algorithm(scale, expected):
     local = LocalProblem(key, 1, task, jnp.int32(0), params)
     client, _ = algorithm.client(local, server, ())
     total = client._replace(update=jnp.full(task.dim, 3.0), weight=jnp.float32(2))
-    moved, _ = algorithm.server(1, task, params, server, (), total)
+    moved, _ = algorithm.server(Aggregation(1, task, params, server, (), total))
     np.testing.assert_allclose(moved - params, expected * 3 / 2, rtol=1e-6)
 
 

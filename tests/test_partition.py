@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm.data.dealing import federate, flip_labels, flipped_clients, split_parts
+from fedjax_mm.data.federate import federate, flip_labels, flipped_clients, split_parts
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import (

@@ -16,8 +16,8 @@ import fedjax_mm
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "errors", "schedules", "shuffles", "until"},
-    {"chunks", "keys", "local", "minimize", "stacks", "sums"},
+    {"base", "checks", "files", "schedules", "shuffles"},
+    {"chunks", "keys", "local", "stacks", "sums"},
     {"assignment", "data", "tasks"},
     {"algorithms", "theory"},
     {"record", "simulate"},

@@ -818,7 +818,10 @@ def test_staying_away_needs_appeal():
     [
         ({"cohort_size": 5}, "cohort_size is 5; it must lie between 1 and num_clients = 4"),
         ({"cohort_size": 0}, "cohort_size is 0"),
-        ({"cohort_size": 2, "from_round": 0}, "from_round is 0; it must be at least 1"),
+        (
+            {"cohort_size": 2, "from_round": 0},
+            "from_round is 0; it must be a positive whole number",
+        ),
     ],
 )
 def test_wrong_cohorts_are_refused(arguments, message):

@@ -21,14 +21,9 @@ from fedjax_mm import (
     simulate,
     to_dataset,
 )
+from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import (
-    manifest,
-    prepare_directory,
-    save_dataset,
-    save_json,
-    write_aside,
-)
+from fedjax_mm.results.dataset import manifest, save_dataset
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
 DIM = 6 * 2 + 1  # of the quadratic below

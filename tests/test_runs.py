@@ -6,8 +6,8 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
-from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiments.experiment import Sweep, load
+from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.plan import Program, seed_keys
 from tests.helpers import share_grids

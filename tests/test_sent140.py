@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from fedjax_mm.data.sent140 import check_sent140, load_sent140, surrogate_tweets, tokenize
+from fedjax_mm.data.sent140 import check_sent140, load_sent140, tokenize
+from fedjax_mm.data.surrogate import surrogate_tweets
 
 CSV = "training.1600000.processed.noemoticon.csv"
 
@@ -314,7 +315,7 @@ def test_an_empty_file_of_vectors_is_refused(tmp_path):
     [
         ({"num_clients": 0}, "num_clients is 0; it must be a positive whole number"),
         ({"dim": 0}, "dim is 0; it must be a positive whole number"),
-        ({"min_examples": 1}, "min_examples is 1; a training and a test set need 2 tweets"),
+        ({"min_examples": 1}, "min_examples is 1; a training and a test set need 2 ex"),
         ({"min_examples": 2.5}, "min_examples is 2.5; it must be a positive whole number"),
         ({"test_fraction": 1.0}, "test_fraction is 1.0; it must lie between 0 and 1"),
     ],

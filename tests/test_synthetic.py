@@ -119,7 +119,7 @@ def test_the_labels_are_those_of_the_definition(alpha, num_classes):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 2.0])
 def test_the_models_have_their_moments(alpha):
     law = module._Law(alpha, 1.0, 3, 2, "fedprox", False)
-    clients = module._fedprox(law, 20_000, np.random.default_rng(0))
+    clients = module._clients(law, seed=0)(20_000)
     W, b = clients.weights, clients.biases
     assert (W.shape, b.shape) == ((20_000, 3, 2), (20_000, 2))
     for entries in (W[:, 0, 0], W[:, 2, 1], b[:, 1]):
@@ -280,7 +280,7 @@ def test_the_faces_are_fixed_by_their_seed(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_attributes": 109}, "num_attributes is 109; there are 108 patterns"),
+        ({"num_attributes": 109}, "num_attributes is 109; .* patterns = 108"),
         ({"examples_per_client": (1, 5)}, r"examples_per_client is \(1, 5\)"),
         ({"examples_per_client": (5, 4)}, r"examples_per_client is \(5, 4\)"),
         ({"test_fraction": 1.0}, "test_fraction is 1.0"),

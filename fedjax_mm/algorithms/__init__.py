@@ -1,4 +1,4 @@
-"""Federated algorithms, one short file each; `methods` finds them."""
+"""Federated algorithms, one file each; `methods` finds them."""
 
 import importlib
 import inspect
@@ -11,10 +11,11 @@ from fedjax_mm.base import Algorithm
 
 @cache
 def methods() -> dict[str, Callable[..., Algorithm]]:
-    """The factories of all methods, by name.
+    """Returns the factories of all methods, by name.
 
-    A method is a function that has the name of its module and takes first a `learning_rate`; what
-    takes first an algorithm or a task wraps it. A new file is found without being named anywhere.
+    A method is a function with the name of its module whose first parameter is `learning_rate`;
+    functions whose first parameter is an algorithm or a task wrap methods. A new file is found
+    without an entry elsewhere.
 
     Example:
       >>> methods()["fedavg"].__module__
@@ -22,11 +23,9 @@ def methods() -> dict[str, Callable[..., Algorithm]]:
       >>> "requiring" in methods()
       False
     """
-    names = [module.name for module in pkgutil.iter_modules(__path__)]
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
-    own = {name: getattr(modules[name], name) for name in names if hasattr(modules[name], name)}
-    return {
-        name: factory
-        for name, factory in own.items()
-        if next(iter(inspect.signature(factory).parameters), None) == "learning_rate"
-    }
+    found = {}
+    for _, name, _ in pkgutil.iter_modules(__path__):
+        factory = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
+        if factory and next(iter(inspect.signature(factory).parameters), "") == "learning_rate":
+            found[name] = factory
+    return found

@@ -1,4 +1,4 @@
-"""Agnostic federated learning: the best model for the worst mixture of clients."""
+"""Agnostic federated learning, which minimizes the loss of the worst mixture of clients."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
 from fedjax_mm.checks import check_positive
 from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule
@@ -15,31 +16,28 @@ from fedjax_mm.sums import scale_update
 
 
 class AFLState(NamedTuple):
-    """The server's state of one model; its parameters are the running average of the iterates."""
+    """Server's state of one model, whose parameters are the running average of the iterates."""
 
     iterate: Params  # w, from which clients start
     mixture: Float[Array, " clients"]  # lambda
-    num_rounds: Int[Array, ""]  # in which somebody trained
+    num_rounds: Int[Array, ""]  # rounds in which somebody trained
 
 
 class LastLoss(NamedTuple):
-    """One client's loss in the round in which it trained last."""
+    """Client's loss in the last round in which it trained."""
 
     round: Int[Array, ""]
     loss: Float[Array, ""]
 
 
 def afl(
-    learning_rate: Scalar | Schedule,
-    *,
-    mixture_rate: Scalar,
-    batch_size: int | None = None,
+    learning_rate: Scalar | Schedule, *, mixture_rate: Scalar, batch_size: int | None = None
 ) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
-    lambda is on the simplex of all N clients, from 1/N on; a participant adds the loss of all its
-    training examples at w, the others add nothing. What is recorded is the running average of w;
-    w itself is in the server's state.
+    lambda is a point of the simplex of all N clients and starts at 1/N. A participant's F_k is the
+    loss of all its training examples at w; absent clients count 0. The recorded parameters are the
+    running average of w; the server's state has w itself.
 
     Args:
       learning_rate: eta_w, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -76,22 +74,15 @@ def afl(
         sent = Contribution(update, jnp.ones(()), jnp.int32(1), change.report)
         return sent, LastLoss(jnp.asarray(local.round, jnp.int32), loss)
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: AFLState,
-        client_states: LastLoss,
-        total: Contribution,
-    ) -> tuple[Params, AFLState]:
-        del task
-        iterate, _, count = server_state
-        iterate, count = optax.apply_updates(iterate, total.update), count + 1
-        step = jax.tree.map(lambda new, old: (new - old) / count, iterate, params)
-        # The server sees sums, but losses count one by one: they are in the clients' states.
-        losses = jnp.where(client_states.round == round, client_states.loss, 0)
-        mixture = server_state.mixture + mixture_rate * losses
-        mixture = optax.projections.projection_simplex(mixture).astype(losses.dtype)
-        return optax.apply_updates(params, step), AFLState(iterate, mixture, count)
+    def server(given: base.Aggregation) -> tuple[Params, AFLState]:
+        iterate, mixture, count = given.server_state
+        iterate, count = optax.apply_updates(iterate, given.total.update), count + 1
+        step = jax.tree.map(lambda new, old: (new - old) / count, iterate, given.params)
+        # A sum would hide single clients' losses: clients' states carry them to the server.
+        last = given.client_states
+        losses = jnp.where(last.round == given.round, last.loss, 0)
+        mixture = optax.projections.projection_simplex(mixture + mixture_rate * losses)
+        state = AFLState(iterate, mixture.astype(losses.dtype), count)
+        return optax.apply_updates(given.params, step), state
 
     return Algorithm(init, client, server)

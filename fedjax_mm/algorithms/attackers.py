@@ -1,4 +1,4 @@
-"""Attackers: a task in which they report losses that are too large, and noise in what they send."""
+"""Attackers: clients that report too large losses, and clients that add noise to their updates."""
 
 import dataclasses
 from functools import partial
@@ -19,17 +19,17 @@ from fedjax_mm.tasks.view import View
 def attacked(
     task: Task, clients: Any, *, loss_factor: Scalar = 10.0, stays: bool = True
 ) -> "Attacked":
-    """The task with attackers, whose loss is ``10 F_k`` wherever an algorithm looks at losses.
+    """Returns the task with attackers, whose loss is ``10 F_k`` for algorithms and assignments.
 
-    They take part whenever they are asked: every model appeals to them. Their thresholds and the
-    task's metrics are what they are: ``attacked(requiring(task, own), clients)``. `noisy` makes
-    attackers of the same clients in an algorithm, who send noise.
+    Every model appeals to attackers, so that they always take part. Thresholds and metrics do not
+    change; write ``attacked(requiring(task, own), clients)``. `noisy` makes attackers of the same
+    clients in an algorithm: they send noise.
 
     Args:
-      task: any.
-      clients: ``bool[clients]``, which of those that train attack; it may be traced.
-      loss_factor: what their losses are multiplied by.
-      stays: False lets them stay away, with `appealing`, where others would.
+      task: any task.
+      clients: ``bool[clients]``, whether each client attacks; it may be traced.
+      loss_factor: the factor of the attackers' losses.
+      stays: False lets attackers stay away from models that do not appeal to them; see `appealing`.
 
     Raises:
       ValueError: if `loss_factor` is not positive or `clients` are not ``bool[clients]``.
@@ -58,7 +58,7 @@ class Attacked(View):
 
     Attributes:
       attacks: ``bool[clients]``.
-      factors: ``float[clients]``, what their losses are multiplied by.
+      factors: ``float[clients]``, the factors of the clients' losses.
       stays: whether every model appeals to attackers.
     """
 
@@ -67,32 +67,32 @@ class Attacked(View):
     stays: bool = dataclasses.field(metadata={"static": True})
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """The loss that the client reports."""
+        """Returns the loss that the client reports."""
         loss = super().client_loss(params, client)
         return loss * self.factors[client].astype(loss.dtype)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """The losses that the first clients report."""
+        """Returns the losses that the first clients report."""
         losses = super().client_losses(params, num_clients)
         return losses * self.factors[:num_clients].astype(losses.dtype)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Whether the model appeals to each client; attackers who stay say so of every model."""
+        """Returns whether the model appeals to each client; attackers who stay always say yes."""
         honest = super().appeals(params)
         return honest | self.attacks if self.stays else honest
 
 
 def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorithm:
-    """The algorithm with attackers who send noise with the update.
+    """Returns the algorithm with attackers, who add noise to their updates.
 
-    Every number of an attacker's update gets an independent N(0, s^2) with s the `noise` times the
-    root of the mean square of the whole update, of all that they send. `attacked` makes attackers
-    of the same clients in a task, who report losses that are too large.
+    Independent N(0, s^2) noise is added to every number of an attacker's update, where s is `noise`
+    times the root mean square of the whole update. `attacked` makes attackers of the same clients
+    in a task: they report too large losses.
 
     Args:
-      algorithm: any.
-      clients: ``bool[clients]``, which of those that train attack; it may be traced.
-      noise: s over the root mean square of the update; 0 sends the update as it is.
+      algorithm: any algorithm.
+      clients: ``bool[clients]``, whether each client attacks; it may be traced.
+      noise: s divided by the root mean square of the update; 0 does not change the update.
 
     Raises:
       ValueError: if `noise` is negative or `clients` are not ``bool[clients]``.
@@ -116,6 +116,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, local.task.num_clients)
         contribution, state = algorithm.client(local, server_state, client_state)
+        # A sparse update has no place for noise in the coordinates that it does not list.
         sent = dense_update(contribution, local.params)
         other = _with_noise(keys.noise_key(local.rng_key), sent.update, noise)
         update = jax.tree.map(partial(jnp.where, attacks[local.client]), other, sent.update)
@@ -125,18 +126,18 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
 
 
 def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """The contribution with every sparse part of its update written out as a dense array."""
+    """Returns the contribution with dense arrays in place of its update's sparse parts."""
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
 
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
-    """The update and independent noise as large as the update is, in the mean square."""
     mean_square = optax.tree.norm(update, squared=True) / optax.tree.size(update)
     leaves, structure = jax.tree.flatten(update)
 
     def add_noise(i: int, leaf: Array) -> Array:
+        # float32 draws: a seed means the same noise with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
         return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
 

@@ -1,4 +1,4 @@
-"""Ditto: a global model by FedAvg, and beside it a personal one of every client."""
+"""Ditto: FedAvg's global model, and a personal model for every client."""
 
 import jax
 import jax.numpy as jnp
@@ -19,14 +19,14 @@ def ditto(
 ) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 
-    Personal models start where the global one does, take as many steps, on the same batches, in
-    each round in which the client trains, and are the clients' states: ``state.models.clients`` of
-    `simulate`. Metrics are those of the global model.
+    Personal models start from the global one's parameters. In each round in which a client trains,
+    its personal model takes equally many steps on the same batches. Personal models are the
+    clients' states, ``state.models.clients`` of `simulate`; metrics are the global model's.
 
     Args:
-      learning_rate: eta of both, a number (it may be traced) or a schedule of the round.
-      lam: how strongly personal models are held to the global one; 0 lets each go its way.
-      local_steps: E, SGD steps of every client for each of both.
+      learning_rate: eta for both models, a number (it may be traced) or a schedule of the round.
+      lam: how strongly personal models are pulled to the global one; at 0 they are independent.
+      local_steps: E, SGD steps of every client for each of its two models.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
 
     Raises:
@@ -56,6 +56,7 @@ def ditto(
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, change = local.weight(), sgd.train(local)
+        # The same `local` has the same key: personal steps see the batches of the global ones.
         step = sgd.train(local, direction=proximal(local, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
         update, num_gradients = scale_update(change.update, weight), jnp.int32(2 * local_steps)

@@ -1,4 +1,4 @@
-"""Federated averaging, the local algorithm of MFA-Rand and MFA-RR."""
+"""Federated averaging, the method of MFA-Rand and MFA-RR."""
 
 from typing import Any, Literal
 
@@ -8,8 +8,9 @@ import optax
 from jaxtyping import Array, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
-from fedjax_mm.local import LocalOptimizer, local_sgd, one
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.checks import check_choice
+from fedjax_mm.local import LocalOptimizer, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -30,20 +31,18 @@ def fedavg(
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E, for every client; or else give `epochs`.
+      local_steps: E, for every client; give this or `epochs`.
       epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
-      batch_size: B examples per local step; None takes the full gradient. A schedule N_s(t) takes,
-        in round t, that many of the client's examples without replacement for each step, at most
-        all of them.
-      order: "iid" draws every example of a batch independently, "epochs" goes through all in a
-        fresh order again and again; by default "epochs" where `epochs` is given, else "iid".
-      local_optimizer: from the round's rate to an optax optimizer, restarted every round. With
-        `optax.sgd` and full gradients a task may use its own closed form.
-      server_optimizer: receives minus the mean update as a gradient; None is a plain step of size
-        1.
-      server_scale: "mean" divides by the participants' weights; "1/N" by those of all clients, the
-        factor of eq. (19), for which Theorem 2 is proven.
-      weighted: weight clients by their number of examples n_k; False gives everyone the weight 1.
+      batch_size: B examples per local step; None takes the full gradient. With a schedule N_s(t),
+        each step of round t draws N_s(t) of the client's examples without replacement, at most all.
+      order: "iid" draws every example of a batch independently; "epochs" goes through all examples
+        in a new order for each epoch. The default is "epochs" if `epochs` is given, else "iid".
+      local_optimizer: makes an optax optimizer from the round's rate, anew in every round. With
+        `optax.sgd` and full gradients a task may use its closed form.
+      server_optimizer: gets minus the mean update as a gradient; None is a step of size 1.
+      server_scale: "mean" divides by the participants' weights. "1/N" divides by the weights of all
+        clients, as eq. (19) and Theorem 2 do.
+      weighted: whether clients weigh n_k, their number of examples; else each weighs 1.
 
     Raises:
       ValueError: if a number is not positive or `server_scale` is unknown.
@@ -59,19 +58,12 @@ def fedavg(
 
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
-    sgd = local_sgd(
-        learning_rate,
-        local_steps,
-        batch_size,
-        epochs=epochs,
-        order=order,
-        optimizer=local_optimizer,
-    )
-    if server_scale not in ("mean", "1/N"):
-        raise ValueError(f"server_scale is {server_scale!r}; it must be 'mean' or '1/N'")
+    sgd = local_sgd(learning_rate, local_steps, batch_size, epochs, order, local_optimizer)
+    check_choice("server_scale", server_scale, "mean", "1/N")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-    weight_of = LocalProblem.weight if weighted else one
+    weight_of = LocalProblem.weight if weighted else equal_weight
 
+    # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
         return sgd.num_steps(task, client)
@@ -89,21 +81,14 @@ def fedavg(
         update = scale_update(change.update, weight)
         return Contribution(update, weight, num_gradients, change.report), client_state
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: Any,
-        client_states: base.ClientState,
-        total: Contribution,
-    ) -> tuple[Params, Any]:
-        del round, client_states
-        weight = total.weight
+    def server(given: base.Aggregation) -> tuple[Params, Any]:
+        weight = given.total.weight
         if server_scale == "1/N":
-            weights = jax.vmap(task.weight)(jnp.arange(task.num_clients))
+            weights = jax.vmap(given.task.weight)(jnp.arange(given.task.num_clients))
             weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
-        gradient = jax.tree.map(lambda update: -update / weight, total.update)
-        updates, server_state = optimizer.update(gradient, server_state, params)
-        return optax.apply_updates(params, updates), server_state
+        # Minus the mean change is the gradient that optax descends.
+        gradient = jax.tree.map(lambda update: -update / weight, given.total.update)
+        updates, state = optimizer.update(gradient, given.server_state, given.params)
+        return optax.apply_updates(given.params, updates), state
 
     return Algorithm(init, client, server, num_steps)

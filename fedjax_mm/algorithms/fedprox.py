@@ -1,4 +1,4 @@
-"""FedProx: local steps are pulled back to the global model."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from fedjax_mm.base import Algorithm, LocalProblem, Scalar
 from fedjax_mm.checks import check_not_negative
@@ -17,7 +17,7 @@ def fedprox(
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      mu: how strongly clients are held; 0 is FedAvg.
+      mu: how strongly clients are pulled to the global model; 0 is FedAvg.
       local_steps: E, SGD steps of every client.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
 

@@ -1,4 +1,4 @@
-"""MaxFL: one global model that as many clients as possible prefer to their own."""
+"""MaxFL: a global model that appeals to as many clients as possible."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
-from fedjax_mm.checks import check_not_negative, check_positive
+from fedjax_mm.checks import check_choice, check_not_negative, check_positive
 from fedjax_mm.local import averaging, local_sgd
 from fedjax_mm.schedules import Schedule
 
@@ -26,17 +26,17 @@ def maxfl(
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
     ``q_k = s (1 - s)`` with ``s = sigma(slope (F_k(w) - rho_k))``: clients near their threshold
-    count most, those to whom the model appeals anyway, or by no means, hardly. They need
-    thresholds: wrap the task with `requiring`.
+    weigh most, and clients far above or below it very little. Clients need thresholds: wrap the
+    task with `requiring`.
 
     Args:
       learning_rate: eta_l, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: tau, SGD steps of every client.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
       server_rate: eta_g.
-      eps: the larger, the less a round moves whose clients all weigh little. Theory has
-        ``N L_c^2 / (4 L_s)``, see `theory.maxfl.optimal_epsilon`, which trains too slowly.
-      weight: "derivative", as above, or "sigmoid", ``q_k = s``, as Algorithm 1, line 8, prints it.
+      eps: shortens the steps of rounds in which all clients weigh little. The value of the theory,
+        ``N L_c^2 / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly.
+      weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
       slope: how steep the sigmoid is.
 
     Raises:
@@ -57,17 +57,16 @@ def maxfl(
     check_positive("server_rate", server_rate)
     check_not_negative("eps", eps)
     check_positive("slope", slope)
-    if weight not in ("derivative", "sigmoid"):
-        raise ValueError(f"weight is {weight!r}; it must be 'derivative' or 'sigmoid'")
+    check_choice("weight", weight, "derivative", "sigmoid")
 
     def q(local: LocalProblem) -> Float[Array, ""]:
         x = slope * (local.loss() - local.threshold())
-        s = jax.nn.sigmoid(x)
+        s = jax.nn.sigmoid(x)  # 1 - s loses all digits for large x; sigmoid(-x) does not
         return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
-        # Where all weights underflow and eps is 0, nothing is added.
+        # If all weights underflow and eps is 0, the sum is 0: dividing by 1 changes nothing.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 

@@ -1,18 +1,23 @@
-"""MW-Fed: clients that a model does not satisfy weigh more and more, and work more."""
+"""MW-Fed: unsatisfied clients get larger weights and take more local steps."""
+
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.checks import check_numbers
 from fedjax_mm.local import add_mean, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_losses, thresholds
 
+Weights: TypeAlias = Float[Array, " clients"]
+
 _MOST = 4  # times local_steps
-_LEAST_WEIGHT = 1e-30  # so that clients long satisfied have a mean, if they are alone in a round
+_LEAST_WEIGHT = 1e-30  # a round of clients whose weights underflow must not divide by 0
 
 
 def mwfed(
@@ -22,19 +27,19 @@ def mwfed(
     batch_size: int | None = None,
     growth: Scalar = 4.0,
 ) -> Algorithm:
-    """MW-Fed: FedAvg whose weights v_k grow wherever ``F_k(w) >= rho_k``, as do the local steps.
+    """MW-Fed: FedAvg whose weights v_k and local steps grow while ``F_k(w) >= rho_k``.
 
-    Weights are 1/N to begin with. At the start, and after each round in which somebody trained,
-    those of the clients whose (reported) loss is not below their threshold are multiplied by 4, and
-    all are normalised. Client k takes ``clip(round(tau N v_k), 1, 4 tau)`` local steps, and
-    participants are averaged by v_k. It takes one pass over all training examples a round, and
-    thresholds: wrap the task with `requiring`.
+    Weights start at 1/N. At the start, and after each round in which somebody trained, the weights
+    of clients whose (reported) loss is not below their threshold are multiplied by `growth`, and
+    all weights are normalised. Client k takes ``clip(round(tau N v_k), 1, 4 tau)`` local steps, and
+    the server averages participants by v_k. Each round costs one pass over all training examples.
+    Clients need thresholds: wrap the task with `requiring`.
 
     Args:
       learning_rate: a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: tau, SGD steps of a client of mean weight.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
-      growth: what weights are multiplied by; greater than 1.
+      growth: the factor of unsatisfied clients' weights; greater than 1.
 
     Raises:
       ValueError: if a number is not positive or `growth` is not greater than 1.
@@ -51,27 +56,22 @@ def mwfed(
     Reference: Blum et al., "One for One, or All for All" (2021), as compared with in Cho et al.
     """
     sgd = local_sgd(learning_rate, local_steps, batch_size)
-    if not isinstance(growth, jax.core.Tracer) and not growth > 1:
-        raise ValueError(f"growth is {growth}; it must be greater than 1")
+    check_numbers("growth", growth, lambda x: x > 1, "be greater than 1")
 
-    def grown(
-        task: Task, params: Params, log_weights: Float[Array, " clients"]
-    ) -> Float[Array, " clients"]:
+    def grown(task: Task, params: Params, log_weights: Weights) -> Weights:
         is_satisfied = client_losses(task, params) < thresholds(task)
         return jax.nn.log_softmax(log_weights + jnp.where(is_satisfied, 0, jnp.log(growth)))
 
-    def init(task: Task, params: Params) -> tuple[Float[Array, " clients"], base.ClientState]:
+    def init(task: Task, params: Params) -> tuple[Weights, base.ClientState]:
         uniform = jnp.full(task.num_clients, -jnp.log(float(task.num_clients)))
         return grown(task, params, uniform).astype(uniform.dtype), ()
 
-    def num_steps(
-        task: Task, client: base.Index, server_state: Float[Array, " clients"]
-    ) -> Int[Array, ""]:
+    def num_steps(task: Task, client: base.Index, server_state: Weights) -> Int[Array, ""]:
         share = task.num_clients * jnp.exp(server_state[client])
         return jnp.clip(jnp.round(local_steps * share), 1, _MOST * local_steps).astype(jnp.int32)
 
     def client(
-        local: LocalProblem, server_state: Float[Array, " clients"], client_state: base.ClientState
+        local: LocalProblem, server_state: Weights, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         steps = num_steps(local.task, local.client, server_state)
         change = sgd.train(local, num_steps=steps)
@@ -79,16 +79,8 @@ def mwfed(
         update = scale_update(change.update, weight)
         return Contribution(update, weight, steps, change.report), client_state
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: Float[Array, " clients"],
-        client_states: base.ClientState,
-        total: Contribution,
-    ) -> tuple[Params, Float[Array, " clients"]]:
-        del round, client_states
-        params = add_mean(params, total)
-        return params, grown(task, params, server_state).astype(server_state.dtype)
+    def server(given: base.Aggregation) -> tuple[Params, Weights]:
+        params, old = add_mean(given.params, given.total), given.server_state
+        return params, grown(given.task, params, old).astype(old.dtype)
 
     return Algorithm(init, client, server, num_steps)

@@ -1,4 +1,4 @@
-"""Per-FedAvg: a start from which one local step serves each client well."""
+"""Per-FedAvg: parameters from which one local step gives each client a good model."""
 
 from typing import Any, Literal
 
@@ -6,8 +6,8 @@ import jax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
-from fedjax_mm.checks import check_not_negative, check_positive
-from fedjax_mm.local import Change, averaging, local_sgd, one
+from fedjax_mm.checks import check_choice, check_not_negative, check_positive
+from fedjax_mm.local import Change, averaging, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 
 
@@ -22,17 +22,17 @@ def perfedavg(
 ) -> Algorithm:
     """Per-FedAvg: local steps on ``F_k(w - alpha grad F_k(w))``, then the unweighted mean.
 
-    With batches D, D', D'' of its own in each step, ``u = w - alpha grad(w; D)``, a step goes along
-    ``g' = grad(u; D')`` (first order, "FO") or along ``g' - alpha (grad(w + delta g'; D'') -
-    grad(w - delta g'; D'')) / (2 delta)``, a Hessian-vector product by differences ("HF").
+    Each step draws batches D, D', D'' and sets ``u = w - alpha grad(w; D)``. It descends along
+    ``g' = grad(u; D')`` (first order, "FO"), or along ``g' - alpha (grad(w + delta g'; D'') -
+    grad(w - delta g'; D'')) / (2 delta)``, with a Hessian-vector product by differences ("HF").
 
     Args:
       learning_rate: beta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: E, meta steps of every client.
-      batch_size: B examples of each of the batches, drawn independently; None takes all in each.
-      alpha: the rate of the step inside; 0 is FedAvg, unweighted.
+      batch_size: B examples per batch, drawn independently; None takes all examples.
+      alpha: the rate of the inner step; 0 is FedAvg, unweighted.
       variant: "FO" (2 gradients a step) or "HF" (4).
-      delta: of "HF".
+      delta: the length of the differences of "HF".
 
     Raises:
       ValueError: if `alpha` is negative, another number is not positive, or `variant` is unknown.
@@ -52,8 +52,7 @@ def perfedavg(
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("alpha", alpha)
     check_positive("delta", delta)
-    if variant not in ("FO", "HF"):
-        raise ValueError(f"variant is {variant!r}; it must be 'FO' or 'HF'")
+    check_choice("variant", variant, "FO", "HF")
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
     def change(local: LocalProblem) -> Change:
@@ -72,9 +71,10 @@ def perfedavg(
             bend = jax.tree.map(lambda x, y: (x - y) / (2 * delta), ahead, behind)
             return loss, _plus(outer_gradient, -alpha, bend)
 
+        # D, D' and D'' are consecutive batches of the task, so that their draws are independent.
         return sgd.train(local, direction=direction, num_batches=num_batches)
 
-    return averaging(change, one, num_gradients=local_steps * gradients_per_step)
+    return averaging(change, equal_weight, num_gradients=local_steps * gradients_per_step)
 
 
 def _plus(tree: Params, factor: Scalar, other: Params) -> Params:

@@ -1,11 +1,11 @@
-"""PR-SGD: parallel SGD whose clients restart from their mean, which one gradient has not seen."""
+"""PR-SGD: parallel SGD with restarts from the clients' mean and one stale gradient."""
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
-from fedjax_mm.local import local_sgd, one, plain_server, train_locally
+from fedjax_mm.local import equal_weight, local_sgd, plain_server, train_locally
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -13,21 +13,20 @@ from fedjax_mm.sums import scale_update
 def prsgd(
     learning_rate: Scalar | Schedule, *, local_steps: int, batch_size: int | None = None
 ) -> Algorithm:
-    """Parallel restarted SGD, with a stale gradient at each averaging, as Pawlik prints it.
+    """Parallel restarted SGD with a stale gradient at each averaging, as Pawlik prints it.
 
-    In every iteration t client i takes a gradient ``G_i^t`` at its own ``x_i^(t-1)``; usually
-    ``x_i^t = x_i^(t-1) - eta G_i^t``, but when I divides t ``x_i^t = mean_j x_j^(t-1) - eta G_i^t``
-    (eq. 10): the gradient was taken before the mean that it is applied to. That is all that differs
-    from FedAvg with I local steps, where nobody steps on from the mean alone.
+    In iteration t client i computes a gradient ``G_i^t`` at its own ``x_i^(t-1)``. If I divides t,
+    ``x_i^t = mean_j x_j^(t-1) - eta G_i^t`` (eq. 10), with a gradient from before the averaging;
+    otherwise ``x_i^t = x_i^(t-1) - eta G_i^t``. FedAvg with I local steps averages after the step.
 
-    A round ends with the mean: the global model is ``mean_j x_j^(rI - 1)`` after round r, where
-    FedAvg has taken one step more. A client remembers its last step, and begins the next round by
-    it; one that is absent keeps it. Each counts once. The paper lets all clients take part.
+    A round ends with the mean: the global model is ``mean_j x_j^(rI - 1)`` after round r, one step
+    before FedAvg's. A client's state is its last step, which begins its next round. The mean is
+    unweighted. The paper lets all clients take part.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: I, the gradients of a client in a round.
-      batch_size: B examples of each gradient, drawn independently; None takes all.
+      batch_size: B examples per gradient, drawn independently; None takes all.
 
     Raises:
       ValueError: if a number is not positive.
@@ -59,12 +58,13 @@ def prsgd(
         loss = jnp.zeros(())
         if last:
             own, loss = train_locally(local, optax.sgd(rate), last, how, start=own)
+        # The last gradient is kept: the client applies it to the mean, at its next round's start.
         batch = task.batch(local.rng_key, local.client, jnp.int32(last), how)
         last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
         change = jax.tree.map(jnp.subtract, own, local.params)
         report = {"loss": (last * loss + last_loss) / local_steps}
         update = scale_update(change, local.scale)
-        return Contribution(update, one(local), jnp.int32(local_steps), report), step
+        return Contribution(update, equal_weight(local), jnp.int32(local_steps), report), step
 
     return Algorithm(init, client, plain_server())

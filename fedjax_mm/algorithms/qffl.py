@@ -1,4 +1,4 @@
-"""q-FFL: the larger a client's loss, the more it counts."""
+"""q-FFL: clients with larger losses weigh more."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from fedjax_mm.local import local_sgd, stateless
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
-_LEAST_LOSS = 1e-10  # added to losses, of which negative powers are taken
+_LEAST_LOSS = 1e-10  # added to losses: a negative power of 0 is infinite
 
 
 def qffl(
@@ -23,11 +23,12 @@ def qffl(
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 
     ``dw_k = (w - w_k) / eta`` after local steps, ``h_k = q F_k^(q-1) |dw_k|^2 + F_k^q / eta``, and
-    F_k is the loss of all the client's training examples at w. All clients count once.
+    F_k is the loss of all the client's training examples at w. Clients' numbers of examples do not
+    count.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      q: how much large losses count; 0 is FedAvg, unweighted.
+      q: the power of losses in the weights; 0 is FedAvg, unweighted.
       local_steps: E, SGD steps of every client.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
 
@@ -59,7 +60,8 @@ def qffl(
         return Contribution(update, h, jnp.int32(local_steps), change.report)
 
     def server(params: Params, total: Contribution) -> Params:
-        h = jnp.where(total.weight == 0, 1, total.weight)  # 0 where small losses underflow
+        # Powers of small losses may underflow to 0: dividing by 1 changes nothing then.
+        h = jnp.where(total.weight == 0, 1, total.weight)
         return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
 
     return stateless(client, server)

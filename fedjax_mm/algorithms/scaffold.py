@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against the drift of clients who take many local steps."""
+"""SCAFFOLD: control variates against the drift of clients that take many local steps."""
 
 from typing import Any, Literal
 
@@ -8,9 +8,9 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Round, Scalar, Task
-from fedjax_mm.checks import check_positive
-from fedjax_mm.local import local_sgd, one
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.checks import check_choice, check_positive
+from fedjax_mm.local import equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -25,17 +25,16 @@ def scaffold(
 ) -> Algorithm:
     """SCAFFOLD: local steps ``y <- y - eta_l (grad F_k(y) - c_k + c)`` against client drift.
 
-    After its K steps a client sets ``c_k <- c_k - c + (w - y) / (K eta_l)`` (option II), and then
-    ``w <- w + eta_g mean(y - w)`` over the participants, each counting once, and
-    ``c <- c + (1/N) sum (new c_k - old c_k)``. Those that are absent keep their c_k.
+    After K steps a client sets ``c_k <- c_k - c + (w - y) / (K eta_l)`` (option II). The server
+    sets ``w <- w + eta_g mean(y - w)``, unweighted, and ``c <- c + (1/N) sum (new c_k - old c_k)``.
 
     Args:
       learning_rate: eta_l, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: K, SGD steps of every client.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
       server_rate: eta_g.
-      option: "II", or "I", where the new c_k is the gradient at w of all the client's examples, as
-        one batch: one more gradient, and it asks for a loss that is a mean over the batch.
+      option: "II", or "I", where the new c_k is the gradient of all the client's examples at w.
+        "I" costs one more gradient and needs a loss that is a mean over the batch.
 
     Raises:
       ValueError: if a number is not positive or `option` is unknown.
@@ -54,8 +53,7 @@ def scaffold(
     """
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_positive("server_rate", server_rate)
-    if option not in ("I", "II"):
-        raise ValueError(f"option is {option!r}; it must be 'I' or 'II'")
+    check_choice("option", option, "I", "II")
 
     def init(task: Task, params: Params) -> tuple[Params, Params]:
         del task
@@ -80,22 +78,15 @@ def scaffold(
             steps = local_steps * sgd.rate(local.round)
             new = jax.tree.map(lambda d, x: d - (x / steps).astype(d.dtype), drift, change.update)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)
-        # c stays the mean of the c_k, whatever the assignment makes of a client's weight.
+        # c must remain the mean of all c_k: the assignment's scale does not apply to it.
         sent = {"params": scale_update(change.update, local.scale), "c": share}
         num_gradients = jnp.int32(local_steps + (option == "I"))
-        return Contribution(sent, one(local), num_gradients, change.report), new
+        return Contribution(sent, equal_weight(local), num_gradients, change.report), new
 
-    def server(
-        round: Round,
-        task: Task,
-        params: Params,
-        server_state: Params,
-        client_states: Params,
-        total: Contribution,
-    ) -> tuple[Params, Params]:
-        del round, task, client_states
+    def server(given: base.Aggregation) -> tuple[Params, Params]:
+        total = given.total
         change = jax.tree.map(lambda x: server_rate / total.weight * x, total.update["params"])
-        c = jax.tree.map(jnp.add, server_state, total.update["c"])
-        return optax.apply_updates(params, change), c
+        c = jax.tree.map(jnp.add, given.server_state, total.update["c"])
+        return optax.apply_updates(given.params, change), c
 
     return Algorithm(init, client, server)

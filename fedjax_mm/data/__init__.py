@@ -1,1 +1,1 @@
-"""Client data: flat storage and on-device sampling."""
+"""Client data: sources, partitions, flat storage and sampling on the device."""

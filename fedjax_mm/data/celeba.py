@@ -1,4 +1,4 @@
-"""CelebA as it is published: a client is a celebrity, a label column an attribute."""
+"""CelebA in its published files: clients are celebrities, label columns are attributes."""
 
 import difflib
 import hashlib
@@ -10,9 +10,9 @@ import numpy as np
 from PIL import Image
 
 from fedjax_mm.checks import check_count
-from fedjax_mm.data.dealing import federate, split_parts
+from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.partition import by_id
+from fedjax_mm.data.partition import by_id, generator
 
 _ATTRIBUTES = "list_attr_celeba.txt"
 _IDENTITIES = "identity_CelebA.txt"
@@ -32,24 +32,24 @@ def load_celeba(
     cache: str | Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FederatedData:
-    """CelebA, one client for each celebrity with enough images.
+    """Loads CelebA, one client for each celebrity with enough images.
 
-    Labels are ``int32[examples, attributes]`` of 0 and 1, a column for each of `attributes`; C is
-    2. Images are uint8 RGB, resized to a square. The decoded images are kept in `cache`.
+    Labels are ``int32[examples, attributes]`` of 0 and 1, one column for each of `attributes`, and
+    C is 2. Images are uint8 RGB, resized to a square. The folder `cache` keeps the decoded images.
 
     Args:
-      directory: with ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and ``img_align_celeba/``.
+      directory: the folder of ``list_attr_celeba.txt``, ``identity_CelebA.txt`` and
+        ``img_align_celeba/``.
       attributes: names, such as ``["Smiling", "Eyeglasses"]``.
       image_size: pixels a side.
       min_images: celebrities with fewer are left out.
-      num_clients: so many celebrities at random; by default all.
-      balance: leaves out random images of the larger class until both have the same number, in all
-        clients together (a client's own classes are often one: Male). For one attribute only: no
-        selection balances several at once.
+      num_clients: the number of celebrities, drawn at random; by default all.
+      balance: leaves out random images of the larger class until both classes have equally many
+        images over all clients. For one attribute only: no selection balances several at once.
       test_fraction: of each client's images.
       seed: of the choice of clients and images, and of the split.
-      cache: folder of the decoded images; by default ``decoded`` in `directory`.
-      progress: called with the number of decoded images and of all, after each image.
+      cache: the folder of the decoded images; by default ``decoded`` in `directory`.
+      progress: called after each image with the numbers of decoded images and of all images.
 
     Raises:
       FileNotFoundError: if a file or an image is missing.
@@ -65,30 +65,23 @@ def load_celeba(
       Liu et al., "Deep learning face attributes in the wild", 2015; Caldas et al., "LEAF", 2018.
     """
     directory = Path(directory)
-    for name, value in (("image_size", image_size), ("num_clients", num_clients)):
-        check_count(name, value)
-    check_count("min_images", min_images)
-    if min_images < 2:
-        raise ValueError("min_images is 1; a training and a test set need 2 images")
+    check_count("image_size", image_size)
+    check_count("num_clients", num_clients)
+    check_min_examples("min_images", min_images)
     if balance and len(attributes) != 1:
         raise ValueError("balance needs exactly one attribute; load the attributes one by one")
     files, labels = _read_attributes(directory, attributes)
     owner = _read_identities(directory, files)
-    rng = np.random.Generator(np.random.PCG64(seed))
-    rows = _select(labels, owner, min_images, num_clients, balance, rng)
-    x = _decoded(
-        [directory / _IMAGES / files[row] for row in rows],
-        image_size,
-        Path(cache or directory / "decoded"),
-        progress,
-    )
+    rows = _select(labels, owner, min_images, num_clients, balance, generator(seed))
+    paths = [directory / _IMAGES / files[row] for row in rows]
+    x = _decoded(paths, image_size, Path(cache or directory / "decoded"), progress)
     pool = Pool("celeba", "real", 2, (x, labels[rows]), (x, labels[rows]))
     train, test = split_parts(by_id(owner[rows]), test_fraction=test_fraction, seed=seed)
     return federate(pool, train, test)
 
 
 def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    """File names, and the labels of the chosen attributes ``[images, attributes]``."""
+    """Returns file names, and the labels ``[images, attributes]`` of the chosen attributes."""
     path = directory / _ATTRIBUTES
     lines = _lines(path)
     if len(lines) < 3 or not lines[0].strip().isdecimal():
@@ -119,7 +112,6 @@ def _known(name: str, names: list[str]) -> str:
 
 
 def _read_identities(directory: Path, files: list[str]) -> np.ndarray:
-    """The celebrity of each file."""
     path = directory / _IDENTITIES
     owners: dict[str, int] = {}
     for number, line in enumerate(_lines(path), start=1):
@@ -149,7 +141,6 @@ def _select(
     balance: bool,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """The rows of the images that are used, in order."""
     rows = _frequent(np.arange(len(owner)), owner, min_images)
     if balance:
         rows = _balanced(rows, labels[:, 0], owner, min_images, rng)
@@ -174,22 +165,23 @@ def _frequent(rows: np.ndarray, owner: np.ndarray, min_images: int) -> np.ndarra
 def _balanced(
     rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Drops images of the larger class, then celebrities with too few, until neither is needed."""
-    while surplus := abs(int((2 * y[rows] - 1).sum())):
-        larger = rng.permutation(np.flatnonzero(y[rows] == _larger(y[rows])))
-        rows = _frequent(np.delete(rows, larger[:surplus]), owner, min_images)
+    # Celebrities with too few images are dropped too, which changes the balance again.
+    larger, surplus = _larger_class(y[rows])
+    while surplus:
+        rows = _frequent(np.delete(rows, rng.permutation(larger)[:surplus]), owner, min_images)
+        larger, surplus = _larger_class(y[rows])
     return rows
 
 
 def _thinned(
     rows: np.ndarray, y: np.ndarray, owner: np.ndarray, min_images: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Drops images of the larger class, but no celebrity."""
-    surplus = abs(int((2 * y[rows] - 1).sum()))
+    """Drops images of the larger class without dropping a celebrity."""
+    larger, surplus = _larger_class(y[rows])
     clients, counts = np.unique(owner[rows], return_counts=True)
     spare = dict(zip(clients.tolist(), (counts - min_images).tolist(), strict=True))
     dropped: list[int] = []
-    for i in rng.permutation(np.flatnonzero(y[rows] == _larger(y[rows]))):
+    for i in rng.permutation(larger):
         if len(dropped) < surplus and spare[owner[rows[i]]]:
             spare[owner[rows[i]]] -= 1
             dropped.append(i)
@@ -201,35 +193,40 @@ def _thinned(
     return np.delete(rows, dropped)
 
 
-def _larger(y: np.ndarray) -> bool:
-    return bool(2 * y.sum() > len(y))
+def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
+    """Returns the places of the larger class, and how many more there are than of the other."""
+    places = np.flatnonzero(y == (2 * y.sum() > len(y)))
+    return places, 2 * len(places) - len(y)
 
 
 def _decoded(
     paths: list[Path], image_size: int, cache: Path, progress: Callable[[int, int], None]
 ) -> np.ndarray:
-    """The images ``uint8[images, size, size, 3]``, from the cache if they are there."""
+    """Returns the images ``uint8[images, size, size, 3]``, from the cache if it has them."""
     shape = (len(paths), image_size, image_size, 3)
     target = cache / f"images-{_digest(paths, image_size)}.npy"
     if target.is_file():
         try:
             images = np.load(target, allow_pickle=False)
         except (ValueError, EOFError):
-            images = np.empty(0)  # damaged: decode again
+            images = np.empty(0)  # a damaged file: the images are decoded again
         if images.shape == shape and images.dtype == np.uint8:
             return images
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=target.parent):  # fails now, not after hours of decoding
+    cache.mkdir(parents=True, exist_ok=True)
+    # A folder that cannot be written fails here, not after hours of decoding. The file is written
+    # aside and renamed, so that it is whole also if several processes decode at once.
+    with tempfile.TemporaryDirectory(dir=cache) as aside:
         images = np.empty(shape, np.uint8)
-    for i, path in enumerate(paths):
-        images[i] = _image(path, image_size)
-        progress(i + 1, len(paths))
-    _save(images, target)
+        for i, path in enumerate(paths):
+            images[i] = _image(path, image_size)
+            progress(i + 1, len(paths))
+        np.save(Path(aside, target.name), images, allow_pickle=False)
+        Path(aside, target.name).replace(target)
     return images
 
 
 def _digest(paths: list[Path], image_size: int) -> str:
-    """Changes with the selection, the order, the size, and the image files."""
+    # It changes with the selection, the order, the size, and the image files.
     digest = hashlib.sha256(f"{image_size}\n".encode())
     for path in paths:
         if not path.is_file():
@@ -245,16 +242,3 @@ def _image(path: Path, image_size: int) -> np.ndarray:
             return np.asarray(image.convert("RGB").resize((image_size, image_size)))
     except (OSError, SyntaxError, ValueError) as error:
         raise ValueError(f"{path}: unreadable image: {error}") from error
-
-
-def _save(images: np.ndarray, target: Path) -> None:
-    """Written aside and renamed: a cache file is whole or not there."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".part", delete=False) as file:
-        try:
-            np.save(file, images, allow_pickle=False)
-            file.close()
-            Path(file.name).replace(target)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise

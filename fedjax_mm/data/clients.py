@@ -1,4 +1,4 @@
-"""Every client's examples in one flat store, and minibatches drawn from it on the device."""
+"""Flat store of every client's examples, and minibatches drawn from it on the device."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -17,18 +17,17 @@ from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientData:
-    """Examples of all clients, one client after the other; build it with `client_data`.
+    """Examples of all clients in one array, in the order of the clients; see `client_data`.
 
     Attributes:
       examples: a pytree of arrays with a leading axis over all examples.
-      offsets: ``int32[clients]``, where each client's examples begin; a stack has a leading axis.
-      counts: the same, n_k >= 1.
+      offsets: ``int32[clients]``, the first place of each client; a stack has a leading axis.
+      counts: ``int32[clients]``, n_k >= 1; a stack has a leading axis.
       min_count: a lower bound of all n_k.
       max_count: S, an upper bound of all n_k.
       num_examples: an upper bound of the sum of all n_k.
-      order: ``int32[places]``, the row in `examples` of the example at each place, clients' places
-        lying one client after the other; a stack has a leading axis. None if the examples do so
-        themselves.
+      order: ``int32[places]``, the row in `examples` of each place, sorted by client; a stack has a
+        leading axis. None if the examples themselves are sorted by client.
     """
 
     examples: Any
@@ -45,7 +44,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """One of those that `stack_client_data` put together; `index` may be traced."""
+        """Returns one store of a stack, see `stack_client_data`; `index` may be traced."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -53,23 +52,22 @@ class ClientData:
 
     @property
     def num_places(self) -> int:
-        """The length of what offsets point into: the examples, or their order."""
-        return (
-            len(jax.tree.leaves(self.examples)[0]) if self.order is None else self.order.shape[-1]
-        )
+        """The number of places that offsets point to: the examples, or their order."""
+        if self.order is not None:
+            return self.order.shape[-1]
+        return len(jax.tree.leaves(self.examples)[0])
 
     def gathered(self) -> "ClientData":
-        """The same with examples that lie one client after the other, copied if need be."""
+        """Returns the store with examples sorted by client, copied if necessary."""
         if self.order is None:
             return self
         if self.order.ndim != 1:
             raise ValueError(f"there are {len(self.order)} ways to deal; take one by select")
-        return dataclasses.replace(
-            self, examples=self.take(jnp.arange(len(self.order))), order=None
-        )
+        examples = self.take(jnp.arange(len(self.order)))
+        return dataclasses.replace(self, examples=examples, order=None)
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """How many batches make an epoch, ``ceil(n_k / B)``; a plain int if of all clients alike.
+        """Returns the batches of an epoch, ``ceil(n_k / B)``; an int if equal for all clients.
 
         Example:
           >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
@@ -83,20 +81,20 @@ class ClientData:
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-        """The rows of one local step, for `take`, and their weights: 1, or 0 where they only fill.
+        """Returns the rows of one local step, for `take`, and their weights 1 or 0; see `Batching`.
 
-        `Batching` tells which; rows that fill a batch are some of the client's own.
+        Rows of weight 0 fill the batch; they are some of the client's own.
         """
         rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
         return self.offsets[client] + rows, is_there.astype(float)
 
     def take(self, rows: Int[Array, " batch"]) -> Any:
-        """The examples of some rows."""
+        """Returns the examples of some rows."""
         rows = rows if self.order is None else self.order[rows]
         return jax.tree.map(lambda x: x[rows], self.examples)
 
     def block(self, start: Int[Array, ""], size: int) -> Any:
-        """The examples of `size` rows from `start` on."""
+        """Returns the examples of `size` rows from `start` on."""
         if self.order is not None:
             return self.take(start + jnp.arange(size))
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size), self.examples)
@@ -104,7 +102,8 @@ class ClientData:
     def _rows(
         self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        """Numbers of the client's examples, and which of them count."""
+        # Numbers of the client's examples, from 0, and whether they count. Nothing is stored: every
+        # row's number is a function of (key, step, place).
         places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
         if how.limit is not None:
             rows = shuffled(fold_words(words, step), places, count)
@@ -119,11 +118,10 @@ class ClientData:
 
 
 def client_data(examples_per_client: Sequence[Any]) -> ClientData:
-    """The flat store of one pytree of examples per client.
+    """Returns the flat store of clients' examples.
 
     Args:
-      examples_per_client: for each client a pytree of arrays with a leading axis of its n_k
-        examples.
+      examples_per_client: for each client a pytree of arrays with a leading axis of n_k examples.
 
     Raises:
       ValueError: if there is no client, or a client has no examples or unequal numbers of them.
@@ -150,7 +148,7 @@ def client_data(examples_per_client: Sequence[Any]) -> ClientData:
 
 
 def flat_client_data(examples: Any, counts: Any) -> ClientData:
-    """The store of examples that already lie one client after the other.
+    """Returns the flat store of examples that are already sorted by client.
 
     Args:
       examples: a pytree of arrays with a leading axis over all examples.
@@ -170,25 +168,16 @@ def flat_client_data(examples: Any, counts: Any) -> ClientData:
     for leaf in jax.tree.leaves(examples):
         if len(leaf) != counts.sum():
             raise ValueError(f"counts add up to {counts.sum()}, but there are {len(leaf)} examples")
-    offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-    return ClientData(
-        jax.tree.map(jnp.asarray, examples),
-        jnp.asarray(offsets, jnp.int32),
-        jnp.asarray(counts, jnp.int32),
-        int(counts.min()),
-        int(counts.max()),
-        int(counts.sum()),
-    )
+    return _store(examples, counts)
 
 
 def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
-    """The same clients with several data each, in one flat store; take them by `select`.
+    """Joins several data of the same clients in one flat store; `select` returns one of them.
 
-    What is selected shares the store, so that models or replicas with data of their own need it
-    only once, and nothing is padded to the largest.
+    Models or replicas with different data then share one store, without padding.
 
     Args:
-      stores: of equally many clients and with examples of the same form.
+      stores: stores of equally many clients, with examples of the same form.
 
     Raises:
       ValueError: if numbers of clients differ.
@@ -217,13 +206,13 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
 
 
 def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
-    """Examples that are dealt to the same clients in several ways; take one way by `select`.
+    """Deals examples to clients in several ways, without copies; `select` returns one way.
 
-    The examples are not copied, and clients may share them.
+    Clients may share examples.
 
     Args:
       examples: a pytree of arrays with a leading axis over all examples.
-      deals: of each way, for each client the rows of its examples, 1 or more.
+      deals: for each way and each client, the rows of its examples, 1 or more.
 
     Raises:
       ValueError: if numbers of clients differ, a client has no example, or a row does not exist.
@@ -243,6 +232,7 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
+    # Shorter ways are padded with row 0; no client's places reach the padding.
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])
@@ -250,12 +240,13 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     (number,) = lengths
     if order.min() < 0 or order.max() >= number:
         raise ValueError(f"rows are {order.min()} to {order.max()}, of {number} examples")
-    return ClientData(
-        jax.tree.map(jnp.asarray, examples),
-        jnp.asarray(counts.cumsum(1) - counts, jnp.int32),
-        jnp.asarray(counts, jnp.int32),
-        int(counts.min()),
-        int(counts.max()),
-        int(counts.sum(1).max()),
-        jnp.asarray(order, jnp.int32),
-    )
+    return _store(examples, counts, jnp.asarray(order, jnp.int32))
+
+
+def _store(
+    examples: Any, counts: Int[np.ndarray, "*ways clients"], order: Array | None = None
+) -> ClientData:
+    offsets = jnp.asarray(counts.cumsum(-1) - counts, jnp.int32)
+    bounds = int(counts.min()), int(counts.max()), int(counts.sum(-1).max())
+    examples = jax.tree.map(jnp.asarray, examples)
+    return ClientData(examples, offsets, jnp.asarray(counts, jnp.int32), *bounds, order)

@@ -1,14 +1,16 @@
-"""The handwritten digits that come with scikit-learn: real images without a download."""
+"""Handwritten digits of scikit-learn: real images without a download."""
 
 import importlib
 
 import numpy as np
 
+from fedjax_mm.checks import check_fraction
 from fedjax_mm.data.federated import Pool
+from fedjax_mm.data.partition import generator
 
 
 def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Pool:
-    """The 1,797 digits of scikit-learn, 8 x 8 pixels, 10 classes.
+    """Loads the 1,797 digits of scikit-learn, 8 x 8 pixels, 10 classes.
 
     Args:
       test_fraction: of each class.
@@ -25,13 +27,12 @@ def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Pool:
     Reference:
       Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
     """
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
-    # Loaded when it is asked for: scikit-learn takes a second.
+    check_fraction("test_fraction", test_fraction)
+    # Importing scikit-learn takes a second: only this function does.
     source = importlib.import_module("sklearn.datasets").load_digits()
     x = np.rint(source.images * (255 / 16)).astype(np.uint8)[..., None]
     y = source.target.astype(np.int32)
-    rng = np.random.Generator(np.random.PCG64(seed))
+    rng = generator(seed)
     in_test = np.zeros(len(y), bool)
     for label in range(10):
         rows = np.flatnonzero(y == label)

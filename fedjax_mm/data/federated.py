@@ -1,4 +1,4 @@
-"""A dataset as a federation sees it: every client's training and test examples."""
+"""Datasets: a pool of examples, and the training and test examples of every client."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -10,13 +10,13 @@ import numpy as np
 from fedjax_mm.data.clients import ClientData, stack_client_data
 
 DataKind = Literal["real", "synthetic", "surrogate"]
-"""Where data comes from; a surrogate stands in for real data that is not there."""
+"""Origin of data; a surrogate replaces real data that is not available."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FederatedData:
-    """Every client's examples ``(features, labels)``; all sources return one.
+    """Every client's examples ``(features, labels)``.
 
     Attributes:
       name: of the source, for titles and manifests.
@@ -24,7 +24,7 @@ class FederatedData:
       num_classes: C; labels are 0 ... C - 1.
       train: ``(x [examples, ...], y int32[examples])`` of N clients. Images are uint8 0 ... 255
         with channels last; other features are float32.
-      test: the same of the same N clients, or of one pool that stands for all.
+      test: test examples, of the same N clients or of one pool that all share.
     """
 
     name: str = dataclasses.field(metadata={"static": True})
@@ -39,14 +39,14 @@ class FederatedData:
         return self.train.num_clients
 
     def select(self, index: Any) -> "FederatedData":
-        """One of those that `stack_data` put together; `index` may be traced."""
+        """Returns one of the datasets in a stack of `stack_data`; `index` may be traced."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
 
 
 class Pool(NamedTuple):
-    """A dataset not yet dealt to clients; `federate` deals it.
+    """Dataset without clients; `federate` deals it to clients.
 
     Attributes:
       name: of the source.
@@ -54,7 +54,7 @@ class Pool(NamedTuple):
       num_classes: C; labels are 0 ... C - 1.
       train: ``(x [examples, ...], y int32[examples])``, NumPy arrays. Images are uint8 0 ... 255
         ``[examples, height, width, channels]``.
-      test: the same.
+      test: test examples, in the same form.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Pool(NamedTuple):
 
 
 def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
-    """Datasets of equally many clients, such as several draws, as one; take them by `select`.
+    """Puts datasets of equally many clients, such as several draws, into one for `select`.
 
     Raises:
       ValueError: if numbers of clients differ.

@@ -1,4 +1,4 @@
-"""IDX files: MNIST, Fashion-MNIST and EMNIST as they are published."""
+"""IDX files, in which MNIST, Fashion-MNIST and EMNIST are published."""
 
 import gzip
 import math
@@ -8,27 +8,22 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from fedjax_mm.checks import check_choice
 from fedjax_mm.data.federated import Pool
 
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
-_EMNIST_CLASSES = {
-    "byclass": 62,
-    "bymerge": 47,
-    "balanced": 47,
-    "letters": 26,
-    "digits": 10,
-    "mnist": 10,
-}
+# EMNIST's splits, with their numbers of classes.
+_EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """The array in an IDX file, compressed with gzip or not.
+    """Reads the array in an IDX file, compressed with gzip or not.
 
     Args:
-      path: of the file: two zero bytes, a type, the number of dimensions, their big-endian sizes,
-        and the values, big-endian.
+      path: a file of two zero bytes, a type, the number of dimensions, their big-endian sizes, and
+        the values, big-endian.
 
     Raises:
       ValueError: if the file is not IDX, or is shorter or longer than its header says. The message
@@ -66,14 +61,14 @@ def read_idx(path: str | Path) -> np.ndarray:
 
 
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
-    """MNIST, Fashion-MNIST or EMNIST from their official files.
+    """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
-    EMNIST's images are stored transposed and are turned upright here; its letters are numbered from
-    1 in the files and from 0 here.
+    EMNIST's files have transposed images, which are turned upright here, and number letters from 1,
+    here from 0.
 
     Args:
-      directory: holds the files, compressed or not, or a folder `name` with them.
-      name: which dataset.
+      directory: the folder of the files, compressed or not, or of a folder `name` with them.
+      name: the dataset.
       split: of EMNIST: byclass (62 classes), bymerge, balanced, letters, digits or mnist.
 
     Raises:
@@ -92,38 +87,33 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
       >>> pool.train[0].shape, pool.train[1]
       ((1, 2, 1, 1), array([7], dtype=int32))
     """
-    (train_file, test_file), title, num_classes = _files(name, split)
-    places = [Path(directory), Path(directory, name)]
-    train = _images_and_labels(places, train_file, title, num_classes)
-    test = _images_and_labels(places, test_file, title, num_classes)
+    paths, title, num_classes = _files(Path(directory), name, split)
+    train, test = (_images_and_labels(*pair, title, num_classes) for pair in paths)
     return Pool(title, "real", num_classes, train, test)
 
 
 def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
-    """Raises what `load_idx` raises if a file is missing, without reading any."""
-    places = [Path(directory), Path(directory, name)]
-    for file in _files(name, split)[0]:
-        _find(places, f"{file}-images-idx3-ubyte")
-        _find(places, f"{file}-labels-idx1-ubyte")
+    """Raises `load_idx`'s errors about names and missing files, without reading any file."""
+    _files(Path(directory), name, split)
 
 
-def _files(name: Name, split: str) -> tuple[tuple[str, str], str, int]:
-    """How the files' names begin, the title, and C."""
-    if name not in get_args(Name):
-        raise ValueError(f"name is {name!r}; it must be one of {', '.join(get_args(Name))}")
-    if name != "emnist":
-        return ("train", "t10k"), str(name), 10
-    if split not in _EMNIST_CLASSES:
-        raise ValueError(f"split is {split!r}; it must be one of {', '.join(_EMNIST_CLASSES)}")
-    files = f"emnist-{split}-train", f"emnist-{split}-test"
-    return files, f"emnist, {split}", _EMNIST_CLASSES[split]
+def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
+    """Returns the paths of images and labels for training and for test, the title, and C."""
+    check_choice("name", name, *get_args(Name))
+    files, title, num_classes = ("train", "t10k"), str(name), 10
+    if name == "emnist":
+        check_choice("split", split, *_EMNIST)
+        files, title = (f"emnist-{split}-train", f"emnist-{split}-test"), f"emnist, {split}"
+        num_classes = _EMNIST[split]
+    places = [directory, directory / name]
+    images = [_find(places, f"{file}-images-idx3-ubyte") for file in files]
+    labels = [_find(places, f"{file}-labels-idx1-ubyte") for file in files]
+    return list(zip(images, labels, strict=True)), title, num_classes
 
 
 def _images_and_labels(
-    places: list[Path], file: str, title: str, num_classes: int
+    images_path: Path, labels_path: Path, title: str, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    images_path = _find(places, f"{file}-images-idx3-ubyte")
-    labels_path = _find(places, f"{file}-labels-idx1-ubyte")
     images, labels = read_idx(images_path), read_idx(labels_path)
     for path, array, ndim in ((images_path, images, 3), (labels_path, labels, 1)):
         if array.ndim != ndim or array.dtype != np.uint8:

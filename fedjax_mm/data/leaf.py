@@ -1,4 +1,4 @@
-"""Directories of LEAF: a natural partition in JSON files."""
+"""LEAF's directories of JSON files, with a natural partition into clients."""
 
 import json
 from pathlib import Path
@@ -6,24 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
 
 def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
-    """The clients in a LEAF directory, with the order of the training files.
+    """Loads the clients of a LEAF directory, in the order of the training files.
 
     Args:
-      directory: with the folders `train` and `test` of JSON files ``{users, num_samples, user_data:
-        {user: {x, y}}}``; the files of a folder are merged in the order of their names, and other
-        entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
+      directory: a folder with the folders `train` and `test` of JSON files ``{users, num_samples,
+        user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
+        other entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
       name: of the dataset.
 
     Raises:
       FileNotFoundError: if a folder has no JSON files.
-      ValueError: if a file contradicts itself or another one; the message names file, user, reason.
+      ValueError: if a file contradicts itself or another one; the message names file, user and
+        reason.
 
     Example:
       >>> import pathlib, tempfile
@@ -51,19 +52,18 @@ def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
             if x.shape[1:] != first:
                 raise _error(path, user, f"x has shape {x.shape[1:]}, the first user's {first}")
     num_classes = 1 + max(int(y.max()) for users in (train, test) for _, _, y in users.values())
-    return FederatedData(
-        name, "real", num_classes, _store(train, list(train)), _store(test, list(train))
-    )
+    stores = [client_data([users[user][1:] for user in train]) for users in (train, test)]
+    return FederatedData(name, "real", num_classes, *stores)
 
 
 def check_leaf(directory: str | Path) -> None:
-    """Raises what `load_leaf` raises if a folder has no JSON files, without reading any."""
+    """Raises `load_leaf`'s error if a folder has no JSON files, without reading any file."""
     for split in ("train", "test"):
         json_files(Path(directory, split))
 
 
 def json_files(folder: Path) -> list[Path]:
-    """The JSON files of a folder, in the order of their names.
+    """Returns the JSON files of a folder, in the order of their names.
 
     Raises:
       FileNotFoundError: if there are none.
@@ -76,6 +76,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path) -> _Users:
     users: _Users = {}
+    # LEAF writes a user's examples to one file: a second one would replace them silently.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             if user in users:
@@ -87,7 +88,7 @@ def _split(folder: Path) -> _Users:
 
 
 def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
-    """Every user's x and y in a file, equally many and at least one, as they are written.
+    """Returns every user's x and y in a file, equally many and at least one, unchanged.
 
     Raises:
       ValueError: if the file contradicts itself; the message names file, user, reason.
@@ -134,6 +135,7 @@ def _examples(
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:
         raise _error(path, user, "y is too large for a class number")
+    # A number too large for float32 becomes infinite: the check below names the user.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():
@@ -151,10 +153,6 @@ def _numbers(path: Path, user: str, key: str, values: Any) -> np.ndarray:
     if not np.isfinite(array).all():
         raise _error(path, user, f"{key} is not finite")
     return array
-
-
-def _store(users: _Users, order: list[str]) -> ClientData:
-    return client_data([users[user][1:] for user in order])
 
 
 def _error(path: Path, user: str, reason: str) -> ValueError:

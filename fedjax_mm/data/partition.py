@@ -1,24 +1,25 @@
-"""Who holds which examples: from labels to one array of row numbers per client.
+"""Partitions of examples among clients: one array of row numbers for each client.
 
-Every partitioner takes ``labels [examples]`` and the number of clients, draws from `seed`, and
-gives no example to two clients, with one exception that says so: `iid_share`.
+Every partitioner takes ``labels [examples]`` and the number of clients, and draws from `seed`. Only
+`iid_share` may give an example to several clients.
 """
 
 import math
 from collections.abc import Callable
 
 import numpy as np
+from jaxtyping import Int64
 
-from fedjax_mm.checks import check_count, check_positive
+from fedjax_mm.checks import check_between, check_count, check_positive
 
 Parts = list[np.ndarray]
-"""For each client the rows of its examples."""
+"""Rows of each client's examples."""
 
 _MAX_DRAWS = 1000
 
 
 def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
-    """Every client draws from all examples alike; sizes differ by at most 1.
+    """Divides all examples at random; clients' sizes differ by at most 1.
 
     Args:
       labels: ``[examples]``.
@@ -33,22 +34,22 @@ def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
       [3, 2, 2]
     """
     _check(labels, num_clients)
-    return np.array_split(_rng(seed).permutation(len(labels)), num_clients)
+    return np.array_split(generator(seed).permutation(len(labels)), num_clients)
 
 
 def dirichlet(
     labels: np.ndarray, num_clients: int, *, alpha: float, min_examples: int = 1, seed: int = 0
 ) -> Parts:
-    """Every label is divided over the clients in proportions that follow Dirichlet(alpha).
+    """Divides every label among the clients in proportions drawn from Dirichlet(alpha).
 
-    The smaller alpha, the fewer clients share a label. The proportions of all labels are redrawn
-    until every client has `min_examples`.
+    The smaller alpha, the fewer clients share a label. The proportions of all labels are drawn
+    again until every client has `min_examples`.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
       alpha: concentration.
-      min_examples: what a client has at least.
+      min_examples: the smallest number of examples of a client.
       seed: of the draw.
 
     Raises:
@@ -66,7 +67,7 @@ def dirichlet(
     _check(labels, num_clients, examples_per_client=min_examples)
     check_positive("alpha", alpha)
     check_count("min_examples", min_examples)
-    rng = _rng(seed)
+    rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     sizes = np.array([len(rows) for rows in by_label])
     for _ in range(_MAX_DRAWS):
@@ -87,12 +88,12 @@ def dirichlet(
 def shards(
     labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, seed: int = 0
 ) -> Parts:
-    """The examples, sorted by label, are cut into equal shards; a client gets some at random.
+    """Cuts the examples, sorted by label, into equal shards and deals them to clients at random.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
-      shards_per_client: 2 of the 200 shards of MNIST for each of 100 clients.
+      shards_per_client: 2 in McMahan et al., who cut MNIST into 200 shards for 100 clients.
       seed: of the order within a label, and of the deal.
 
     Raises:
@@ -108,7 +109,7 @@ def shards(
     """
     check_count("shards_per_client", shards_per_client)
     _check(labels, num_clients, examples_per_client=shards_per_client)
-    rng = _rng(seed)
+    rng = generator(seed)
     ordered = np.concatenate([rng.permutation(rows) for rows in by_id(labels)])
     pieces = np.array_split(ordered, num_clients * shards_per_client)
     deal = rng.permutation(len(pieces)).reshape(num_clients, shards_per_client)
@@ -118,10 +119,10 @@ def shards(
 def label_clusters(
     labels: np.ndarray, num_clients: int, *, num_clusters: int = 5, seed: int = 0
 ) -> Parts:
-    """Labels and clients fall into clusters; a cluster's clients share its labels' examples alike.
+    """Divides labels and clients into clusters; a cluster's clients share its labels equally.
 
-    Which label and which client belong to which cluster depends on the seed and the numbers of
-    labels, clients and clusters alone: training and test labels give the same clusters.
+    The clusters depend only on the seed and on the numbers of labels, clients and clusters, so that
+    training and test labels give the same clusters.
 
     Args:
       labels: ``[examples]``.
@@ -149,7 +150,7 @@ def label_clusters(
         raise ValueError(f"{len(names)} labels do not make {num_clusters} equal clusters")
     if num_clusters > num_clients:
         raise ValueError(f"{num_clusters} clusters need as many clients; there are {num_clients}")
-    rng = _rng(seed)
+    rng = generator(seed)
     label_cluster = np.array_split(rng.permutation(names), num_clusters)
     client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
     parts: Parts = [np.empty(0, np.int64)] * num_clients
@@ -174,21 +175,21 @@ def iid_share(
     overlap: bool = True,
     seed: int = 0,
 ) -> Parts:
-    """Percent of every client's examples are IID, the others of a few labels that it draws.
+    """Gives every client a percentage of IID examples, and the rest from a few random labels.
 
-    That percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of
+    A percentage of each label forms a pool. A client takes ``ceil(percent / 100 * n)`` of
     ``n = examples // clients`` from the pool, and the rest in equal parts from the remainder of
-    random labels. The clients draw their labels independently, so a label may be asked for more
-    than it has: then, as in the paper, clients overlap, and as little as possible: no example of a
-    label is used k + 1 times before all are used k times. No client has an example twice.
+    random labels. Clients draw their labels independently, so that a label may be too small for
+    all of them. Clients then share examples, as in the paper: no example of a label is used k + 1
+    times before all are used k times. No client has an example twice.
 
     Args:
       labels: ``[examples]``.
       num_clients: N.
       percent: p, from 0 to 100.
       labels_per_client: how many labels a client draws.
-      overlap: False refuses partitions in which clients share examples. MNIST's labels are too
-        unequal for one at the paper's sizes.
+      overlap: False refuses partitions in which clients share examples. At the paper's sizes MNIST
+        has no other partition, because its labels are too unequal.
       seed: of all draws.
 
     Raises:
@@ -204,11 +205,10 @@ def iid_share(
       Pawlik, section 2.2.1.
     """
     _check(labels, num_clients)
-    _check_percent(percent)
+    check_between("percent", percent, 0, 100)
     by_label = by_id(labels)
-    if not 1 <= labels_per_client <= len(by_label):
-        raise ValueError(f"labels_per_client is {labels_per_client} of {len(by_label)} labels")
-    rng = _rng(seed)
+    check_between("labels_per_client", labels_per_client, 1, len(by_label), "the number of labels")
+    rng = generator(seed)
     cut = [np.split(rng.permutation(r), [round(percent / 100 * len(r))]) for r in by_label]
     deal_iid = _dealer(rng.permutation(np.concatenate([pool for pool, _ in cut])), overlap)
     deal_label = [_dealer(rest, overlap) for _, rest in cut]
@@ -231,7 +231,7 @@ def iid_clients(
     shards_per_client: int = 2,
     seed: int = 0,
 ) -> Parts:
-    """Percent of the clients, drawn at random, are `iid`, the others have `shards`.
+    """Gives a percentage of the clients, drawn at random, `iid` examples, and the others `shards`.
 
     Args:
       labels: ``[examples]``.
@@ -251,10 +251,10 @@ def iid_clients(
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, examples_per_client=shards_per_client)
-    _check_percent(percent)
+    check_between("percent", percent, 0, 100)
     first, second, third = np.random.SeedSequence(seed).generate_state(3).tolist()
     num_iid = round(percent / 100 * num_clients)
-    rows = _rng(first).permutation(len(labels))
+    rows = generator(first).permutation(len(labels))
     mixed, rest = np.split(rows, [len(rows) * num_iid // num_clients])
     parts = list(np.array_split(mixed, num_iid)) if num_iid else []
     if num_iid < num_clients:
@@ -262,11 +262,11 @@ def iid_clients(
             labels[rest], num_clients - num_iid, shards_per_client=shards_per_client, seed=second
         )
         parts += [rest[other] for other in others]
-    return [parts[i] for i in _rng(third).permutation(num_clients)]
+    return [parts[i] for i in generator(third).permutation(num_clients)]
 
 
 def by_id(ids: np.ndarray) -> Parts:
-    """One client for each different id, in their order: the natural partition.
+    """Makes one client for each different id, in the order of the ids: the natural partition.
 
     Args:
       ids: ``[examples]``, numbers or text.
@@ -286,7 +286,7 @@ def by_id(ids: np.ndarray) -> Parts:
 
 
 def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
-    """Deals rows in turn, and after the last the first: multiplicities differ by at most 1."""
+    # Rows are dealt in turn, and begin again after the last: multiplicities differ by at most 1.
     dealt = 0
 
     def deal(number: int) -> np.ndarray:
@@ -318,10 +318,12 @@ def _check(labels: np.ndarray, num_clients: int, *, examples_per_client: int = 1
         )
 
 
-def _check_percent(percent: float) -> None:
-    if not 0 <= percent <= 100:
-        raise ValueError(f"percent is {percent}; it must lie between 0 and 100")
+def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
+    """Returns the rows of clients whose examples are sorted by client."""
+    return np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
 
 
-def _rng(seed: int) -> np.random.Generator:
+def generator(seed: int) -> np.random.Generator:
+    """Returns NumPy's PCG64 generator of a seed."""
+    # Not `default_rng`: NumPy may change its algorithm, and a seed must give the same data.
     return np.random.Generator(np.random.PCG64(seed))

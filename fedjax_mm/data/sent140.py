@@ -1,8 +1,4 @@
-"""Sentiment140: a client is a Twitter user, an example a tweet as the mean of its words' vectors.
-
-A tweet becomes tokens as the authors of GloVe's Twitter vectors made them, a little simplified; see
-`tokenize`. Word vectors are read line by line, and only those of words that occur are kept.
-"""
+"""Sentiment140: clients are Twitter users, examples are tweets as means of their words' vectors."""
 
 import csv
 import html
@@ -13,19 +9,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int64
+from jaxtyping import Bool, Float32
 
 from fedjax_mm.checks import check_count
-from fedjax_mm.data.dealing import federate, split_parts
-from fedjax_mm.data.federated import DataKind, FederatedData, Pool
+from fedjax_mm.data.federate import check_min_examples, federate, split_parts
+from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.leaf import json_files, read_users
-from fedjax_mm.data.partition import Parts
+from fedjax_mm.data.partition import consecutive, generator
 
 _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"
 _LABELS = {"0": 0, "2": None, "4": 1}
-_END = "\uffff"  # not in latin-1; an open quote swallows it
-_TEXT = 4  # LEAF's place of the text; the first is the id
+_END = "\uffff"  # not in latin-1; it marks a record that the file's end cuts off
+_TEXT = 4  # the text's place in a row of LEAF, which begins with the id
 _TOKEN = re.compile(
     r"(?P<url>(?:https?://|www\.)\S+)"
     r"|(?P<user>@\w+)"
@@ -34,15 +30,8 @@ _TOKEN = re.compile(
     r"|(?P<word>\w+(?:'\w+)*)"
     r"|(?P<mark>[^\w\s])(?P<again>(?P=mark)*)"
 )
-_BUCKETS = 2**15  # words that share one share a vector
+_BUCKETS = 2**15  # vectors of hashed words
 _HASHED_SEED = 140
-
-_TOPICS = 20
-_WORDS = 100  # of each list of invented words
-_SENTIMENT, _SHARED = 2, 1  # lists of words: negative, positive; without a topic
-_TELLING = (0.05, 0.5)  # of a client's words
-_CLARITY = 0.75
-_BLOCK_TWEETS = 2048  # averaged at once; the data do not depend on it
 
 
 def load_sent140(
@@ -55,30 +44,30 @@ def load_sent140(
     glove: str | Path | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    r"""Sentiment140, one client for each Twitter user with enough tweets; label 1 is positive.
+    r"""Loads Sentiment140, one client for each Twitter user with enough tweets; 1 is positive.
 
     Features are ``float32[examples, dim]``: the mean of the vectors of a tweet's words, zeros if no
-    word has a vector. Words are made by `fedjax_mm.data.sent140.tokenize`. Without GloVe's vectors
-    a word's hash picks one of 32,768 Gaussian vectors, the same ones always; the data are then a
-    surrogate, "sent140, hashed words".
+    word has a vector. `fedjax_mm.data.sent140.tokenize` makes the words. Without GloVe's vectors a
+    word's hash selects one of 32,768 fixed Gaussian vectors; the data are then a surrogate, named
+    "sent140, hashed words".
 
     Args:
-      directory: with the official ``training.1600000.processed.noemoticon.csv``, where neutral
-        tweets are dropped; or with LEAF's JSON files of tweets, in it or in its folders ``train``
-        and ``test``, which are put together. (LEAF counts neutral tweets as negative.)
-      num_clients: so many users at random, in random order: more of them begin with the same ones.
+      directory: a folder with the official ``training.1600000.processed.noemoticon.csv``, of which
+        neutral tweets are dropped; or with LEAF's JSON files of tweets, in it or in its folders
+        ``train`` and ``test``, which are joined. (LEAF counts neutral tweets as negative.)
+      num_clients: the number of users, drawn at random; larger numbers begin with the same users.
         By default all, in the order of their names.
       min_examples: users with fewer tweets are left out.
       test_fraction: of each client's tweets, at random.
       dim: d, the length of a word's vector.
-      glove: a text file of GloVe, such as ``glove.twitter.27B.200d.txt``: a word and d numbers in a
-        line. By default the ``glove*.txt`` in `directory` that has d numbers, if there is one.
+      glove: a text file of GloVe, such as ``glove.twitter.27B.200d.txt``, with a word and d numbers
+        in a line. By default the ``glove*.txt`` in `directory` that has d numbers, if there is one.
       seed: of the choice of users and of the split.
 
     Raises:
-      FileNotFoundError: if there are no tweets, or `glove` is not there.
-      ValueError: if a row of a file is malformed, a vector is not of d finite numbers, several
-        files of vectors would do, or too few users have enough tweets.
+      FileNotFoundError: if there are no tweets, or `glove` does not exist.
+      ValueError: if a row of a file is malformed, a vector does not have d finite numbers, several
+        files of vectors fit, or too few users have enough tweets.
 
     Example:
       >>> import pathlib, tempfile
@@ -97,10 +86,10 @@ def load_sent140(
     directory = Path(directory)
     for name, value in (("num_clients", num_clients), ("dim", dim)):
         check_count(name, value)
-    _check_min_examples(min_examples)
+    check_min_examples("min_examples", min_examples)
     sizes = Counter(user for user, _, _ in _tweets(directory))
     users = _choose(sizes, num_clients, min_examples, seed)
-    parts = _consecutive(np.array([sizes[user] for user in users]))
+    parts = consecutive(np.array([sizes[user] for user in users]))
     train, test = split_parts(parts, test_fraction=test_fraction, seed=seed)
     number: dict[str, int] = {}  # of a word
     tweets: dict[str, list[tuple[list[int], int]]] = {user: [] for user in users}
@@ -119,23 +108,25 @@ def load_sent140(
         if mine := [word for word in words if known[word]]:
             row[:] = table[mine].mean(axis=0, dtype=np.float64)
     y = np.array([label for _, label in flat], np.int32)
-    name, kind = _title(path)
-    return federate(Pool(name, kind, 2, (x, y), (x, y)), train, test)
+    pool = Pool("sent140", "real", 2, (x, y), (x, y))
+    if path is None:
+        pool = pool._replace(name="sent140, hashed words", kind="surrogate")
+    return federate(pool, train, test)
 
 
 def check_sent140(directory: str | Path) -> None:
-    """Raises what `load_sent140` raises if there are no tweets, without reading any."""
+    """Raises `load_sent140`'s error if there are no tweets, without reading any file."""
     _files(Path(directory))
 
 
 def tokenize(text: str) -> list[str]:
-    """The words of a tweet, for the vocabulary of GloVe's Twitter vectors.
+    """Returns the words of a tweet, in the vocabulary of GloVe's Twitter vectors.
 
-    HTML's ``&amp;`` and the like are decoded, and letters become small. Then, from left to right:
-    an address (``http://``, ``https://``, ``www.``) is ``<url>``, ``@name`` is ``<user>``,
-    ``#name`` is ``<hashtag>`` and name, digits with ``. , :`` between them are ``<number>``, a word
-    is letters, digits, underscores and apostrophes inside, and any other character is a word of its
-    own; if it is repeated, ``<repeat>`` stands for the rest.
+    HTML's ``&amp;`` and the like are decoded, and letters are made lower case. Then, from left to
+    right: an address (``http://``, ``https://``, ``www.``) gives ``<url>``, ``@name`` gives
+    ``<user>``, ``#name`` gives ``<hashtag>`` and the name, digits with ``. , :`` between them give
+    ``<number>``, and letters, digits, underscores and inner apostrophes make a word. Any other
+    character is a word, followed by ``<repeat>`` if the character is repeated.
 
     Example:
       >>> tokenize("@Ann I'm 4.5 &lt;3 #Happy!!! http://t.co/x")
@@ -158,76 +149,6 @@ def tokenize(text: str) -> list[str]:
     return words
 
 
-def surrogate_tweets(
-    num_clients: int,
-    *,
-    dim: int = 200,
-    min_examples: int = 50,
-    test_fraction: float = 0.4,
-    seed: int = 0,
-) -> FederatedData:
-    """Invented tweets, in the shape of Sentiment140: the same pipeline where the data is not there.
-
-    A tweet of 4 to 24 words is positive with its client's probability, Beta(2, 2), and has one of
-    20 topics, by its client's Dirichlet(0.3). Each word carries sentiment with its client's
-    probability, between 0.05 and 0.5, and is then of the tweet's own sentiment with probability
-    0.75; other words are of the topic or of no topic. Of 2,300 words in all, in lists of 100 with
-    frequencies that fall like ``1 / rank``, each has a Gaussian vector; a tweet is their mean,
-    ``float32[dim]``. A linear classifier of all clients' tweets is right for about 73 % of them if
-    `dim` is 200.
-
-    The first clients do not change when `num_clients` grows.
-
-    Args:
-      num_clients: N.
-      dim: d, the length of a word's vector.
-      min_examples: of a client; it has LogNormal(3, 1), rounded down, more.
-      test_fraction: of each client's tweets.
-      seed: of all draws.
-
-    Raises:
-      ValueError: if an argument is out of its range.
-
-    Example:
-      >>> data = surrogate_tweets(3, dim=10, min_examples=20)
-      >>> data.name, data.kind, data.train.examples[0].shape[1:], data.train.min_count >= 12
-      ('invented tweets', 'surrogate', (10,), True)
-    """
-    check_count("num_clients", num_clients)
-    check_count("dim", dim)
-    _check_min_examples(min_examples)
-    streams = iter(np.random.SeedSequence(seed).spawn(9))
-
-    def rng() -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(next(streams)))
-
-    counts = min_examples + rng().lognormal(3, 1, num_clients).astype(np.int64)
-    train, test = split_parts(_consecutive(counts), test_fraction=test_fraction, seed=seed)
-    owner = np.repeat(np.arange(num_clients), counts)
-    positive = rng().beta(2, 2, num_clients)
-    topics = rng().dirichlet(np.full(_TOPICS, 0.3), num_clients).cumsum(axis=1)
-    telling = rng().uniform(*_TELLING, num_clients)
-    y = (rng().random(len(owner)) < positive[owner]).astype(np.int32)
-    topic = (rng().random((len(owner), 1)) > topics[owner, :-1]).sum(axis=1)
-    table = rng().standard_normal(((_SENTIMENT + _SHARED + _TOPICS) * _WORDS, dim))
-    lengths = rng().integers(4, 24, len(owner), endpoint=True)
-    words = _invented_words(y, topic, telling[owner], lengths, rng())
-    x = _means(table.astype(np.float32), words, lengths)
-    pool = Pool("invented tweets", "surrogate", 2, (x, y), (x, y))
-    return federate(pool, train, test)
-
-
-def _check_min_examples(min_examples: int) -> None:
-    check_count("min_examples", min_examples)
-    if min_examples < 2:
-        raise ValueError("min_examples is 1; a training and a test set need 2 tweets")
-
-
-def _consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
-    """The rows of clients whose examples lie one client after the other."""
-    return np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
-
-
 def _choose(
     sizes: Counter[str], num_clients: int | None, min_examples: int, seed: int
 ) -> list[str]:
@@ -239,7 +160,7 @@ def _choose(
         )
     if num_clients is None:
         return users
-    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(users))
+    order = generator(seed).permutation(len(users))
     return [users[i] for i in order[:num_clients]]
 
 
@@ -247,7 +168,6 @@ def _choose(
 
 
 def _files(directory: Path) -> list[Path]:
-    """The official file, or all of LEAF's."""
     official = directory / _CSV
     if official.is_file():
         return [official]
@@ -263,7 +183,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _tweets(directory: Path) -> Iterator[tuple[str, int, str]]:
-    """User, label and text of all tweets that are not neutral."""
+    """Yields user, label and text of all tweets that are not neutral."""
     seen: dict[tuple[Path, str], Path] = {}  # users, by folder
     for path in _files(directory):
         if path.name == _CSV:
@@ -304,7 +224,8 @@ def _official(path: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _lines(file: Iterable[str]) -> Iterator[str]:
-    """The lines, and an end that is no record of its own if the last one is cut off."""
+    # If the file ends inside a record, the mark becomes a part of this record, whose last column or
+    # number of columns shows it. Otherwise the mark is a separate last record.
     for line in file:
         is_whole = line.endswith(("\n", "\r", '"'))
         yield line if is_whole else line + _END
@@ -312,10 +233,6 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 
 
 # Words
-
-
-def _title(vectors: Path | None) -> tuple[str, DataKind]:
-    return ("sent140, hashed words", "surrogate") if vectors is None else ("sent140", "real")
 
 
 def _vectors_file(directory: Path, glove: str | Path | None, dim: int) -> Path | None:
@@ -339,10 +256,9 @@ def _dimension(path: Path) -> int:
 def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
-    """The vectors of the words that are in the file, and which those are.
-
-    In bytes: a word of GloVe's is a line break to Python, U+0085.
-    """
+    """Returns the words' vectors, and whether each word is in the file."""
+    # Bytes: one of GloVe's words, U+0085, is a line break in Python's text files. Only vectors of
+    # words that occur are kept: the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
     table, known = np.zeros((len(number), dim), np.float32), np.zeros(len(number), bool)
     line, record = b"", 0
@@ -370,46 +286,7 @@ def _read_vectors(
 
 
 def _hashed(words: list[str], dim: int) -> Float32[np.ndarray, "words dim"]:
-    """Gaussian vectors, the same for the same word on every machine."""
-    rng = np.random.Generator(np.random.PCG64(_HASHED_SEED))
+    # CRC-32 of a word is the same on every machine; Python's hash is not.
+    rng = generator(_HASHED_SEED)
     table = rng.standard_normal((_BUCKETS, dim), dtype=np.float32)
     return table[[zlib.crc32(word.encode(errors="surrogatepass")) % _BUCKETS for word in words]]
-
-
-# Invented tweets
-
-
-def _invented_words(
-    y: np.ndarray,
-    topic: Int64[np.ndarray, " tweets"],
-    telling: np.ndarray,
-    lengths: Int64[np.ndarray, " tweets"],
-    rng: np.random.Generator,
-) -> Int64[np.ndarray, " words"]:
-    """All tweets' words, one tweet after the other: lists of 100, the first two of sentiment."""
-    tweet = np.repeat(np.arange(len(lengths)), lengths)
-    kind, which, place = rng.random((len(tweet), 3)).T
-    lists = np.where(which < 0.5, _SENTIMENT, _SENTIMENT + _SHARED + topic[tweet])
-    lists = np.where(
-        kind < telling[tweet], np.where(which < _CLARITY, y[tweet], 1 - y[tweet]), lists
-    )
-    frequency = (1 / np.arange(1, _WORDS + 1)).cumsum()
-    rank = np.searchsorted(frequency / frequency[-1], place, side="right")
-    return lists * _WORDS + rank
-
-
-def _means(
-    table: Float32[np.ndarray, "vocabulary dim"],
-    words: Int64[np.ndarray, " words"],
-    lengths: Int64[np.ndarray, " tweets"],
-) -> Float32[np.ndarray, "tweets dim"]:
-    """The mean of each tweet's vectors, summed in the order of its words: the same everywhere."""
-    x = np.zeros((len(lengths), table.shape[1]), np.float32)
-    starts = np.cumsum(lengths) - lengths
-    for first in range(0, len(lengths), _BLOCK_TWEETS):
-        block = slice(first, first + _BLOCK_TWEETS)
-        for place in range(lengths[block].max()):
-            longer = np.flatnonzero(lengths[block] > place)
-            x[first + longer] += table[words[starts[first + longer] + place]]
-        x[block] /= lengths[block, None].astype(np.float32)
-    return x

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
-from jaxtyping import Float, Float32, Int64
+from jaxtyping import Float, Int64
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checks import check_choice, check_count, check_fraction, check_not_negative
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData
 
@@ -31,21 +31,21 @@ def synthetic(
     iid: bool = False,
     test_fraction: float | None = None,
 ) -> FederatedData:
-    """Synthetic(alpha, beta): classification tasks that differ between clients.
+    """Draws Synthetic(alpha, beta), classification tasks that differ between clients.
 
     ``y = argmax(x W_k + b_k)`` with x ~ N(v_k, diag(j^-1.2)), and n_k from `sample_counts`. FedProx
     draws u_k ~ N(0, alpha), B_k ~ N(0, beta), v_k[j] ~ N(B_k, 1) and W_k, b_k ~ N(u_k, 1); the
     second argument of N is a standard deviation. With `iid`, W, b ~ N(0, 1) are the same for all
     clients and v_k[j] = B_k. LEAF draws B_k ~ N(0, 1), v_k[j] ~ N(B_k, 1), one Q ~ N(0, 1) of shape
     (dim + 1) x classes and W_k, b_k = Q m_k, where m_k ~ N(mu, 0.1), mu ~ N(loc, 1), loc ~ N(0, 1);
-    N(0, 0.1) is added to each logit, and its constant feature is left out: models bring a bias.
+    N(0, 0.1) is added to each logit. LEAF's constant feature is left out: models have a bias.
 
     The first clients do not change when `num_clients` grows.
 
     Args:
       num_clients: N.
-      alpha: spread of u_k; FedProx's generator only. As published, u_k moves all logits of an
-        example alike, so alpha does not change a label: W_k and b_k differ between clients anyway.
+      alpha: spread of u_k; FedProx's generator only. As published, u_k changes all logits of an
+        example equally, so that alpha changes no label; W_k and b_k differ between clients anyway.
       beta: how much the clients' features differ; FedProx's generator only.
       dim: d, the number of features.
       num_classes: C.
@@ -68,34 +68,41 @@ def synthetic(
       Li et al., "Federated optimization in heterogeneous networks", 2020 (FedProx); Caldas et al.,
       "LEAF: a benchmark for federated settings", 2018.
     """
-    _check(alpha, beta, dim, num_classes, generator, iid)
+    check_choice("generator", generator, *get_args(Generator))
+    check_not_negative("alpha", alpha)
+    check_not_negative("beta", beta)
+    check_count("dim", dim)
+    check_count("num_classes", num_classes)
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; there must be 2 or more")
+    if generator == "leaf" and (alpha != 1 or beta != 1 or iid):
+        raise ValueError(
+            "LEAF's generator has no alpha, beta and iid; leave them at their defaults"
+        )
     fraction = _TEST_FRACTION[generator] if test_fraction is None else test_fraction
-    if not 0 < fraction < 1:
-        raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
+    check_fraction("test_fraction", fraction)
     counts = sample_counts(num_clients, generator=generator, seed=seed)
     law = _Law(alpha, beta, dim, num_classes, generator, iid)
-    # 1e-9: 0.6 * 5 is 3, whatever the last bit of 1 - 0.4.
+    # 1e-9: in floating point a product such as (1 - 0.4) * n may end just below a whole number.
     train_counts = np.clip(((1 - fraction) * counts + 1e-9).astype(np.int64), 1, counts - 1)
-    return FederatedData(
-        _name(law),
-        "synthetic",
-        num_classes,
-        _split(law, train_counts, seed, 0),
-        _split(law, counts - train_counts, seed, 1),
-    )
+    name = f"synthetic({alpha:g}, {beta:g})" + (", iid" if iid else "")
+    name = "synthetic (LEAF)" if generator == "leaf" else name
+    train = _split(law, train_counts, seed, 0)
+    test = _split(law, counts - train_counts, seed, 1)
+    return FederatedData(name, "synthetic", num_classes, train, test)
 
 
 def sample_counts(
     num_clients: int, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
-    """The numbers of examples n_k, training and test, that `synthetic` gives its clients.
+    """Returns the numbers of examples n_k, training and test, of the clients of `synthetic`.
 
     FedProx: ``int(LogNormal(4, 2)) + 50``; LEAF: ``min(int(LogNormal(3, 2)) + 5, 1000)``.
 
     Args:
       num_clients: N.
       generator: "fedprox" or "leaf".
-      seed: that of `synthetic`.
+      seed: the seed of `synthetic`.
 
     Raises:
       ValueError: if `num_clients` is not positive, or the generator is unknown.
@@ -105,7 +112,7 @@ def sample_counts(
       (True, 1000)
     """
     check_count("num_clients", num_clients)
-    _check_generator(generator)
+    check_choice("generator", generator, *get_args(Generator))
     rng = _stream(seed, 0)
     if generator == "fedprox":
         return rng.lognormal(4, 2, num_clients).astype(np.int64) + 50
@@ -114,7 +121,7 @@ def sample_counts(
 
 @dataclasses.dataclass(frozen=True)
 class _Law:
-    """The arguments of `synthetic` that say how clients and examples are drawn."""
+    """Distribution of clients and examples: arguments of `synthetic`."""
 
     alpha: float
     beta: float
@@ -125,7 +132,7 @@ class _Law:
 
 
 class _Clients(NamedTuple):
-    """What the examples of some clients are drawn from."""
+    """Parameters of some clients' distributions of examples."""
 
     means: Float[np.ndarray, "clients dim"]
     weights: Float[np.ndarray, "clients dim classes"]
@@ -133,132 +140,64 @@ class _Clients(NamedTuple):
 
 
 def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: int) -> ClientData:
-    """The training (0) or the test (1) examples of all clients.
-
-    Some clients at a time, so that memory stays bounded; every stream is read in the order of the
-    clients, so the blocks leave no trace in the data.
-    """
-    draw = _clients(law, seed)
+    """Draws the training (0) or the test (1) examples of all clients."""
+    draw_clients = _clients(law, seed)
     features, noise = _stream(seed, 3, split), _stream(seed, 4, split)
+    decay = (np.arange(1, law.dim + 1) ** -0.6).astype(np.float32)
     x = np.empty((counts.sum(), law.dim), np.float32)
     y = np.empty(len(x), np.int32)
     ends = np.cumsum(counts)
     first = row = 0
+    # Memory stays bounded: some clients at a time. Every stream is read in the order of the
+    # clients, so that the data do not depend on the blocks.
     while first < len(counts):
         last = max(first + 1, int(np.searchsorted(ends, row + _BLOCK_EXAMPLES, side="right")))
         rows, block = slice(row, int(ends[last - 1])), counts[first:last]
-        clients = draw(last - first)
-        _fill_features(x[rows], clients, block, features)
-        y[rows] = _labels(x[rows], clients, block, noise if law.generator == "leaf" else None)
+        clients = draw_clients(last - first)
+        features.standard_normal(out=x[rows], dtype=np.float32)
+        x[rows] *= decay
+        x[rows] += np.repeat(clients.means.astype(np.float32), block, axis=0)
+        # Double precision: no label depends on the last bit of a library's product.
+        wide, logits = x[rows].astype(np.float64), np.repeat(clients.biases, block, axis=0)
+        block_ends = np.cumsum(block)
+        for W, start, end in zip(clients.weights, block_ends - block, block_ends, strict=True):
+            logits[start:end] += wide[start:end] @ W
+        if law.generator == "leaf":
+            logits += _LABEL_NOISE * noise.standard_normal(logits.shape)
+        y[rows] = logits.argmax(axis=1)
         first, row = last, rows.stop
     return flat_client_data((x, y), counts)
 
 
 def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
-    """A function that draws the next so many clients."""
+    """Returns a function that draws the next clients, a given number of them."""
     shared, rng = _stream(seed, 1), _stream(seed, 2)
-    if law.generator == "fedprox" and not law.iid:
-        return lambda num_clients: _fedprox(law, num_clients, rng)
-    loc, offset = shared.standard_normal(2)
-    model = shared.standard_normal((law.dim + 1, law.num_classes))
-    if law.iid:
-        return lambda num_clients: _one_model(law, num_clients, rng, model)
-    return lambda num_clients: _leaf(law, num_clients, rng, model, float(loc + offset))
-
-
-def _fedprox(law: _Law, num_clients: int, rng: np.random.Generator) -> _Clients:
     d, C = law.dim, law.num_classes
-    z = rng.standard_normal((num_clients, 2 + d + d * C + C))
-    u, B = law.alpha * z[:, :1], law.beta * z[:, 1:2]
-    v = B + z[:, 2 : d + 2]
-    W = (u + z[:, d + 2 : -C]).reshape(num_clients, d, C)
-    return _Clients(v, W, u + z[:, -C:])
+    loc, offset = shared.standard_normal(2)
+    Q = shared.standard_normal((d + 1, C))
 
+    def fedprox(num_clients: int) -> _Clients:
+        z = rng.standard_normal((num_clients, 2 + d + d * C + C))
+        u, B = law.alpha * z[:, :1], law.beta * z[:, 1:2]
+        W = (u + z[:, d + 2 : -C]).reshape(num_clients, d, C)
+        return _Clients(B + z[:, 2 : d + 2], W, u + z[:, -C:])
 
-def _one_model(
-    law: _Law,
-    num_clients: int,
-    rng: np.random.Generator,
-    model: Float[np.ndarray, "inputs classes"],
-) -> _Clients:
-    """FedProx's iid variant: v_k = B_k 1."""
-    B = law.beta * rng.standard_normal((num_clients, 1))
-    v = np.repeat(B, law.dim, axis=1)
-    W = np.broadcast_to(model[1:], (num_clients, law.dim, law.num_classes))
-    return _Clients(v, W, np.broadcast_to(model[0], (num_clients, law.num_classes)))
+    def one_model(num_clients: int) -> _Clients:
+        B = law.beta * rng.standard_normal((num_clients, 1))
+        models = np.broadcast_to(Q, (num_clients, d + 1, C))
+        return _Clients(np.repeat(B, d, axis=1), models[:, 1:], models[:, 0])
 
+    def leaf(num_clients: int) -> _Clients:
+        z = rng.standard_normal((num_clients, 2 + d))
+        m = float(loc + offset) + _MODEL_SPREAD * z[:, 0]
+        models = m[:, None, None] * Q
+        return _Clients(z[:, 1:2] + z[:, 2:], models[:, 1:], models[:, 0])
 
-def _leaf(
-    law: _Law,
-    num_clients: int,
-    rng: np.random.Generator,
-    Q: Float[np.ndarray, "inputs classes"],
-    mean: float,
-) -> _Clients:
-    z = rng.standard_normal((num_clients, 2 + law.dim))
-    m = mean + _MODEL_SPREAD * z[:, 0]
-    v = z[:, 1:2] + z[:, 2:]
-    model = m[:, None, None] * Q
-    return _Clients(v, model[:, 1:], model[:, 0])
-
-
-def _fill_features(
-    x: Float32[np.ndarray, "examples dim"],
-    clients: _Clients,
-    counts: Int64[np.ndarray, " clients"],
-    rng: np.random.Generator,
-) -> None:
-    """Writes draws of N(v_k, diag(j^-1.2)) into x."""
-    rng.standard_normal(out=x, dtype=np.float32)
-    x *= (np.arange(1, x.shape[1] + 1) ** -0.6).astype(np.float32)
-    x += np.repeat(clients.means.astype(np.float32), counts, axis=0)
-
-
-def _labels(
-    x: Float32[np.ndarray, "examples dim"],
-    clients: _Clients,
-    counts: Int64[np.ndarray, " clients"],
-    noise: np.random.Generator | None,
-) -> Int64[np.ndarray, " examples"]:
-    """The argmax of x W_k + b_k, in double precision: no label hangs on a library's last bit."""
-    logits = np.repeat(clients.biases, counts, axis=0)
-    wide = x.astype(np.float64)
-    ends = np.cumsum(counts)
-    for W, start, end in zip(clients.weights, ends - counts, ends, strict=True):
-        logits[start:end] += wide[start:end] @ W
-    if noise is not None:
-        logits += _LABEL_NOISE * noise.standard_normal(logits.shape)
-    return logits.argmax(axis=1)
+    if law.generator == "leaf":
+        return leaf
+    return one_model if law.iid else fedprox
 
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
-    """An independent stream: 0 counts, 1 what clients share, 2 clients, 3 features, 4 noise."""
+    # Independent streams: 0 counts, 1 what clients share, 2 clients, 3 features, 4 noise.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
-
-
-def _name(law: _Law) -> str:
-    if law.generator == "leaf":
-        return "synthetic (LEAF)"
-    return f"synthetic({law.alpha:g}, {law.beta:g})" + (", iid" if law.iid else "")
-
-
-def _check(
-    alpha: float, beta: float, dim: int, num_classes: int, generator: Generator, iid: bool
-) -> None:
-    _check_generator(generator)
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not 0 <= value < np.inf:
-            raise ValueError(f"{name} is {value}; it is a standard deviation, 0 or more")
-    check_count("dim", dim)
-    check_count("num_classes", num_classes)
-    if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}; there must be 2 or more")
-    if generator == "leaf" and (alpha != 1 or beta != 1 or iid):
-        raise ValueError(
-            "LEAF's generator has no alpha, beta and iid; leave them at their defaults"
-        )
-
-
-def _check_generator(generator: str) -> None:
-    if generator not in get_args(Generator):
-        raise ValueError(f"generator is {generator!r}; it must be 'fedprox' or 'leaf'")

@@ -22,8 +22,8 @@ from fedjax_mm.experiments.methods import (
 )
 from fedjax_mm.experiments.tasks import Config, Count, QuadraticConfig, Seed, TaskConfig
 from fedjax_mm.sweeps.plan import Grid, Setup
+from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.requirements import OwnModels
-from fedjax_mm.until import Until
 
 Precision = Literal["float32", "float64"]
 

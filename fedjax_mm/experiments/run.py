@@ -5,8 +5,8 @@ from typing import Literal
 import jax
 import xarray as xr
 
-from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.plan import Grid, Plan
 

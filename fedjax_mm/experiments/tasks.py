@@ -10,8 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
-from fedjax_mm.data.dealing import federate, flip_labels
 from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf

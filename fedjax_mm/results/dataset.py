@@ -1,10 +1,10 @@
-"""Labelled results: Datasets from traces, the manifest, and files that are never half-written."""
+"""Labelled results: Datasets from traces, manifests, and NetCDF files."""
 
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.files import plain, write_aside
 from fedjax_mm.record import Counts, Trace
 
 _LONG_NAMES = {
@@ -29,7 +30,7 @@ _LONG_NAMES = {
 
 
 def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
-    """A trace with named dimensions; counts are cumulative 64-bit integers.
+    """Returns a trace with named dimensions; counts are cumulative 64-bit integers.
 
     Args:
       trace: from `simulate`, with extra leading axes if it was vmapped.
@@ -54,23 +55,20 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     """
     check_counts(trace)
     axes = (*dims, "round", "model")
+    # Counts between records are int32 on the device; their sums may need 64 bits.
     counts = {
         name: np.cumsum(np.asarray(getattr(trace, name), np.int64), axis=-2)
         for name in Counts._fields
     }
     updates = counts["client_updates"]
     metrics = {name: np.asarray(values) for name, values in trace.metrics.items()}
-    variables = (
-        metrics
-        | counts
-        | {
-            "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
-            "parameters_down": updates * np.asarray(trace.download_size, np.int64),
-        }
-    )
+    sizes = {
+        "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
+        "parameters_down": updates * np.asarray(trace.download_size, np.int64),
+    }
     rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
-    dataset = xr.Dataset({name: (axes, x) for name, x in variables.items()}, coords)
+    dataset = xr.Dataset({name: (axes, x) for name, x in (metrics | counts | sizes).items()}, coords)
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     return dataset
@@ -86,7 +84,7 @@ def check_counts(counts: Any) -> None:
 
 
 def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, Any]:
-    """Where a result comes from: versions, device, seed, random generator, precision, revision.
+    """Returns the origin of a result: versions, device, seed, random generator, revision.
 
     Args:
       config: the settings that were run.
@@ -113,7 +111,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
 
 
 def _git_revision() -> str | None:
-    """The revision of the source tree that this runs from; None when installed as a package."""
+    # None for an installed package, which is not in a source tree.
     root = Path(__file__).parents[2]
     if not (root / ".git").exists():
         return None
@@ -124,42 +122,15 @@ def _git_revision() -> str | None:
         return None
 
 
-def prepare_directory(path: Path) -> None:
-    """Makes the directory, and fails now if results could not be written there later.
-
-    Raises:
-      ValueError: naming the directory and the reason.
-    """
-    probe = path / f".probe.{os.getpid()}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"cannot write to {path}: {error.strerror}; choose another directory with --out"
-        ) from error
-
-
-def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it: it is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.part")  # one name, so that a killed write is replaced
-    try:
-        write(aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
-
-
 def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
-    """Writes NetCDF, whole or not at all; the manifest becomes JSON.
+    """Writes a NetCDF file, whole or not at all; mappings in `attrs` are written as JSON.
 
     Args:
       dataset: from `run`, `sweep` or `to_dataset`.
-      path: of the file; its directory exists.
+      path: the file's path; its directory must exist.
 
     Raises:
-      OSError: if it cannot be written, the disk being full for instance.
+      OSError: if it cannot be written, for instance because the disk is full.
 
     Example:
       >>> import pathlib, tempfile
@@ -180,22 +151,3 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
         write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
     except (OSError, RuntimeError) as error:
         raise OSError(f"cannot write {path}: {error}; is there room on the disk?") from error
-
-
-def save_json(content: Mapping[str, Any], path: Path) -> None:
-    """Writes indented JSON; numbers that are not finite become null."""
-    text = json.dumps(plain(content), indent=2, allow_nan=False)
-    write_aside(path, lambda aside: aside.write_text(text + "\n"))
-
-
-def plain(value: Any) -> Any:
-    """JSON's types; numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic):
-        return plain(value.tolist())
-    if isinstance(value, float) and not np.isfinite(value):
-        return None
-    return value

@@ -16,7 +16,7 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.results.dataset import prepare_directory, save_json
+from fedjax_mm.files import prepare_directory, save_json
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"

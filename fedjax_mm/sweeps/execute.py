@@ -19,11 +19,11 @@ import xarray as xr
 
 from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap
-from fedjax_mm.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.record import Counts, Trace
 from fedjax_mm.results.dataset import check_counts, manifest, to_dataset
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
+from fedjax_mm.sweeps.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.plan import (
     Compiled,
     Grid,
@@ -36,7 +36,7 @@ from fedjax_mm.sweeps.plan import (
     make_plan,
     without_keys,
 )
-from fedjax_mm.until import Until
+from fedjax_mm.sweeps.until import Until
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, and how much of how much is done."""

@@ -31,7 +31,7 @@ from fedjax_mm.record import Counts, Sizes, measure
 from fedjax_mm.simulate import State, init, look, round_of
 from fedjax_mm.stacks import split, stacks_of
 from fedjax_mm.sweeps.devices import Layout, agree, layout
-from fedjax_mm.until import Until
+from fedjax_mm.sweeps.until import Until
 
 _RESERVED = (
     *("seed", "round", "model", "diverged", "ended", "prepared"),

@@ -1,1 +1,1 @@
-"""What models learn."""
+"""Learning problems of the models."""

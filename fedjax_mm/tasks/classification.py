@@ -1,4 +1,4 @@
-"""Classification of every client's examples by a flax module."""
+"""Classification of clients' examples by a flax module."""
 
 import dataclasses
 import inspect
@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Params
-from fedjax_mm.checks import check_count
+from fedjax_mm.base import Batching, Index, Metrics, Params
+from fedjax_mm.checks import check_choice, check_count
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 
@@ -23,18 +23,18 @@ _BLOCK_BYTES = 2**20  # of features that are evaluated at once
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """Cross-entropy of a module's logits; build it with `classification`.
+    """Task of minimizing the cross-entropy of a module's logits; see `classification`.
 
     Attributes:
       train: every client's training examples, ``(features, labels)``.
-      test: the same for testing, or one pool that stands for all clients.
-      column: which column of the labels is learned, if they have columns.
-      scale: what features are multiplied by.
+      test: test examples, of every client or of one pool that all clients share.
+      column: the column of the labels to learn, if they have columns.
+      scale: a factor of the features.
       module: the network, from features ``[batch, ...]`` to logits ``[batch, classes]``.
-      rngs: names of the random streams that the module wants in training, such as "dropout".
+      rngs: names of the random streams that the module needs in training, such as "dropout".
       takes_weights: whether the module is called with the examples' weights too.
       reduction: of the loss over a batch.
-      block_size: examples that are evaluated at once.
+      block_size: the number of examples that are evaluated at once.
     """
 
     train: ClientData
@@ -53,30 +53,28 @@ class Classification:
         return self.train.num_clients
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """The module's initial parameters."""
+        """Returns the module's initial parameters."""
         features = jax.tree.map(lambda x: x[:1], self.train.examples[0])
         return self.module.init(rng_key, self._scaled(features))["params"]
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        """n_k."""
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns n_k."""
         return self.train.counts[client].astype(float)
 
-    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Steps of an epoch."""
+    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
+        """Returns the steps of an epoch."""
         return self.train.num_batches(client, size)
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Any:
-        """Rows of the client's training examples, their weights, and a key if the module wants one.
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
+        """Returns rows of the client's training examples, weights, and a key or None.
 
-        See `ClientData.batch`.
+        See `ClientData.batch`; the key is for a module with random streams.
         """
         key = jax.random.fold_in(rng_key, step) if self.rngs else None
         return *self.train.batch(rng_key, client, step, how), key
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """The cross-entropy of a batch, its mean or its sum."""
+        """Returns the mean or the sum of the cross-entropy over a batch."""
         rows, weights, rng_key = batch
         rngs = {name: jax.random.fold_in(rng_key, i) for i, name in enumerate(self.rngs)}
         features, labels = self.train.take(rows)
@@ -84,15 +82,13 @@ class Classification:
         total = jnp.sum(weights * losses)
         return total if self.reduction == "sum" else total / jnp.sum(weights)
 
-    def client_loss(self, params: Params, client: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k: the mean cross-entropy of the client's training examples, without dropout."""
+    def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
+        """Returns F_k, the mean cross-entropy of the client's training examples."""
         return self.client_metrics(params, client, self.train)["loss"]
 
-    def client_metrics(
-        self, params: Params, client: Int[Array, ""], data: ClientData
-    ) -> dict[str, Float[Array, ""]]:
-        """Mean cross-entropy and accuracy over one client's examples, such as those of `test`."""
-        nothing = jax.random.key(0)  # all rows: nothing is drawn
+    def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
+        """Returns mean cross-entropy and accuracy over one client's examples in `data`."""
+        nothing = jax.random.key(0)  # a batch of all rows draws nothing
         rows, weights = data.batch(nothing, client, jnp.int32(0), Batching())
         features, labels = data.take(rows)
         losses, is_right = self._losses(params, features, labels, weights, {})
@@ -102,8 +98,8 @@ class Classification:
             "accuracy": jnp.sum(weights * is_right) / total,
         }
 
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Mean cross-entropy and accuracy over all training and over all test examples."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
+        """Returns mean cross-entropy and accuracy over all training and over all test examples."""
         del rng_key
         train, test = self.evaluate(params, self.train), self.evaluate(params, self.test)
         return {
@@ -121,16 +117,13 @@ class Classification:
         per_client: bool = False,
         num_clients: int | None = None,
     ) -> dict[str, Float[Array, "*clients"]]:
-        """Mean cross-entropy and accuracy in one pass over the data, in bounded memory.
-
-        A module that takes weights looks at a batch as a whole, as batch norm does: it sees each
-        client's examples as one batch, as LEAF has it.
+        """Returns mean cross-entropy and accuracy, in one pass over the data and bounded memory.
 
         Args:
           params: of one model.
           data: such as `train` or `test`.
-          per_client: the means over each client's examples, ``[clients]``, instead of over all.
-          num_clients: of the first so many clients alone; all of them if None.
+          per_client: whether to return means over each client's examples, ``[clients]``.
+          num_clients: the number of clients to evaluate, the first ones; None is all.
         """
         if num_clients is not None:
             offsets, counts = data.offsets[:num_clients], data.counts[:num_clients]
@@ -143,7 +136,9 @@ class Classification:
 
         def add_block(block: Int[Array, ""], sums: Float[Array, "sums 2"]) -> Any:
             begin = first + block * size
-            start = jnp.minimum(begin, data.num_places - size)  # the last block may overlap
+            # `dynamic_slice` moves a block that passes the end: the last block begins earlier, and
+            # rows that an earlier block counted are left out.
+            start = jnp.minimum(begin, data.num_places - size)
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
             features, labels = data.block(start, size)
@@ -155,7 +150,7 @@ class Classification:
             owner = jnp.searchsorted(data.offsets, rows, side="right") - 1
             return sums.at[owner].add(values)
 
-        # A number of blocks that is known to the compiler can be differentiated in reverse.
+        # Reverse-mode derivatives need a static number of blocks: a bound, not the traced sum.
         most = last - first if num_clients is not None else data.num_examples
         num_blocks = (most + size - 1) // size
         sums = lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num_sums, 2)))
@@ -167,7 +162,8 @@ class Classification:
     def _evaluate_one_by_one(
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
-        """As `evaluate`, one client after the other."""
+        # A module that takes weights uses the batch as a whole, as batch norm does: a client's
+        # examples are one batch, as in LEAF.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -183,12 +179,12 @@ class Classification:
         weights: Float[Array, " batch"],
         rngs: dict[str, PRNGKeyArray],
     ) -> tuple[Float[Array, " batch"], Float[Array, " batch"]]:
-        """Each example's cross-entropy, and 1 where the largest logit is right."""
+        """Returns each example's cross-entropy, and 1 where the largest logit is right."""
         labels = labels if self.column is None else labels[:, self.column]
         more = [weights] if self.takes_weights else []
         call: Any = self.module.apply  # flax's type allows for further results
         logits = call({"params": params}, self._scaled(features), *more, rngs=rngs)
-        # Classes first: they are few, and the last axis is the one that vector units work along.
+        # XLA's CPU code uses vector instructions along the last axis: not the few classes.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
         picked = jnp.sum(jnp.where(chosen, logits, 0), axis=0)
@@ -211,18 +207,18 @@ def classification(
     scale: Any = None,
     block_size: int | None = None,
 ) -> Classification:
-    """A module trained on every client's examples.
+    """Returns the task of training a module on clients' examples.
 
     Args:
-      data: whose examples are ``(features [examples, ...], labels [examples])``.
-      module: called with features it returns logits; with the examples' weights too if it has an
-        argument `weights`, so that it can leave out the rows of weight 0 that fill a batch.
-      reduction: of the loss over a local step's batch: "mean", or "sum" as LEAF has it, whose steps
-        are as many times larger.
-      column: where labels are ``[examples, columns]``, the one to learn; it may be traced.
-      rngs: names of random streams that the module wants in training, such as ("dropout",).
-      scale: multiplies the features; 1 / 255 makes numbers between 0 and 1 of bytes.
-      block_size: examples that are evaluated at once; by default as many as make up a mebibyte.
+      data: examples ``(features [examples, ...], labels [examples])``.
+      module: returns logits for features. If it has an argument `weights`, it also gets the
+        examples' weights, so that it can ignore the rows of weight 0 that fill a batch.
+      reduction: of the loss over a local step's batch: "mean", or "sum" as in LEAF, whose steps are
+        larger by a factor of B.
+      column: the column of labels ``[examples, columns]`` to learn; it may be traced.
+      rngs: names of random streams that the module needs in training, such as ("dropout",).
+      scale: multiplies the features; 1 / 255 maps bytes to numbers between 0 and 1.
+      block_size: the number of examples that are evaluated at once; by default a mebibyte of them.
 
     Raises:
       ValueError: if the arguments do not fit together.
@@ -238,8 +234,7 @@ def classification(
       >>> sorted(task.metrics(jax.random.key(0), params))
       ['loss', 'test_accuracy', 'test_loss', 'train_accuracy']
     """
-    if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction is {reduction!r}; it must be 'mean' or 'sum'")
+    check_choice("reduction", reduction, "mean", "sum")
     check_count("block_size", block_size)
     features, labels = data.train.examples
     if (labels.ndim == 2) != (column is not None):
@@ -250,14 +245,8 @@ def classification(
     if block_size is None:
         example_bytes = max(1, math.prod(features.shape[1:]) * 4)
         block_size = max(1, _BLOCK_BYTES // example_bytes)
-    return Classification(
-        data.train,
-        data.test,
-        None if column is None else jnp.asarray(column, jnp.int32),
-        None if scale is None else jnp.asarray(scale, float),
-        module,
-        tuple(rngs),
-        "weights" in inspect.signature(module.__call__).parameters,
-        reduction,
-        block_size,
-    )
+    column = None if column is None else jnp.asarray(column, jnp.int32)
+    scale = None if scale is None else jnp.asarray(scale, float)
+    takes_weights, rngs = "weights" in inspect.signature(module.__call__).parameters, tuple(rngs)
+    static = module, rngs, takes_weights, reduction, block_size
+    return Classification(data.train, data.test, column, scale, *static)

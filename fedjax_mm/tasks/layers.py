@@ -1,16 +1,13 @@
-"""Layers whose gradients are fast on CPUs, also in a loop over clients.
+"""Layers with fast gradients on CPUs; other platforms use the plain operations."""
 
-XLA's CPU compiler hands a convolution to its matrix kernels only if the channels are the innermost
-dimension. The gradients that JAX derives are not of that form, and inside a loop they are not
-brought into it; under `jax.vmap` over clients, who have a kernel each, all three convolutions
-become grouped ones, which are slower still. Here the two gradients are written as channel-last
-convolutions, and a batch of kernels is computed one after the other. The gradients of maxima and of
-products with large matrices are written so that they go through memory less often.
-
-Other platforms get the plain operations.
-"""
+# XLA's CPU compiler uses its matrix kernels for a convolution only if channels are the innermost
+# dimension. JAX's derived gradients are not of that form, and XLA does not transpose them inside a
+# loop: they are written here as channel-last convolutions. `jax.vmap` over clients, each with its
+# own kernel, makes grouped convolutions, which are slower still: `sequential_vmap` computes one
+# kernel after the other. The gradients of `max_pool` and `matmul` read memory less often.
 
 from functools import partial, reduce
+from typing import Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -18,26 +15,27 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float
 
+Images: TypeAlias = Float[Array, "batch height width channels"]
+Kernel: TypeAlias = Float[Array, "rows columns inputs features"]
+Padding: TypeAlias = Literal["SAME"] | list[tuple[int, int]]
+
 CHANNEL_LAST = ("NHWC", "HWIO", "NHWC")
 
-_MOST_OUTER_PRODUCTS = 16  # they cost in proportion to their number; ten beat a product
+_MOST_OUTER_PRODUCTS = 16  # up to about this number they are faster than a matrix product
 
 
-def conv_same(
-    x: Float[Array, "batch height width channels"],
-    kernel: Float[Array, "rows columns inputs features"],
-) -> Float[Array, "batch height width features"]:
-    """The convolution of images with a kernel, stride 1, zeros around the image.
+def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width features"]:
+    """Returns the convolution of images with a kernel, stride 1, zeros around the image.
 
-    Exactly ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
+    Equal to ``lax.conv_general_dilated(x, kernel, (1, 1), "SAME")`` with channels last. On a CPU it
     has reverse-mode derivatives of first order only.
 
     Args:
       x: images.
-      kernel: its offsets, the channels of `x` (inputs) and the features of the result.
+      kernel: weights by row, column, channel of `x` and feature of the result.
 
     Returns:
-      As many rows and columns as `x` has.
+      Features, with the rows and columns of `x`.
 
     Raises:
       ValueError: if the kernel is for another number of channels.
@@ -56,13 +54,11 @@ def conv_same(
     return lax.platform_dependent(x, kernel, cpu=_conv_cpu, default=_conv)
 
 
-def max_pool(
-    x: Float[Array, "batch height width channels"],
-) -> Float[Array, "batch half_height half_width channels"]:
-    """The maxima of 2 x 2 windows with stride 2; a last odd row or column is a window of its own.
+def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
+    """Returns the maxima of 2 x 2 windows with stride 2; a last odd row or column has its own.
 
-    Equal maxima of a window share its gradient equally. (That of a reduce-window goes to the first,
-    by a select-and-scatter, which is slow on CPUs.) On a CPU it has reverse-mode derivatives only.
+    Equal maxima of a window share its gradient equally. On a CPU it has reverse-mode derivatives
+    only.
 
     Example:
       >>> import jax.numpy as jnp
@@ -77,9 +73,7 @@ def max_pool(
 def matmul(
     x: Float[Array, "batch inputs"], kernel: Float[Array, "inputs outputs"]
 ) -> Float[Array, "batch outputs"]:
-    """``x @ kernel``; a CPU computes the gradient of a kernel while it updates the kernel.
-
-    On a CPU it has reverse-mode derivatives only.
+    """Returns ``x @ kernel``. On a CPU it has reverse-mode derivatives only.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,34 +83,29 @@ def matmul(
     return lax.platform_dependent(x, kernel, cpu=_matmul_cpu, default=jnp.matmul)
 
 
-def _conv(x: Array, kernel: Array) -> Array:
-    return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=CHANNEL_LAST)
+def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
+    return lax.conv_general_dilated(x, kernel, (1, 1), padding, dimension_numbers=CHANNEL_LAST)
 
 
 def _forward(x: Array, kernel: Array) -> Array:
-    """The convolution; three channels are filled up to four, which XLA computes faster."""
+    # XLA convolves four channels faster than three: zeros fill them.
     fill = -x.shape[3] % 4 if x.shape[3] > 1 else 0
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, fill)))
     return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))))
 
 
 def _gradient_of_images(gradient: Array, kernel: Array) -> Array:
-    """The convolution of the result's gradient with the kernel turned by half a turn."""
+    # The convolution of the result's gradient with the kernel rotated by half a turn.
     turned = kernel[::-1, ::-1].swapaxes(2, 3)
     padding = [(size // 2, (size - 1) // 2) for size in kernel.shape[:2]]
-    return lax.conv_general_dilated(
-        gradient, turned, (1, 1), padding, dimension_numbers=CHANNEL_LAST
-    )
+    return _conv(gradient, turned, padding)
 
 
 def _gradient_of_kernel(size: tuple[int, ...], x: Array, gradient: Array) -> Array:
-    """A convolution of every channel, as an image with one channel for each example."""
+    # A convolution of every channel, as an image whose channels are the examples.
     images, filters = x.transpose(3, 1, 2, 0), gradient.transpose(1, 2, 0, 3)
     padding = [((n - 1) // 2, n // 2) for n in size]
-    conv = lax.conv_general_dilated(
-        images, filters, (1, 1), padding, dimension_numbers=CHANNEL_LAST
-    )
-    return conv.transpose(1, 2, 0, 3)
+    return _conv(images, filters, padding).transpose(1, 2, 0, 3)
 
 
 @jax.custom_vjp
@@ -129,7 +118,7 @@ def _save(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    # Apart, because the first layer's images need no gradient, and XLA then drops it.
+    # Two separate maps: XLA drops the gradient of the first layer's images, which is not used.
     x, kernel = saved
     of_kernel = sequential_vmap(partial(_gradient_of_kernel, kernel.shape[:2]))
     return sequential_vmap(_gradient_of_images)(gradient, kernel), of_kernel(x, gradient)
@@ -158,7 +147,8 @@ def _save_maxima(x: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _share_out(saved: tuple[Array, Array], gradient: Array) -> tuple[Array]:
-    # Without an array, of the size of x, that says where the maxima are.
+    # JAX's gradient of a reduce-window is a select-and-scatter, which is slow on CPUs. The maxima's
+    # places are computed again, because an array of them would be as large as x.
     x, maxima = saved
     windows = _windows(x)
     corners = [windows[:, :, row, :, column] for row in range(2) for column in range(2)]
@@ -186,7 +176,7 @@ def _sum_outer_products(
     x, kernel = saved
     if len(x) > _MOST_OUTER_PRODUCTS:
         return gradient @ kernel.T, x.T @ gradient
-    # Unlike a product, XLA computes these entries where they are used.
+    # XLA fuses outer products into the kernel's update; a matrix product it writes to memory first.
     outer = [left[:, None] * right for left, right in zip(x, gradient, strict=True)]
     return gradient @ kernel.T, reduce(jnp.add, outer)
 

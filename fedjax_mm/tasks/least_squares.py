@@ -1,22 +1,24 @@
-"""Ridge regression on clients' examples: strongly convex, minibatch noise, a known minimizer."""
+"""Ridge regression on clients' examples, with minibatch noise and a known minimizer."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import Batching
+from fedjax_mm.base import Batching, Index, Metrics
 from fedjax_mm.checks import check_positive
 from fedjax_mm.data.clients import ClientData, client_data
+
+Vector: TypeAlias = Float[Array, " dim"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
-    """``F_k(w) = 1/(2 n_k) sum_i (x_i'w - y_i)^2 + ridge/2 |w|^2``; build it with `least_squares`.
+    """Task with ``F_k(w) = 1/(2 n_k) sum_i (x_i'w - y_i)^2 + ridge/2 |w|^2``; see `least_squares`.
 
     F is the mean of the F_k weighted by n_k.
 
@@ -39,58 +41,52 @@ class LeastSquares:
         """N."""
         return self.data.num_clients
 
-    def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
-        """Zeros."""
+    def init(self, rng_key: PRNGKeyArray) -> Vector:
+        """Returns zeros."""
         del rng_key
         return jnp.zeros_like(self.minimizer)
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        """n_k."""
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns n_k."""
         return self.data.counts[client].astype(self.minimizer.dtype)
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Any:
-        """Rows of the client's examples and their weights; see `ClientData.batch`."""
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
+        """Returns rows of the client's examples and their weights; see `ClientData.batch`."""
         return self.data.batch(rng_key, client, step, how)
 
-    def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Steps of an epoch."""
+    def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
+        """Returns the steps of an epoch."""
         return self.data.num_batches(client, size)
 
-    def loss(self, params: Float[Array, " dim"], batch: Any) -> Float[Array, ""]:
-        """Half the weighted mean squared error of the batch, and the ridge."""
+    def loss(self, params: Vector, batch: Any) -> Float[Array, ""]:
+        """Returns half of the batch's weighted mean squared error and of the ridge term."""
         rows, weights = batch
         features, targets = self.data.take(rows)
         errors = features @ params - targets
         mean = jnp.sum(weights * errors**2) / jnp.sum(weights)
         return (mean + self.ridge * jnp.sum(params**2)) / 2
 
-    def client_loss(self, params: Float[Array, " dim"], client: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k(w), over all of the client's examples."""
-        nothing = jax.random.key(0)  # all rows: nothing is drawn
+    def client_loss(self, params: Vector, client: Index) -> Float[Array, ""]:
+        """Returns F_k(w), over all of the client's examples."""
+        nothing = jax.random.key(0)  # a batch of all rows draws nothing
         return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
 
-    def metrics(
-        self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]
-    ) -> dict[str, Float[Array, ""]]:
-        """F(w), F(w) - F*, |w - w*|."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
+        """Returns F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
+        # A quadratic form: the difference of the losses would lose digits near the optimum.
         excess = error @ self.hessian @ error / 2
-        return {
-            "loss": self.optimum + excess,
-            "excess_loss": excess,
-            "distance": jnp.sqrt(jnp.sum(error**2)),
-        }
+        loss, distance = self.optimum + excess, jnp.sqrt(jnp.sum(error**2))
+        return {"loss": loss, "excess_loss": excess, "distance": distance}
 
 
 def least_squares(features: Sequence[Any], targets: Sequence[Any], *, ridge: Any) -> LeastSquares:
-    """Ridge regression over clients.
+    """Returns the task of ridge regression on clients' examples.
 
     Args:
-      features: for each client ``[n_k, dim]``.
-      targets: for each client ``[n_k]``.
+      features: ``[n_k, dim]`` for each client.
+      targets: ``[n_k]`` for each client.
       ridge: positive; it may be traced.
 
     Raises:

@@ -8,20 +8,20 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Scalar
-from fedjax_mm.checks import check_positive
+from fedjax_mm.base import Batching, Index, Metrics, Scalar
+from fedjax_mm.checks import check_numbers, check_positive
 
-_JITTER = 1e-3  # the middle of two distant clients is a maximum of MaxFL's objective
+_JITTER = 1e-3  # descents must not start in the middle of two clients, which may be a maximum
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class MeanEstimation:
-    """``F_k(w) = (w - hat theta_k)^2 + (hat theta_k - theta_k)^2``.
+    """Task with ``F_k(w) = (w - hat theta_k)^2 + (hat theta_k - theta_k)^2``.
 
-    Build it with `mean_estimation`. The model is one number w. Client k's true loss is
+    See `mean_estimation`. The model is one number w. Client k's true loss is
     ``f_k(w) = (w - theta_k)^2``, its own model ``hat theta_k``, and its requirement
     ``rho_k = F_k(hat theta_k) = f_k(hat theta_k)``.
 
@@ -49,46 +49,45 @@ class MeanEstimation:
         return (self.empirical_means - self.true_means) ** 2
 
     def init(self, rng_key: PRNGKeyArray) -> Float[Array, ""]:
-        """The middle with a small jitter: the middle itself may be a maximum."""
+        """Returns the mean of the empirical means plus a small jitter."""
         jitter = jax.random.normal(rng_key, (), jnp.float32)
         return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        """1: all clients have equally many samples."""
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns 1: all clients have equally many samples."""
         del client
         return jnp.ones((), self.empirical_means.dtype)
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Int[Array, ""]:
-        """The client's number: its samples count only through their mean."""
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
+        """Returns the client's number: its samples count only through their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
         return client
 
     def losses(self, params: Scalar) -> Float[Array, " clients"]:
-        """F_k(w) of all clients."""
+        """Returns F_k(w) of all clients."""
         return self.gaps(params) + self.requirements
 
     def gaps(self, params: Scalar) -> Float[Array, " clients"]:
-        """``F_k(w) - rho_k = (w - hat theta_k)^2``, which as a difference would lose digits."""
+        """Returns ``F_k(w) - rho_k = (w - hat theta_k)^2`` of all clients."""
+        # The difference of `losses` and `requirements` would lose digits.
         return (params - self.empirical_means) ** 2
 
     def satisfied(self, params: Scalar) -> Bool[Array, " clients"]:
-        """Whether ``f_k(w) < rho_k``, for all clients (definition 1).
+        """Returns whether ``f_k(w) < rho_k``, for all clients (definition 1).
 
-        ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``: on
-        which side of a client's own model w lies decides, however close it is. A model that cannot
-        be told apart from it satisfies nobody; see `relative_to`.
+        A w that rounds to a client's own model does not satisfy the client; see `relative_to`.
         """
+        # ``f_k(w) - rho_k = (w - hat theta_k) (w - hat theta_k + 2 (hat theta_k - theta_k))``: the
+        # signs of the factors are right however close w is to the client's own model.
         error = params - self.empirical_means
         return jnp.sign(error) * jnp.sign(error + 2 * (self.empirical_means - self.true_means)) < 0
 
     def relative_to(self, origin: Any) -> "MeanEstimation":
-        """The same problem with its origin elsewhere, for the model ``w - origin``.
+        """Returns the problem in terms of ``w - origin``, for models very close to the origin.
 
-        MaxFL's minima come much closer to a client's own model than numbers of its size can say.
+        MaxFL's minima may be closer to a client's own model than the next floating-point number.
 
         Example:
           >>> task = mean_estimation([0.5, 9.0], [1.0, 9.0])
@@ -97,37 +96,31 @@ class MeanEstimation:
         """
         return MeanEstimation(self.true_means - origin, self.empirical_means - origin)
 
-    def loss(self, params: Float[Array, ""], batch: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k(w) of the client whose number is the batch."""
+    def loss(self, params: Float[Array, ""], batch: Index) -> Float[Array, ""]:
+        """Returns F_k(w) of the client whose number is the batch."""
         return self.losses(params)[batch]
 
-    def client_loss(self, params: Float[Array, ""], client: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k(w)."""
+    def client_loss(self, params: Float[Array, ""], client: Index) -> Float[Array, ""]:
+        """Returns F_k(w)."""
         return self.losses(params)[client]
 
-    def threshold(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        """rho_k, which no F_k(w) is below: clients are satisfied by their true losses."""
+    def threshold(self, client: Index) -> Float[Array, ""]:
+        """Returns rho_k. No F_k(w) is below it: clients compare their true losses with it."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
-        """Whether ``f_k(w) < rho_k``, for all clients."""
+        """Returns whether ``f_k(w) < rho_k``, for all clients."""
         return self.satisfied(params)
 
     def local_sgd(
-        self,
-        params: Float[Array, ""],
-        client: Int[Array, ""],
-        learning_rate: Scalar,
-        num_steps: int,
+        self, params: Float[Array, ""], client: Index, learning_rate: Scalar, num_steps: int
     ) -> Float[Array, ""]:
-        """E gradient steps: ``w - hat theta_k`` shrinks by ``(1 - 2 eta)^E``."""
+        """Returns the change of E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
         decay = (1 - 2 * learning_rate) ** num_steps - 1
         return decay * (params - self.empirical_means[client])
 
-    def metrics(
-        self, rng_key: PRNGKeyArray, params: Float[Array, ""]
-    ) -> dict[str, Float[Array, ""]]:
-        """F(w), F(w) - F*, |w - w*|, and the GM-Appeal, the fraction of satisfied clients."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, ""]) -> Metrics:
+        """Returns F(w), F(w) - F*, |w - w*|, and GM-Appeal, the fraction of satisfied clients."""
         del rng_key
         error = params - self.minimizer
         return {
@@ -139,7 +132,7 @@ class MeanEstimation:
 
 
 def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
-    """Clients that estimate a mean together, though each has its own.
+    """Returns the task of clients that estimate one mean although their true means differ.
 
     Args:
       true_means: ``float[clients]``, theta_k; it may be traced.
@@ -161,9 +154,8 @@ def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
             f"true_means and empirical_means have the shapes {shapes[0]} and {shapes[1]}; "
             "give one number of each for every client"
         )
-    for name, values in {"true_means": true_means, "empirical_means": empirical_means}.items():
-        if not isinstance(values, jax.core.Tracer) and not np.all(np.isfinite(values)):
-            raise ValueError(f"{name} is {values}; it must be finite")
+    check_numbers("true_means", true_means, np.isfinite, "be finite")
+    check_numbers("empirical_means", empirical_means, np.isfinite, "be finite")
     return MeanEstimation(_floats(true_means), _floats(empirical_means))
 
 
@@ -172,12 +164,12 @@ def _floats(values: Any) -> Array:
 
 
 def draw_means(rng_key: PRNGKeyArray, true_means: Any, gamma: Any = 1.0) -> Array:
-    """Empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
+    """Draws empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
 
     Args:
       rng_key: of this draw.
       true_means: ``float[clients]``, theta_k.
-      gamma: the standard deviation, that of a sample over the root of the number of samples.
+      gamma: a sample's standard deviation divided by the root of the number of samples.
 
     Raises:
       ValueError: if `gamma` is not positive.
@@ -193,7 +185,7 @@ def draw_means(rng_key: PRNGKeyArray, true_means: Any, gamma: Any = 1.0) -> Arra
 
 
 def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
-    """The objective of standard federated learning, the mean of F_k(w).
+    """Returns the objective of standard federated learning, the mean of F_k(w).
 
     Example:
       >>> float(fedavg_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
@@ -203,7 +195,7 @@ def fedavg_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
-    """MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
+    """Returns MaxFL's objective, the mean of ``sigma(F_k(w) - rho_k)`` (3).
 
     Its gradient is the mean of the gradients of F_k weighted by ``q_k = sigma (1 - sigma)`` (4).
 
@@ -211,14 +203,15 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
       >>> float(maxfl_objective(mean_estimation([0.0], [1.0]), 1.0))
       0.5
     """
-    # Not sigma itself: its derivative is computed as sigma (1 - sigma), 0 from gaps of 37 on.
+    # JAX computes sigma' as sigma (1 - sigma): 0 for gaps above 37, where sigma rounds to 1. The
+    # small numbers sigma(-gap) are not rounded to 0.
     return jnp.mean(1 - jax.nn.sigmoid(-task.gaps(params)))
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
-    """MaxFL with a ReLU in place of the sigmoid: the mean of ``max(F_k(w) - rho_k, 0)``.
+    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU in place of the sigmoid.
 
-    A gap is never negative here, so that it has FedAvg's solution.
+    Gaps are never negative here, so that its minimizer is FedAvg's.
 
     Example:
       >>> float(relu_objective(mean_estimation([0.0, 2.0], [0.0, 2.0]), 1.0))
@@ -228,10 +221,10 @@ def relu_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 def log_objective(task: MeanEstimation, params: Any) -> Any:
-    """MaxFL with the log loss: the mean of ``log(1 + exp(F_k(w) - rho_k))``.
+    """Returns the mean of ``log(1 + exp(F_k(w) - rho_k))``: MaxFL with the log loss.
 
-    Its gradient weighs clients by ``sigma(F_k(w) - rho_k)``, as Algorithm 1 prints the weight in
-    line 8. It is convex, as Lemma A.2 demands of a surrogate that gives FedAvg's solution.
+    Its gradient weights clients by ``sigma(F_k(w) - rho_k)``, the weight in Algorithm 1, line 8. It
+    is convex, as Lemma A.2 assumes of surrogates whose minimizer is FedAvg's.
 
     Example:
       >>> round(float(log_objective(mean_estimation([0.0], [1.0]), 1.0)), 4)
@@ -241,7 +234,7 @@ def log_objective(task: MeanEstimation, params: Any) -> Any:
 
 
 Objective: TypeAlias = Callable[[MeanEstimation, Any], Any]
-"""From a task and a model to a number."""
+"""Function of a task and a model that returns a number."""
 
 OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
     {
@@ -251,4 +244,4 @@ OBJECTIVES: Mapping[str, Objective] = MappingProxyType(
         "MaxFL (log loss)": log_objective,
     }
 )
-"""What can be minimized over w, by name."""
+"""Objectives by name."""

@@ -1,20 +1,22 @@
 """The papers' classifiers as flax modules: ``module.apply({"params": params}, x) -> logits``.
 
-All weights start Glorot-uniform and all biases at zero, as in LEAF's reference code (TensorFlow's
-defaults) and in TensorFlow Federated's version of McMahan's network. A module is a static, hashable
-description; what it learns is in `params`.
+Initial weights are Glorot-uniform and biases 0, as in LEAF's reference code (TensorFlow's defaults)
+and in TensorFlow Federated's version of McMahan's network. A module is static and hashable; its
+parameters are in `params`.
 
 Axes:  ``batch`` examples · ``...`` the features of one example · ``classes`` C
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 from jaxtyping import Array, Float
 
-from fedjax_mm.tasks.layers import conv_same, matmul, max_pool
+from fedjax_mm.tasks.layers import Images, conv_same, matmul, max_pool
+
+Logits: TypeAlias = Float[Array, "batch classes"]
 
 GLOROT_CLASSES_FIRST = nn.initializers.glorot_uniform(in_axis=-1, out_axis=-2)
 
@@ -24,8 +26,8 @@ class LogisticRegression(nn.Module):
 
     Attributes:
       num_classes: C.
-      sigmoid_head: whether the logits go through a sigmoid before the softmax, as LEAF's do: they
-        are then between 0 and 1, and the cross-entropy is bounded away from 0.
+      sigmoid_head: whether a sigmoid is applied to the logits before the softmax, as in LEAF. They
+        are then between 0 and 1, and the cross-entropy has a positive lower bound.
 
     Example:
       >>> import jax
@@ -42,8 +44,8 @@ class LogisticRegression(nn.Module):
     sigmoid_head: bool = False
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
-        """The logits."""
+    def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
+        """Returns the logits."""
         logits = _Dense(self.num_classes, name="classes")(_flat(x))
         return nn.sigmoid(logits) if self.sigmoid_head else logits
 
@@ -54,8 +56,8 @@ class MLP(nn.Module):
     Attributes:
       num_classes: C.
       hidden: the widths of the hidden layers.
-      dropout_rate: the probability that a unit of the first hidden layer is set to 0; the others
-        are scaled up. Units are dropped only by a call with an rng,
+      dropout_rate: the probability that a unit of the first hidden layer is set to 0; other units
+        are scaled up. Only a call with a key drops units,
         ``module.apply({"params": params}, x, rngs={"dropout": rng_key})``.
 
     Example:
@@ -76,8 +78,8 @@ class MLP(nn.Module):
     dropout_rate: float = 0.0
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch ..."]) -> Float[Array, "batch classes"]:
-        """The logits; units are dropped if there is an rng ``"dropout"``."""
+    def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
+        """Returns the logits; a key named ``"dropout"`` drops units."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
             x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
@@ -109,12 +111,10 @@ class McMahanCNN(nn.Module):
     num_classes: int = 10
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"]
-    ) -> Float[Array, "batch classes"]:
-        """The logits."""
+    def __call__(self, x: Images) -> Logits:
+        """Returns the logits."""
         for layer, features in enumerate((32, 64), start=1):
-            # Maxima commute with the bias and with ReLU, and leave a quarter of the numbers.
+            # Maxima commute with bias and ReLU: pooling first leaves them a quarter of the numbers.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(512, name="dense")(_flat(x)))
@@ -124,9 +124,8 @@ class McMahanCNN(nn.Module):
 class CelebACNN(nn.Module):
     """Four of [3 x 3 convolution of 32 features, batch norm, max-pooling, ReLU], and a dense layer.
 
-    Batch norm takes the mean and variance of the batch at hand, in training and in testing, as
-    LEAF's does; there are no running averages. The convolutions have no bias: batch norm would
-    subtract it again.
+    Batch norm uses the batch's mean and variance, in training and in testing, as in LEAF; there are
+    no running averages. Convolutions have no bias, because batch norm would subtract it.
 
     Attributes:
       num_classes: C.
@@ -145,12 +144,8 @@ class CelebACNN(nn.Module):
     num_classes: int = 2
 
     @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "batch height width channels"],
-        weights: Float[Array, " batch"] | None = None,
-    ) -> Float[Array, "batch classes"]:
-        """The logits; rows of weight 0 are left out of the batch's mean and variance."""
+    def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
+        """Returns the logits; the batch's mean and variance ignore rows of weight 0."""
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
@@ -167,16 +162,15 @@ def _dense(width: int, name: str) -> nn.Dense:
 
 
 class _Dense(nn.Module):
-    """A dense layer that computes its few outputs as the outermost dimension.
+    """Dense layer with few outputs."""
 
-    Innermost they would leave a CPU's vector registers empty. The loss takes classes first too, and
-    XLA cancels the transposition here against the one there.
-    """
+    # As the innermost dimension, few outputs would not fill a CPU's vector registers: they are the
+    # outermost one. The loss transposes too, and XLA cancels the two transpositions.
 
     width: int
 
     @nn.compact
-    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch classes"]:
+    def __call__(self, x: Float[Array, "batch features"]) -> Logits:
         kernel = self.param("kernel", GLOROT_CLASSES_FIRST, (self.width, x.shape[1]))
         bias = self.param("bias", nn.initializers.zeros, (self.width,))
         products = lax.dot_general(kernel, x, (((1,), (1,)), ((), ())))
@@ -184,7 +178,7 @@ class _Dense(nn.Module):
 
 
 class _LargeDense(nn.Module):
-    """A dense layer by `matmul`."""
+    """Dense layer by `matmul`."""
 
     width: int
 
@@ -210,9 +204,7 @@ class _Convolution(nn.Module):
     size: int
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"]
-    ) -> Float[Array, "batch height width features"]:
+    def __call__(self, x: Images) -> Float[Array, "batch height width features"]:
         shape = (self.size, self.size, x.shape[3], self.features)
         return conv_same(x, self.param("kernel", nn.initializers.glorot_uniform(), shape))
 
@@ -223,19 +215,15 @@ class _BatchNorm(nn.Module):
     epsilon: float = 1e-3  # TensorFlow's, which LEAF uses
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width channels"], weights: Any
-    ) -> Float[Array, "batch height width channels"]:
+    def __call__(self, x: Images, weights: Any) -> Images:
         scale = self.param("scale", nn.initializers.ones, x.shape[3:])
         used = None if weights is None else (weights > 0)[:, None, None, None]
         centred = x - _mean(x, used)
         return _Bias()(centred * (scale / jnp.sqrt(_mean(centred**2, used) + self.epsilon)))
 
 
-def _mean(
-    x: Float[Array, "batch height width channels"], used: Array | None
-) -> Float[Array, " channels"]:
-    """The mean of the examples in use; 0 if none is."""
+def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
+    # The mean over the examples in use, and 0 if there is none.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]

@@ -1,26 +1,29 @@
-"""The strongly convex federated quadratic of Bhuyan et al., section 6, by its block structure."""
+"""Strongly convex federated quadratic of Bhuyan et al., section 6, stored by blocks."""
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Scalar
+from fedjax_mm.base import Batching, Index, Metrics, Scalar
 from fedjax_mm.checks import check_count, check_positive
 from fedjax_mm.sums import SparseUpdate
+
+Vector: TypeAlias = Float[Array, " dim"]
+Block: TypeAlias = Float[Array, " block"]
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quadratic:
-    """``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2`` of eqs. (5)-(9); build it with `quadratic`.
+    """Task with ``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2``, eqs. (5)-(9); see `quadratic`.
 
-    Client k touches the p + 1 coordinates from (k-1) p on, and every other one only through mu:
-    memory is O(N p) and a client's E local steps cost O(p E).
+    A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so that memory is O(N p) and a
+    client's E local steps cost O(p E).
 
     Attributes:
       mu: the regularization.
@@ -41,70 +44,56 @@ class Quadratic:
         """D = N p + 1."""
         return self.num_clients * self.block_size + 1
 
-    def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
-        """Zeros, as in Algorithm 1; give `simulate` other initial parameters if wanted."""
+    def init(self, rng_key: PRNGKeyArray) -> Vector:
+        """Returns zeros, as in Algorithm 1; `simulate` takes other initial parameters."""
         del rng_key
         return jnp.zeros(self.dim, self.minimizer.dtype)
 
-    def weight(self, client: Int[Array, ""]) -> Float[Array, ""]:
-        """1: all clients weigh the same."""
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns 1: all clients weigh equally."""
         del client
         return jnp.ones((), self.minimizer.dtype)
 
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Int[Array, ""]:
-        """The client's number: a quadratic has no examples to sample."""
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
+        """Returns the client's number: a quadratic has no examples to sample."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; the quadratic has no examples, use None")
         return client
 
-    def loss(self, params: Float[Array, " dim"], batch: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k(w) of the client whose number is the batch."""
+    def loss(self, params: Vector, batch: Index) -> Float[Array, ""]:
+        """Returns F_k(w) of the client whose number is the batch."""
         block = self._block(params, batch)
         first, last = self._ends(batch)
         curvature = first * block[0] ** 2 + last * block[-1] ** 2 + jnp.sum(jnp.diff(block) ** 2)
         return (curvature + self.mu * jnp.sum(params**2)) / 2 - first * block[0]
 
-    def client_loss(self, params: Float[Array, " dim"], client: Int[Array, ""]) -> Float[Array, ""]:
-        """F_k(w)."""
+    def client_loss(self, params: Vector, client: Index) -> Float[Array, ""]:
+        """Returns F_k(w)."""
         return self.loss(params, client)
 
-    def metrics(
-        self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]
-    ) -> dict[str, Float[Array, ""]]:
-        """F(w), F(w) - F*, |w - w*|; the excess is a quadratic form, not a difference of losses."""
+    def metrics(self, rng_key: PRNGKeyArray, params: Vector) -> Metrics:
+        """Returns F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
         squares = jnp.sum(error**2)
+        # A quadratic form: the difference of the losses would lose digits near the optimum.
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
         excess = (curvature / self.num_clients + self.mu * squares) / 2
-        return {
-            "loss": self.optimum + excess,
-            "excess_loss": excess,
-            "distance": jnp.sqrt(squares),
-        }
+        loss, distance = self.optimum + excess, jnp.sqrt(squares)
+        return {"loss": loss, "excess_loss": excess, "distance": distance}
 
     def local_sgd(
-        self,
-        params: Float[Array, " dim"],
-        client: Int[Array, ""],
-        learning_rate: Scalar,
-        num_steps: int,
+        self, params: Vector, client: Index, learning_rate: Scalar, num_steps: int
     ) -> SparseUpdate:
-        """E gradient steps: the client's block is iterated, all else shrinks by ``(1 - eta mu)^E``.
-
-        Iterates the change since the start and ``decay = (1 - eta mu)^E - 1`` instead of the
-        parameters and their factor, which lose digits to cancellation in float32.
-        """
+        """Returns the change of E gradient steps: the client's block, and a factor for the rest."""
         first, last = self._ends(client)
         block = self._block(params, client)
         decay_per_step = learning_rate * self.mu
 
-        def step(
-            carry: tuple[Float[Array, " block"], Float[Array, ""]], _: None
-        ) -> tuple[tuple[Float[Array, " block"], Float[Array, ""]], None]:
+        # The loop carries the change since the start and ``decay = (1 - eta mu)^E - 1``: parameters
+        # minus their start, and their factor minus 1, would lose digits in float32.
+        def step(carry: tuple[Block, Array], _: None) -> tuple[tuple[Block, Array], None]:
             change, decay = carry
             x = block + change
             flow = jnp.concatenate([(first * (x[0] - 1))[None], jnp.diff(x), (-last * x[-1])[None]])
@@ -118,7 +107,8 @@ class Quadratic:
 
     @property
     def strong_convexity(self) -> Float[Array, ""]:
-        """The clients' smallest Hessian eigenvalue, exact: mu, since a block does not span R^d."""
+        """The smallest eigenvalue of the clients' Hessians, exact."""
+        # mu for N > 1: a client's block does not cover all coordinates.
         if self.num_clients > 1:
             return self.mu
         return self.mu + 2 - 2 * math.cos(math.pi / (self.block_size + 2))
@@ -130,24 +120,22 @@ class Quadratic:
 
     @property
     def heterogeneity(self) -> Float[Array, ""]:
-        """Gamma = F* - mean of F_k* >= 0, exact: only client 1 has F_k* other than 0."""
+        """Gamma = F* - mean of F_k* >= 0, exact."""
+        # Only client 1 has an F_k* other than 0: the others' F_k is a quadratic form without b_k.
         hessian = self._first_hessian()
         e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
         return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
 
-    def _block(
-        self, params: Float[Array, " dim"], client: Int[Array, ""]
-    ) -> Float[Array, " block"]:
-        """The client's p + 1 coordinates."""
+    def _block(self, params: Vector, client: Index) -> Block:
         return lax.dynamic_slice(params, (client * self.block_size,), (self.block_size + 1,))
 
-    def _ends(self, client: Int[Array, ""]) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """1 or 0 for the first and for the last client: the terms E_11 and E_dd of eq. (7)."""
+    def _ends(self, client: Index) -> tuple[Float[Array, ""], Float[Array, ""]]:
+        # The terms E_11 and E_dd of eq. (7), which only the first and the last client have.
         dtype = self.minimizer.dtype
         return (client == 0).astype(dtype), (client == self.num_clients - 1).astype(dtype)
 
     def _first_hessian(self) -> Float[Array, "block block"]:
-        """The block of A_1 + mu I."""
+        # The client's block of A_1 + mu I.
         width, dtype = self.block_size + 1, self.minimizer.dtype
         path = 2 * jnp.eye(width, dtype=dtype) - jnp.eye(width, k=1) - jnp.eye(width, k=-1)
         last = 2 if self.num_clients == 1 else 1
@@ -155,14 +143,14 @@ class Quadratic:
 
 
 def largest_curvature(num_clients: int, block_size: int) -> float:
-    """The largest eigenvalue of all A_k: that of the second difference with one fixed end.
-
-    Of N = 1 both ends are fixed; other clients' blocks, with free ends, have smaller ones.
+    """Returns the largest eigenvalue of all A_k.
 
     Example:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
+    # A_k is a second difference: with two fixed ends if N = 1, else with one for the first and the
+    # last client. Other clients' blocks have free ends and smaller eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
         angle = 2 * math.pi / (2 * block_size + 3)
@@ -170,7 +158,7 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
 
 
 def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
-    """The federated quadratic with N clients, blocks of p + 1 coordinates and regularization mu.
+    """Returns the federated quadratic of N clients with blocks of p + 1 coordinates.
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
     ``w_i = sinh((d + 1 - i) theta) / sinh((d + 1) theta)`` with ``2 cosh(theta) = 2 + N mu``, which
@@ -179,7 +167,7 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
     Args:
       num_clients: N.
       block_size: p.
-      mu: strong convexity of every client; it may be traced.
+      mu: the regularization, and strong convexity, of every client; it may be traced.
 
     Raises:
       ValueError: if an argument is not positive.

@@ -1,4 +1,4 @@
-"""Clients that require something of a model: thresholds, appeal, tuning, unseen clients."""
+"""Clients' requirements of a model: thresholds, appeal, tuning, unseen clients."""
 
 import dataclasses
 from functools import partial
@@ -22,7 +22,7 @@ _TUNED_AT_ONCE = 16  # clients
 
 
 class OwnModels(NamedTuple):
-    """The clients' own models, w_hat_k, by what they are worth.
+    """Measured quality of the clients' own models, w_hat_k.
 
     Attributes:
       threshold: rho_k = F_k(w_hat_k), on training examples.
@@ -36,12 +36,12 @@ class OwnModels(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Local SGD of each client by itself: of its own model, or of a given one for a few steps.
+    """Settings of SGD that each client runs by itself, for its own model or to tune a given one.
 
     Attributes:
       learning_rate: a number; it may be traced.
-      num_steps: of SGD.
-      batch_size: examples of a step, drawn independently; None takes all.
+      num_steps: the number of SGD steps.
+      batch_size: examples per step, drawn independently; None takes all.
     """
 
     learning_rate: Scalar
@@ -50,13 +50,14 @@ class Tuning:
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
-        if isinstance(self.learning_rate, int | float):  # JAX rebuilds it with other leaves
+        # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
+        if isinstance(self.learning_rate, int | float):
             checks.check_positive("learning_rate", self.learning_rate)
         checks.check_count("num_steps", self.num_steps)
         checks.check_count("batch_size", self.batch_size)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
-        """The client's parameters after tuning; `rng_key` is that of all clients."""
+        """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
         local = LocalProblem(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size)
         return train_locally(local, optimizer, self.num_steps, how)[0]
@@ -72,15 +73,15 @@ def own_models(
     batch_size: int | None = None,
     model: int | Index = 0,
 ) -> OwnModels:
-    """Every client's own model, trained by local SGD from where the global model starts.
+    """Trains every client's own model by local SGD from the global model's initial parameters.
 
     Args:
-      rng_key: the seed, the same that `simulate` gets.
-      task: what is learned, by all clients that there are.
-      params: initial parameters, if `simulate` gets some; of one model.
+      rng_key: the seed; give `simulate` the same one.
+      task: the learning problem, with all clients, those that never train too.
+      params: initial parameters of one model, if `simulate` gets some.
       learning_rate: a number; it may be traced.
-      num_steps: of local SGD.
-      batch_size: examples of a step, drawn independently; None takes all.
+      num_steps: the number of steps of local SGD.
+      batch_size: examples per step, drawn independently; None takes all.
       model: the global model's number, from 0; it may be traced.
 
     Raises:
@@ -111,7 +112,7 @@ def own_models(
 
 
 def _measured(task: MeasuredTask, params: Params, client: Index) -> dict[str, Array]:
-    """One client's loss on training examples, and the metrics of those for testing, if any."""
+    # The loss on training examples, and the metrics of test examples if the task has them.
     test = task.client_metrics(params, client, task.test) if isinstance(task, TestedTask) else {}
     return {"train_loss": task.client_loss(params, client)} | test
 
@@ -123,28 +124,27 @@ def requiring(
     num_unseen: int = 0,
     tuning: Tuning | None = None,
 ) -> "Requiring":
-    """The task, for clients who want a model better than their own.
+    """Returns the task with clients who require a model better than their own.
 
-    A model appeals to a client if ``F_k(w) < rho_k``. Metrics are means over clients, apart for
-    those that may train and those that are never seen (``unseen_...``):
+    A model appeals to a client if ``F_k(w) < rho_k``. Metrics are means over the clients that may
+    train, and means over the others, named ``unseen_...``:
 
-    - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on those for training;
+    - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
     - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
-    - ``preferred_accuracy``, where a client to whom the model does not appeal uses its own.
+    - ``preferred_accuracy``, of the model or, where it does not appeal, of the client's own model.
 
-    Of a task without examples for testing they are ``train_loss``, ``train_appeal`` and the task's
-    own metrics.
+    A task without test examples has ``train_loss``, ``train_appeal`` and its own metrics.
 
     Args:
-      task: any that gives its clients' losses.
-      own: what the own models of all clients are worth, the unseen ones' too, by `own_models`; or
-        the thresholds rho_k alone, and then no model is preferred.
-      num_unseen: the task's last clients never train; the assignment is for the others.
-      tuning: local steps that each client takes from the model before it is measured.
+      task: any task with its clients' losses.
+      own: the quality of all clients' own models, by `own_models`, those of unseen clients too; or
+        only the thresholds rho_k, which give no ``preferred_accuracy``.
+      num_unseen: how many of the task's last clients never train; the assignment has the others.
+      tuning: local steps that each client takes from the model before the model is measured.
 
     Raises:
-      ValueError: if sizes do not fit, or the task does not give its clients' losses.
+      ValueError: if sizes do not fit, or the task does not have its clients' losses.
 
     Example:
       >>> import jax
@@ -165,33 +165,33 @@ def requiring(
     checks.check_per_client("what the clients require", models, task.num_clients)
     if isinstance(task, TestedTask):
         checks.check_tested_clients(task.test.num_clients, task.num_clients)
-    checks.check_num_unseen(num_unseen, task.num_clients)
+    checks.check_between("num_unseen", num_unseen, 0, task.num_clients - 1)
     return Requiring(task, task.num_clients - num_unseen, models, tuning)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Requiring(View):
-    """A task whose clients require something; build it with `requiring`.
+    """A task whose clients have requirements; build it with `requiring`.
 
     Attributes:
-      own: of all clients, those that never train too.
-      tuning: of each client before it is measured.
+      own: the quality of all clients' own models, those of unseen clients too.
+      tuning: each client's steps before the model is measured.
     """
 
     own: OwnModels
     tuning: Tuning | None
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """rho_k."""
+        """Returns rho_k."""
         return self.own.threshold[client]
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Whether ``F_k(w) < rho_k``, for the clients that may train."""
+        """Returns whether ``F_k(w) < rho_k``, for the clients that may train."""
         return client_losses(self, params) < self.own.threshold[: self.num_clients]
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Means over the clients that may train, and over the others."""
+        """Returns means over the clients that may train, and over the unseen ones."""
         values, (threshold, own_accuracy) = self._evaluated(rng_key, params), self.own
         values["train_appeal"] = values["train_loss"] < threshold
         if "loss" in values:
@@ -208,7 +208,7 @@ class Requiring(View):
         return means if "loss" in values else self.task.metrics(rng_key, params) | means
 
     def _evaluated(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Array]:
-        """The same as `_measured`, of all clients."""
+        # Tuned clients have their own parameters; without tuning one pass over the data is enough.
         task, clients = self.task, jnp.arange(self.task.num_clients)
         if self.tuning is not None:
             tune = partial(self.tuning.of_client, rng_key, task, params=params)

@@ -1,4 +1,4 @@
-"""A task seen changed, and the questions that algorithms and assignments ask of all clients."""
+"""Views, which change a part of a task, and questions about all clients of a task."""
 
 import dataclasses
 from functools import partial
@@ -25,20 +25,21 @@ class TestedTask(MeasuredTask, Protocol):
     test: Any
 
     def client_metrics(self, params: Params, client: Index, data: Any) -> dict[str, Array]:
-        """The mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
+        """Returns the mean ``loss`` and ``accuracy`` over one client's examples in `data`."""
 
     def evaluate(self, params: Params, data: Any, **options: Any) -> dict[str, Array]:
-        """The same of all clients' examples in one pass over the data.
+        """Returns the mean ``loss`` and ``accuracy`` over all examples, in one pass over the data.
 
-        With ``per_client=True`` of each client's, with `num_clients` of the first so many clients.
+        With ``per_client=True`` the means are each client's; `num_clients` takes the first clients.
         """
 
 
 def client_losses(
     task: Task, params: Params, num_clients: int | None = None
 ) -> Float[Array, " clients"]:
-    """F_k(w) of the first clients, or of all, in one pass over their data if the task has one."""
+    """Returns F_k(w) of the first clients, or of all, in one pass over their data if possible."""
     num_clients = task.num_clients if num_clients is None else num_clients
+    # A view may change losses, as attackers do: the task inside would give the honest ones.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
@@ -49,64 +50,64 @@ def client_losses(
 
 
 def thresholds(task: Task) -> Float[Array, " clients"]:
-    """rho_k of all clients."""
+    """Returns rho_k of all clients."""
     return jax.vmap(needs(task, DemandingTask).threshold)(jnp.arange(task.num_clients))
 
 
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
-    """Whether the model appeals to each client; `ValueError` if clients require nothing."""
+    """Returns whether the model appeals to each client; `ValueError` without thresholds."""
     return needs(task, DemandingTask).appeals(params)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A task that passes everything on to another one, but for what a subclass changes.
+    """A task that passes every call on to another task; subclasses change some of them.
 
     Attributes:
-      task: the other one.
-      num_clients: N, of the clients that may train: the other one's first clients.
+      task: the other task.
+      num_clients: N, the clients that may train: the other task's first clients.
     """
 
     task: Any
     num_clients: int = dataclasses.field(metadata={"static": True})
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
-        """Initial parameters of one model."""
+        """Returns initial parameters of one model."""
         return self.task.init(rng_key)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """n_k."""
+        """Returns n_k."""
         return self.task.weight(client)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """The examples of a local step."""
+        """Returns the examples of a local step."""
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Steps of an epoch, if the clients' examples make epochs."""
+        """Returns the steps of an epoch; `ValueError` if the task has no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:
-        """The loss of a batch."""
+        """Returns the loss of a batch."""
         return self.task.loss(params, batch)
 
     def client_loss(self, params: Params, client: Index) -> Float[Array, ""]:
-        """F_k(w)."""
+        """Returns F_k(w)."""
         return needs(self.task, MeasuredTask).client_loss(params, client)
 
     def client_losses(self, params: Params, num_clients: int) -> Float[Array, " clients"]:
-        """F_k(w) of the first clients, in one pass."""
+        """Returns F_k(w) of the first clients, in one pass."""
         return client_losses(self.task, params, num_clients)
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """rho_k."""
+        """Returns rho_k."""
         return needs(self.task, DemandingTask).threshold(client)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Whether the model appeals to each client."""
+        """Returns whether the model appeals to each client."""
         return appeals(self.task, params)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """What is recorded of one model."""
+        """Returns one model's metrics."""
         return self.task.metrics(rng_key, params)

@@ -37,8 +37,8 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import gain, standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.view import View
-from fedjax_mm.until import Until
 
 _ASSIGNMENTS: dict[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 

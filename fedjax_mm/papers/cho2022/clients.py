@@ -6,12 +6,13 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedjax_mm.data.dealing import federate, flip_labels
 from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.partition import dirichlet, label_clusters
-from fedjax_mm.data.sent140 import check_sent140, load_sent140, surrogate_tweets
+from fedjax_mm.data.sent140 import check_sent140, load_sent140
+from fedjax_mm.data.surrogate import surrogate_tweets
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import MLP
 

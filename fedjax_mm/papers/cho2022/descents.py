@@ -13,7 +13,7 @@ from jax import lax
 from pydantic import Field
 
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
-from fedjax_mm.minimize import local_minimum
+from fedjax_mm.theory.minimize import local_minimum
 from fedjax_mm.papers.old import Claim
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.metrics import standard_error
@@ -24,6 +24,7 @@ from fedjax_mm.tasks.mean_estimation import (
     draw_means,
     mean_estimation,
 )
+from fedjax_mm.theory.minimize import local_minimum
 
 
 class Draws(Config):

@@ -18,7 +18,6 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiments.methods import (
     DEFAULT_METHOD,
     METHOD_TABLES,
@@ -38,6 +37,7 @@ from fedjax_mm.papers.cho2022.clients import (
     source_of,
 )
 from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
 from fedjax_mm.tasks.classification import Classification

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm.experiments.tasks import Config, Count, Positive
-from fedjax_mm.minimize import local_minimum
 from fedjax_mm.papers.bhuyan2022.accuracy import verdict
 from fedjax_mm.papers.cho2022.descents import about, descend, timed
 from fedjax_mm.papers.old import Claim, Judgement, Reproduction
@@ -21,6 +20,7 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import MeanEstimation, maxfl_objective, mean_estimation
+from fedjax_mm.theory.minimize import local_minimum
 
 _BEYOND = 2.0  # how far beyond the clients' own models w goes
 _NEAR = 1e-6  # minima closer than this are one

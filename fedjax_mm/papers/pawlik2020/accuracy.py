@@ -20,8 +20,8 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification
-from fedjax_mm.until import Until
 
 _EVALUATIONS: Mapping[str, str] = {
     "all images": "test_accuracy",

@@ -20,8 +20,8 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below, standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification
-from fedjax_mm.until import Until
 
 _SCHEMES = {"iid_share": iid_share, "iid_clients": iid_clients}
 Accuracy = Annotated[Positive, Field(lt=1)]

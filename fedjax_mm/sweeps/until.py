@@ -1,4 +1,4 @@
-"""Targets: where a run ends before its last round."""
+"""Targets that end a run before its last round."""
 
 import math
 from collections.abc import Iterable
@@ -12,13 +12,13 @@ _LARGEST = 2**31 - 1  # counts are int32
 
 
 class Until(NamedTuple):
-    """A target for a metric; a run ends with the first record in which all its models meet it.
+    """Target for a metric; a run ends with the first record in which all its models meet it.
 
     Attributes:
-      metric: one that is recorded; or a count since the start: client_updates, gradients,
-        idle_rounds. Counts grow: they have `at_least` only.
-      at_least: the least value that meets the target; give this or `at_most`.
-      at_most: the largest value that does.
+      metric: a recorded metric, or a count since the start: client_updates, gradients, idle_rounds.
+        Counts only grow, so that they have no `at_most`.
+      at_least: the smallest value that meets the target; give this or `at_most`.
+      at_most: the largest value that meets the target.
 
     Example:
       >>> target = Until("test_accuracy", at_least=0.9)
@@ -38,7 +38,7 @@ class Until(NamedTuple):
             )
 
     def check_metric(self, metrics: Iterable[str], counts: Iterable[str]) -> None:
-        """Raises `ValueError` unless the metric is among those recorded, or a count that grows."""
+        """Raises `ValueError` unless the metric is recorded, or a count with `at_least`."""
         if self.metric in counts:
             if self.at_least is None:
                 raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")
@@ -52,15 +52,15 @@ class Until(NamedTuple):
             )
 
     def is_met(self, metrics: Any) -> Bool[Array, "*batch"]:
-        """Whether all models meet it, by the metrics ``[..., models]`` of a record."""
+        """Returns whether all models meet the target, from a record's metrics ``[..., models]``."""
         values, least = metrics[self.metric], self.at_least
         if least is not None and jnp.issubdtype(values.dtype, jnp.integer):
-            # As floats, the device's and the host's large counts would be rounded differently.
+            # A comparison as floats would round large counts, on the device unlike on the host.
             least = math.ceil(least)
         is_met = values <= self.at_most if least is None else values >= least
         return jnp.all(is_met, axis=-1)
 
     def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:
-        """The first record that meets it, or -1, from metrics ``[records, ..., models]``."""
+        """Returns the first record that meets it, or -1; metrics are ``[records, ..., models]``."""
         is_met = np.asarray(self.is_met(metrics))
         return np.where(is_met.any(0), is_met.argmax(0), -1)

@@ -1,4 +1,6 @@
-"""What a sweep raises; the command line tells it apart without importing what computes."""
+"""Errors that sweeps raise."""
+
+# A module of its own: the command line catches these errors without importing JAX.
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class DivergenceError(FloatingPointError):
-    """A model's loss or parameters stopped being finite; `partial` is the result until then."""
+    """A model's loss or parameters are not finite; `partial` is the result so far."""
 
     def __init__(self, message: str, partial: xr.Dataset) -> None:
-        """The message and the result."""
+        """Keeps the result so far."""
         super().__init__(message)
         self.partial = partial
 
 
 class RefusedError(ValueError):
-    """A sweep that cannot be carried out as asked; nothing was computed."""
+    """A sweep is refused before anything is computed."""
 
 
 class InterruptedRunError(Exception):
-    """A signal ended a run after a segment; its state is saved."""
+    """A signal ended a run after a segment, whose state is saved."""
 
     def __init__(self, number: int, done: float) -> None:
-        """The signal, and the part of the work that is done."""
+        """Names the signal and the share of the work that is done."""
         name = signal.Signals(number).name
         super().__init__(f"{name}: stopped at {done:.0%} and saved; continue with --resume")
         self.number = number

@@ -1,27 +1,26 @@
-"""The local minimum that a descent of a function of one number reaches, for many at once."""
+"""Local minima of functions of one number, for many functions at once."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checks import check_count, check_positive
+from fedjax_mm.checks import check_count, check_not_negative, check_positive
 
 
 class Minimum(NamedTuple):
-    """Where a descent ended, and whether that is a local minimum.
+    """End of a descent.
 
     Attributes:
-      point: where.
+      point: the last point.
       gradient: the first derivative there.
       curvature: the second derivative there.
-      converged: the point is within the tolerance of a minimum: by its Newton step, the curvature
-        being positive, or by two points that close between which the gradient changes its sign.
-      num_steps: how many steps it took.
+      converged: whether the point is within the tolerance of a local minimum: the curvature is
+        positive and the Newton step small, or the gradient changes its sign within the tolerance.
+      num_steps: the number of steps.
     """
 
     point: Float[Array, ""]
@@ -32,11 +31,9 @@ class Minimum(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """The point is always one of the two ends, between which there is a minimum."""
-
-    found: Minimum
-    low: Float[Array, ""]  # the gradient is negative here; minus infinity until such a point is met
-    high: Float[Array, ""]  # the gradient is positive here; infinity until such a point is met
+    found: Minimum  # its point is one of the two ends, between which there is a minimum
+    low: Float[Array, ""]  # the last point with a negative gradient, at first minus infinity
+    high: Float[Array, ""]  # the last point with a positive gradient, at first infinity
 
 
 def local_minimum(
@@ -48,24 +45,20 @@ def local_minimum(
     max_step: Any = 0.1,
     max_steps: int = 200,
 ) -> Minimum:
-    """The first local minimum downhill from the start, of a function of one number.
+    """Returns the first local minimum downhill from the start, of a function of one number.
 
-    Newton steps along the curvature's absolute value, so that they descend where the function is
-    concave too, not longer than `max_step`. Once the gradient has changed its sign the minimum is
-    enclosed, and a step that would leave the enclosure halves it instead. Hence the result lies in
-    the valley of the start if valleys are wider than `max_step`, and Newton's quadratic convergence
-    does not depend on a good start. Flat parts do no harm: a step depends on the ratio of the two
-    derivatives, not on their size.
+    The result lies in the valley of the start if valleys are wider than `max_step`. Convergence is
+    quadratic, as Newton's, from any start.
 
     Args:
-      fn: from a number to a number, twice differentiable where it matters; vmap over what it
-        depends on to minimize many functions as one program.
-      start: where the descent starts. A maximum is left only if it is not met exactly.
+      fn: a function from a number to a number, twice differentiable; vmap `local_minimum` over the
+        function's parameters to minimize many functions in one program.
+      start: the first point. A descent that starts exactly at a maximum stays there.
       tolerance: of the point, relative to the larger of `scale` and its size; by default the 2/3
         power of the precision (4e-11 in double, 2e-5 in single precision).
-      scale: 0 asks for that accuracy however close to 0 the minimum is.
-      max_step: the longest step.
-      max_steps: after so many steps the descent ends, not converged.
+      scale: 0 makes the tolerance relative even for minima close to 0.
+      max_step: the length of the longest step.
+      max_steps: the largest number of steps; after it the descent ends without convergence.
 
     Raises:
       ValueError: if `tolerance`, `max_step` or `max_steps` is not positive, or `scale` is negative.
@@ -81,8 +74,7 @@ def local_minimum(
     """
     check_positive("tolerance", tolerance)
     check_positive("max_step", max_step)
-    if not isinstance(scale, jax.core.Tracer) and not (np.isfinite(scale) and scale >= 0):
-        raise ValueError(f"scale is {scale}; it must not be negative")
+    check_not_negative("scale", scale)
     check_count("max_steps", max_steps)
     start = jnp.asarray(start, float)
     if tolerance is None:
@@ -93,7 +85,7 @@ def local_minimum(
         return tolerance * jnp.maximum(scale, jnp.abs(point))
 
     def at(point: Any, low: Any, high: Any, num_steps: Any) -> _Descent:
-        """The derivatives at a point between the ends, which it then replaces one of."""
+        # The new point replaces the end whose gradient has the same sign.
         slope, curvature = jax.jvp(gradient, (point,), (jnp.ones_like(point),))
         low, high = jnp.where(slope < 0, point, low), jnp.where(slope > 0, point, high)
         allowed = resolution(point)
@@ -107,6 +99,9 @@ def local_minimum(
 
     def step(descent: _Descent) -> _Descent:
         (point, slope, curvature, _, num_steps), low, high = descent
+        # Newton's step along the curvature's absolute value descends in concave parts too, and in
+        # flat ones, because it is a ratio of derivatives. A step that would leave the enclosure of
+        # the minimum halves the enclosure instead.
         newton = jnp.abs(slope) / jnp.abs(curvature)  # infinite where there is no curvature
         trial = point - jnp.sign(slope) * jnp.clip(newton, resolution(point), max_step)
         trial = jnp.where((low < trial) & (trial < high), trial, (low + high) / 2)

@@ -1,22 +1,29 @@
-"""From a dataset and the rows of each client to the data of a federation."""
+"""Datasets dealt to clients, their training and test rows, and flipped labels."""
 
 import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checks import check_between, check_count, check_fraction
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.partition import Parts
+from fedjax_mm.data.partition import Parts, generator
+
+
+def check_min_examples(name: str, value: int) -> None:
+    """Raises `ValueError` unless the smallest client can have a training and a test example."""
+    check_count(name, value)
+    if value < 2:
+        raise ValueError(f"{name} is {value}; a training and a test set need 2 examples")
 
 
 def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[Parts, Parts]:
-    """Every client's rows, shuffled and divided into training and test rows.
+    """Shuffles every client's rows and divides them into training and test rows.
 
     Args:
-      parts: for each client its rows, 2 or more.
-      test_fraction: of each client's rows, rounded; at least one row goes to each side.
+      parts: the rows of each client, 2 or more.
+      test_fraction: of each client's rows, rounded; each side gets at least one row.
       seed: of the shuffles.
 
     Raises:
@@ -27,9 +34,8 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
       >>> [len(rows) for rows in train], [len(rows) for rows in test]
       ([6, 1], [4, 1])
     """
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"test_fraction is {test_fraction}; it must lie between 0 and 1")
-    rng = np.random.Generator(np.random.PCG64(seed))
+    check_fraction("test_fraction", test_fraction)
+    rng = generator(seed)
     train, test = [], []
     for client, rows in enumerate(parts):
         if len(rows) < 2:
@@ -55,11 +61,11 @@ def federate(
 
     Args:
       pool: the dataset.
-      parts: for each client its rows of the pool's training examples.
-      parts_test: for each client its rows of the pool's test examples; by default the whole test
-        set is one pool that stands for all clients.
-      test_fraction: instead of `parts_test`: divides each client's `parts` into a training and a
-        test set, as `split_parts` does; the pool's own test examples are not used.
+      parts: each client's rows of the pool's training examples.
+      parts_test: each client's rows of the pool's test examples; by default all clients share the
+        whole test set.
+      test_fraction: divides each client's `parts` into a training and a test set, by `split_parts`;
+        the pool's own test examples are not used. Give this or `parts_test`.
       seed: of that division.
 
     Raises:
@@ -88,7 +94,7 @@ def federate(
 
 
 def flipped_clients(num_clients: int, *, fraction: float, seed: int = 0) -> np.ndarray:
-    """The clients whose labels `flip_labels` flips, in order.
+    """Returns the clients whose labels `flip_labels` flips, in order.
 
     Args:
       num_clients: N.
@@ -103,22 +109,17 @@ def flipped_clients(num_clients: int, *, fraction: float, seed: int = 0) -> np.n
       30
     """
     check_count("num_clients", num_clients)
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction is {fraction}; it must lie between 0 and 1")
-    return np.sort(
-        np.random.Generator(np.random.PCG64(seed)).permutation(num_clients)[
-            : round(fraction * num_clients)
-        ]
-    )
+    check_between("fraction", fraction, 0, 1)
+    return np.sort(generator(seed).permutation(num_clients)[: round(fraction * num_clients)])
 
 
 def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> FederatedData:
-    """Replaces y by C - 1 - y for the `flipped_clients`, in training and in test.
+    """Replaces the labels y of some clients by C - 1 - y, in training and in test.
 
     Args:
       data: the clients' data, with test examples of every client.
       fraction: of the clients.
-      seed: of the choice of clients.
+      seed: of the choice of clients, by `flipped_clients`.
 
     Raises:
       ValueError: if the fraction does not lie between 0 and 1, or the test set is one pool.
@@ -139,6 +140,7 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:
+        # A store may be shared by several ways to deal: labels are changed in a copy.
         x, y = split.gathered().examples
         counts = np.asarray(split.counts)
         rows = np.isin(np.repeat(np.arange(num_clients), counts), clients)
@@ -157,6 +159,7 @@ def _gather(
     counts = [len(rows) for rows in parts]
     if 0 in counts:
         raise ValueError(f"client {counts.index(0)} has no {split} example; give every client one")
+    # NumPy would count a negative row from the end.
     rows = np.concatenate(parts)
     unknown = rows[(rows < 0) | (rows >= len(y))]
     if len(unknown):

@@ -1,0 +1,55 @@
+"""Files that are written whole or not at all."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def prepare_directory(path: Path) -> None:
+    """Makes the directory; fails now if results could not be written there later.
+
+    Raises:
+      ValueError: naming the directory and the reason.
+    """
+    probe = path / f".probe.{os.getpid()}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"cannot write to {path}: {error.strerror}; choose another directory with --out"
+        ) from error
+
+
+def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
+    """Writes a file under a temporary name and renames it: the file is whole or does not exist."""
+    aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
+    try:
+        write(aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def save_json(content: Mapping[str, Any], path: Path) -> None:
+    """Writes indented JSON; numbers that are not finite become null."""
+    text = json.dumps(plain(content), indent=2, allow_nan=False)
+    write_aside(path, lambda aside: aside.write_text(text + "\n"))
+
+
+def plain(value: Any) -> Any:
+    """Returns a value in JSON's types; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return plain(value.tolist())
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
