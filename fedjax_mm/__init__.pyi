@@ -57,7 +57,7 @@ from .sums import SparseUpdate
 from .sweeps.checkpoint import Checkpoints
 from .sweeps.devices import join_processes, layout, use_cpu_devices
 from .sweeps.execute import Execution, sweep
-from .sweeps.plan import Setup
+from .sweeps.grid import Setup
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
 from .tasks.mean_estimation import (

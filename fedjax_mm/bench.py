@@ -25,7 +25,8 @@ from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.simulate import init, simulate
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import Execution, carry_out
-from fedjax_mm.sweeps.plan import Grid, Setup, make_plan, seed_keys
+from fedjax_mm.sweeps.grid import Grid, Setup, seed_keys
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks.quadratic import quadratic
 from fedjax_mm.tasks.view import View
 

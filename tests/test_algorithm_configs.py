@@ -50,7 +50,8 @@ from fedjax_mm.data import partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requiring
-from fedjax_mm.sweeps.plan import Grid, make_plan
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -507,11 +508,11 @@ def test_assignments_of_one_and_of_all():
     text = f"{QUADRATIC}{A}local_steps = 1\n"
     text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
     programs = read(text).grid().programs
-    updates = [program.updates_per_round for program in programs]
+    updates = [program.traced.updates_per_round for program in programs]
     assert updates == [4, 6]
     # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
     swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Sweep)
-    assert [p.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
+    assert [p.traced.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
     assert swept.points == {"assignment.cohort_size": [2, 5]}
 
 
@@ -690,7 +691,7 @@ def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
     (program,) = base.grid().programs
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
-    assert "train_loss" in program.record.metrics  # traced, with every number an argument
+    assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
     for key, values in points.items():
         more = validate(Sweep, base.model_dump() | {"axes": base.axes | {key: values}})
         assert len(more.grid().programs) == 1

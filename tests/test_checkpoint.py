@@ -28,7 +28,8 @@ from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, make_plan
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards, share_grids
 from tests.test_cli import Outcome, call, files
 

@@ -27,7 +27,7 @@ from fedjax_mm import (
     use_cpu_devices,
 )
 from fedjax_mm.experiments.experiment import load
-from fedjax_mm.sweeps.plan import seed_keys
+from fedjax_mm.sweeps.grid import seed_keys
 from tests.helpers import Towards, counting, slow_unless
 
 N = 13  # divided neither by the models nor by the devices

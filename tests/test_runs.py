@@ -9,7 +9,8 @@ from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
 from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiments.experiment import Sweep, load
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.sweeps.plan import Program, seed_keys
+from fedjax_mm.sweeps.grid import seed_keys
+from fedjax_mm.sweeps.program import Program
 from tests.helpers import share_grids
 
 ALGORITHMS = {

@@ -37,7 +37,9 @@ from fedjax_mm.bench import WORKLOADS
 from fedjax_mm.experiments.experiment import Sweep, validate
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, Program, make_plan, seed_keys
+from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.sweeps.program import Program
 from tests.helpers import Towards, counting
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4

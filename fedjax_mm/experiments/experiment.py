@@ -21,7 +21,7 @@ from fedjax_mm.experiments.methods import (
     Requiring,
 )
 from fedjax_mm.experiments.tasks import Config, Count, QuadraticConfig, Seed, TaskConfig
-from fedjax_mm.sweeps.plan import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.requirements import OwnModels
 from fedjax_mm.until import Until
 

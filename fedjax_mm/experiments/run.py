@@ -8,7 +8,8 @@ import xarray as xr
 from fedjax_mm.errors import RefusedError
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, Plan
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import Plan
 
 
 def run(
