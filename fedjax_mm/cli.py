@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedjax_mm.experiments.experiment import Experiment
     from fedjax_mm.experiments.tasks import Config
     from fedjax_mm.sweeps.execute import Execution
-    from fedjax_mm.sweeps.execute import Progress as Report
+    from fedjax_mm.sweeps.journal import Progress as Report
     from fedjax_mm.sweeps.plan import Plan
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130

@@ -89,7 +89,7 @@ class Journal:
                 self.checkpoints.save(part, done, [*rows, *rest])
             self.last_save = time.perf_counter()
         if stop:
-            raise InterruptedRunError(int(stop), self._done(part, done) / sum(self.plan.work))
+            raise InterruptedRunError(int(stop), self._done(part, done) / self.plan.client_updates)
         return seconds
 
     def _done(self, part: int, rounds: int) -> int:
@@ -100,7 +100,7 @@ class Journal:
     def _report(self, part: int, done: int) -> int:
         compiled, batch = self.plan.batches[part]
         if self.progress:
-            self.progress(compiled.label(batch), self._done(part, done), sum(self.plan.work))
+            self.progress(compiled.label(batch), self._done(part, done), self.plan.client_updates)
         return done
 
 

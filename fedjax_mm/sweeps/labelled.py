@@ -47,8 +47,8 @@ class Result:
         """Of every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
-        for program in (each.program for each in self.plan.compiled):
-            cells = (*program.index, 0, slice(program.num_models))
+        for program in self.plan.grid.programs:
+            cells: Any = (*program.index, 0, slice(program.num_models))
             sizes["upload_size"][cells] = program.message_sizes.up
             sizes["download_size"][cells] = program.message_sizes.down
         return sizes

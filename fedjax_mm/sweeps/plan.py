@@ -88,6 +88,11 @@ class Plan:
         return [self.grid.num_rounds * each.updates_per_round(b) for each, b in self.batches]
 
     @property
+    def client_updates(self) -> int:
+        """The most local trainings in all."""
+        return sum(self.work)
+
+    @property
     def is_split(self) -> bool:
         """Whether a program's runs would not have fitted all at once."""
         room = self.limit - (self.num_bytes - self.batch_bytes if self.where.is_cpu else 0)
