@@ -50,7 +50,7 @@ def run(
             how,
             data=getattr(grid.shared["data"], "kind", "synthetic"),
             config=config,
-            on_divergence=on_divergence or ("mark" if experiment.points else "stop"),
+            on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
@@ -16,22 +16,17 @@ from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf
 from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.experiments.fields import Config as Config
+from fedjax_mm.experiments.fields import Count as Count
+from fedjax_mm.experiments.fields import Flag as Flag
+from fedjax_mm.experiments.fields import NonNegative as NonNegative
+from fedjax_mm.experiments.fields import Percent as Percent
+from fedjax_mm.experiments.fields import Positive as Positive
+from fedjax_mm.experiments.fields import Seed as Seed
+from fedjax_mm.experiments.fields import Share as Share
 from fedjax_mm.tasks.quadratic import quadratic
 
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-Flag = Annotated[bool, Field(strict=True)]
 Model = Literal["logistic", "mlp", "cnn"]
-
-
-class Config(BaseModel):
-    """Settings: unknown keys are errors, values are checked, nothing changes after construction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class QuadraticConfig(Config):
@@ -51,10 +46,10 @@ class QuadraticConfig(Config):
     def data(self) -> None:
         """No data: the task is made of numbers."""
 
-    def build(self, data: None = None) -> Task:
-        """The task."""
+    def build(self, data: None = None, **numbers: Any) -> Task:
+        """Builds the task; `numbers`, which may be traced, take the place of settings."""
         del data
-        return quadratic(self.num_clients, self.block_size, mu=self.mu)
+        return quadratic(self.num_clients, self.block_size, mu=self.with_numbers(numbers).mu)
 
     def initial_params(self) -> Params:
         """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
