@@ -44,7 +44,7 @@ from .data.sent140 import load_sent140, surrogate_tweets
 from .data.surrogate import surrogate_faces
 from .data.synthetic import synthetic
 from .errors import DivergenceError, InterruptedRunError
-from .experiments.experiment import Experiment, Sweep
+from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
 from .minimize import Minimum, local_minimum
@@ -107,7 +107,6 @@ __all__ = [
     "Setup",
     "SparseUpdate",
     "State",
-    "Sweep",
     "Task",
     "Trace",
     "Tuning",

@@ -444,10 +444,8 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    from fedjax_mm.experiments.experiment import Experiment, load
-
     with _checking_input():
-        experiment = load(config, Experiment, overrides or [])
+        experiment = _experiment(config, overrides, "run")
     directory = out / config.stem
     if resume and _done_already(directory / "manifest.json", experiment):
         return
@@ -497,11 +495,10 @@ def sweep(
     import jax
 
     from fedjax_mm.experiments import run as runs
-    from fedjax_mm.experiments.experiment import Sweep, load
     from fedjax_mm.results import plots
 
     with _checking_input():
-        experiment = load(config, Sweep, overrides or [])
+        experiment = _experiment(config, overrides, "sweep")
     directory = out / config.stem
     if dry_run:
         with _checking_input(), _progress() as report:
@@ -525,6 +522,19 @@ def sweep(
         )
     files = "figure.png, result.nc, manifest.json"
     _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, files)
+
+
+def _experiment(path: Path, overrides: list[str] | None, command: str) -> Experiment:
+    """The experiment in a file, which has axes if it is to be swept."""
+    from fedjax_mm.experiments.experiment import Experiment
+    from fedjax_mm.experiments.overrides import load
+
+    experiment = load(path, Experiment, overrides or [])
+    if experiment.axes and command == "run":
+        raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
+    if not experiment.axes and command == "sweep":
+        raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
+    return experiment
 
 
 def _run_and_save(experiment: Experiment, directory: Path, execution: Execution) -> xr.Dataset:
