@@ -1,13 +1,13 @@
 """Unfinished runs on disk: saved whole or not at all, and continued by the same program only."""
 
-import hashlib
+import errno
 import json
-import logging
-import math
+import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.results.dataset import prepare_directory, save_json
+from fedjax_mm.results.dataset import prepare_directory, save_json, write_aside
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
@@ -194,120 +194,57 @@ class Checkpoints:
         Raises:
           OSError: if it cannot be written, the disk being full for instance.
         """
-        ocp = _orbax()
-        arrays = [np.asarray(x) for x in arrays]
-        packed = _packed(arrays)
-        like = [(str(x.dtype), x.shape) for x in arrays]
-        about = {"like": like, "digest": _digest(packed, like)}
+        problem: OSError | None = None
         try:
-            with _quiet(), self._manager(part) as manager:
-                manager.save(
-                    rounds,
-                    args=ocp.args.Composite(
-                        arrays=ocp.args.StandardSave({"packed": packed}),
-                        about=ocp.args.JsonSave(about),
-                    ),
-                )
-        except Exception as error:
-            for path in self._part(part).glob("*orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
-            is_full = "No space left" in str(error)
-            reason = "no space left on the disk" if is_full else _first_line(error)
+            if self._is_first:
+                self._part(part).mkdir(exist_ok=True)
+                write_aside(self._part(part) / f"{rounds}.npz", partial(_write, arrays))
+                for old in self._saved(part)[2:]:
+                    old.unlink()
+        except OSError as error:
+            problem = error
+        if agree(problem is not None)[0]:  # else the other processes would wait for the first
+            is_full = problem is not None and problem.errno == errno.ENOSPC
+            reason = "no space left on the disk" if is_full else str(problem)
             remedy = "make room and continue" if is_full else "continue"
             raise OSError(
                 f"cannot save to {self._place}: {reason}; what was saved before is intact: "
                 f"{remedy} with --resume"
-            ) from error
+            ) from problem
 
     def load(self, part: int) -> Saved | None:
-        """The newest undamaged state of a part, or None if there is none."""
-        if not self._part(part).exists():
-            return None
-        ocp = _orbax()
-        with _quiet(), self._manager(part) as manager:
-            for rounds in sorted(manager.all_steps(), reverse=True):
-                try:
-                    loaded = manager.restore(
-                        rounds,
-                        args=ocp.args.Composite(
-                            arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore()
-                        ),
-                    )
-                    packed, about = np.asarray(loaded["arrays"]["packed"]), loaded["about"]
-                    if _digest(packed, about["like"]) == about["digest"]:
-                        return Saved(rounds, list(_unpacked(packed, about["like"])))
-                    reason = "its digest does not match"
-                except Exception as error:  # whatever a damaged file makes its readers raise
-                    reason = _first_line(error)
-                warnings.warn(
-                    f"the checkpoint {self._part(part) / str(rounds)} is damaged and passed over: "
-                    f"{reason}",
-                    stacklevel=2,
-                )
-                manager.delete(rounds)
+        """Returns the newest undamaged state of a part, or None if there is none."""
+        for path in self._saved(part):
+            try:
+                with path.open("rb") as file, np.load(file) as saved:
+                    types, *arrays = saved.values()
+                # NumPy's format knows no bfloat16: such arrays come back as bytes.
+                typed = [x.view(name) for x, name in zip(arrays, types.tolist(), strict=True)]
+                return Saved(int(path.stem), typed)
+            except Exception as error:  # whatever a damaged file makes its readers raise
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            words = f"the checkpoint {path} is damaged and passed over: {reason}"
+            warnings.warn(words, stacklevel=2)
+            if self._is_first:
+                path.unlink(missing_ok=True)
         return None
 
     def _part(self, part: int) -> Path:
         return self._place / f"part-{part:04}"
 
-    def _manager(self, part: int) -> Any:
-        ocp = _orbax()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
-        return ocp.CheckpointManager(self._part(part).absolute(), options=options)
+    def _saved(self, part: int) -> list[Path]:
+        """The states of a part, the newest first."""
+        return sorted(self._part(part).glob("[0-9]*.npz"), key=lambda x: int(x.stem), reverse=True)
 
 
-def _orbax() -> Any:
-    """The library, which takes half a second to import and which short runs do not need."""
-    import orbax.checkpoint
-
-    return orbax.checkpoint
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Orbax logs a traceback for each thread that meets a bad file; the caller says it once."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _packed(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """All bytes one after the other, and one more.
-
-    Orbax refuses empty arrays, and when a write fails it abandons those of other arrays, which then
-    print tracebacks from threads of their own.
-    """
-    packed = np.zeros(sum(x.nbytes for x in arrays) + 1, np.uint8)
-    start = 0
-    for x in arrays:
-        packed[start : start + x.nbytes].view(x.dtype)[:] = x.ravel()
-        start += x.nbytes
-    return packed
-
-
-def _unpacked(packed: np.ndarray, like: Any) -> Iterator[np.ndarray]:
-    """The arrays of these types and shapes."""
-    start = 0
-    for dtype, shape in like:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        yield packed[start : start + size].view(dtype).reshape(shape).copy()
-        start += size
-
-
-def _digest(packed: np.ndarray, like: Any) -> str:
-    digest = hashlib.sha256(json.dumps(like).encode())
-    digest.update(packed.data)
-    return digest.hexdigest()
+def _write(arrays: Sequence[Any], path: Path) -> None:
+    """Writes arrays and their types; the format has a checksum of each array."""
+    plain = [np.asarray(x) for x in arrays]
+    with path.open("wb") as file:
+        np.savez(file, np.array([str(x.dtype) for x in plain], str), *plain)
+        file.flush()
+        # A rename may reach the disk before what was written: a power cut would leave nothing.
+        os.fsync(file.fileno())
 
 
 def _plain(value: Any) -> Any:
