@@ -416,47 +416,45 @@ def _compile(uncompiled: Uncompiled) -> Program:
     return Program(lambda: jax.block_until_ready(compiled(*arguments)), seconds, mebibytes)
 
 
-def median_seconds(program: Program, repeats: int) -> float:
-    """The median over `repeats` runs, after one to warm up."""
-    program.run()
+def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Times `repeats` runs, after one to warm up."""
+    run()
     times = []
     for _ in range(repeats):
         clock = time.perf_counter()
-        program.run()
+        run()
         times.append(time.perf_counter() - clock)
-    return statistics.median(times)
+    return times
+
+
+def median_seconds(program: Program, repeats: int) -> float:
+    """Returns the median over `repeats` runs, after one to warm up."""
+    return statistics.median(seconds_of(program.run, repeats))
 
 
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
-    """The best GFLOP/s over `sizes` of an n x n float32 product, 2 n^3 operations, by form.
+    """Measures the best GFLOP/s of an n x n float32 product, 2 n^3 operations, by form.
 
-    Forms: `NumPy`, `jax` on one device, and, where there are more, `jax, all devices`: one product
-    on each. The largest of them is the peak that work is compared with.
+    Forms: `NumPy`, `jax` on one device, and `jax, all devices`, one product on each. The largest of
+    them is the peak that work is compared with.
     """
-    peak: dict[str, float] = {}
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))
-    product = jax.jit(jnp.matmul)
+    squared, peak = jax.jit(lambda x: x @ x), dict[str, float]()
+
+    def product(x: jax.Array) -> jax.Array:
+        return squared(x).block_until_ready()
+
     for size in sizes:
         a = np.random.default_rng(0).standard_normal((size, size), np.float32)
-        forms: dict[str, tuple[Any, Callable[[Any], Any], int]] = {
-            "NumPy": (a, lambda a: a @ a, 1),
-            "jax": (jax.device_put(a, devices[0]), lambda a: product(a, a).block_until_ready(), 1),
+        one = jax.device_put(a, devices[0])
+        each = jax.device_put(np.stack([a] * len(devices)), by_device)
+        forms: dict[str, tuple[Callable[[], Any], int]] = {
+            "NumPy": (partial(np.matmul, a, a), 1),
+            "jax": (partial(product, one), 1),
+            "jax, all devices": (partial(product, each), len(devices)),
         }
-        if len(devices) > 1:
-            each = jax.device_put(np.stack([a] * len(devices)), by_device)
-            forms["jax, all devices"] = each, forms["jax"][1], len(devices)
-        for form, (matrix, multiply, count) in forms.items():
-            speed = _gflops(partial(multiply, matrix), 2.0 * count * size**3, repeats)
+        for form, (multiply, count) in forms.items():
+            speed = 2e-9 * count * size**3 / min(seconds_of(multiply, repeats))
             peak[form] = max(peak.get(form, 0.0), speed)
     return peak
-
-
-def _gflops(product: Callable[[], Any], operations: float, repeats: int) -> float:
-    product()
-    best = math.inf
-    for _ in range(repeats):
-        clock = time.perf_counter()
-        product()
-        best = min(best, time.perf_counter() - clock)
-    return operations / best / 1e9

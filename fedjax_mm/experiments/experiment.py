@@ -33,17 +33,6 @@ class Target(Config):
     at_least: Number | None = None
     at_most: Number | None = None
 
-    @model_validator(mode="after")
-    def _has_one_bound(self) -> Self:
-        self.build()
-        return self
-
-    def build(self) -> Until:
-        """The target; `ValueError` unless there is one bound."""
-        until = Until(self.metric, self.at_least, self.at_most)
-        until.check()
-        return until
-
 
 class Experiment(Config):
     """One task, some algorithms, some seeds, at all points of its axes.
@@ -101,30 +90,19 @@ class Experiment(Config):
                 raise ValueError(f"algorithms.{label}: {error}") from error
         if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
-        if self.axes:
-            self._grid(None)
+        self._grid(None)
         return self
 
     def _check_requiring(self) -> None:
         if self.requiring is None:
             return
         if isinstance(self.task, QuadraticConfig):
-            if self.requiring.batch_size is not None:
-                raise ValueError(
-                    f"requiring.batch_size is {self.requiring.batch_size}; the quadratic has no "
-                    "examples: leave it out"
-                )
+            _check_on_quadratic(self.requiring, "requiring.")
         elif not self.task.has_own_tests:
             raise ValueError(
                 "requiring: clients are asked one by one, but one pool of test examples stands for "
                 "all; give task.test_fraction, such as 0.4, so that each has its own"
             )
-        if self.task.num_clients is not None:
-            self._num_seen(self.task.num_clients)
 
     def _check_method(self, method: Method) -> None:
         assignment = self._assignment_of(method)
@@ -146,26 +124,19 @@ class Experiment(Config):
         assert assignment is not None
         return assignment
 
-    def _num_seen(self, num_clients: int) -> int:
-        """How many of the clients may train."""
+    def _assigned(self, method: Method, num_clients: int) -> Assignment:
+        """Who trains what, among the clients that are seen."""
         num_unseen = 0 if self.requiring is None else self.requiring.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
                 f"requiring.num_unseen is {num_unseen}, but there are {num_clients} clients; at "
                 f"most {num_clients - 1} may be unseen"
             )
-        return num_clients - num_unseen
-
-    def _assigned(self, method: Method, num_clients: int) -> Assignment:
-        """Who trains what, among the clients that are seen."""
-        num_seen = self._num_seen(num_clients)
         try:
-            return self._assignment_of(method).build(num_seen, self.num_models)
+            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
         except ValueError as error:
-            if num_seen == num_clients:
-                raise
-            unseen = f"requiring.num_unseen = {num_clients - num_seen}"
-            raise ValueError(f"{error}, without those of {unseen}") from error
+            unseen = f", without those of requiring.num_unseen = {num_unseen}" if num_unseen else ""
+            raise ValueError(f"{error}{unseen}") from error
 
     @property
     def points(self) -> dict[str, list[Any]]:
@@ -205,7 +176,7 @@ class Experiment(Config):
             record_every=self.record_every,
             client_map=self.client_map,
             prepare=None if self.requiring is None else prepare,
-            until=None if self.until is None else self.until.build(),
+            until=None if self.until is None else Until(**dict(self.until)),
         )
 
     def _warm_up(self, algorithm: str, numbers: Numbers) -> Tuning:
@@ -236,14 +207,14 @@ class Experiment(Config):
         return Setup(tasks, trained, assignment, self.task.initial_params())
 
 
-def _check_on_quadratic(method: Method) -> None:
-    """Raises `ValueError` if a method is to draw examples, of which the quadratic has none."""
+def _check_on_quadratic(config: Config, table: str = "") -> None:
+    """Raises `ValueError` if examples are to be drawn, of which the quadratic has none."""
     for key in ("epochs", "batch_size"):
-        value = getattr(method, key, None)
+        value = getattr(config, key, None)
         if value is not None:
             instead = ", and give local_steps" if key == "epochs" else ""
             raise ValueError(
-                f"{key} is {value}; the quadratic has no examples: leave it out{instead}"
+                f"{table}{key} is {value}; the quadratic has no examples: leave it out{instead}"
             )
 
 

@@ -20,25 +20,15 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
 from fedjax_mm.checks import MissingError
-from fedjax_mm.experiments.fields import (
-    Config,
-    Count,
-    CountOrZero,
-    Flag,
-    NonNegative,
-    Number,
-    Numbers,
-    Positive,
-    Seed,
-    Share,
-)
+from fedjax_mm.experiments import fields
+from fedjax_mm.experiments.fields import Config, Count, NonNegative, Numbers, Positive
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 _Table = TypeVar("_Table", bound=Config)
 
-_FROM_FILE = {float: Number, int: Count, bool: Flag, NoneType: None}
+_FROM_FILE = {float: fields.Number, int: Count, bool: fields.Flag, NoneType: None}
 
 
 def _field_type(annotation: Any) -> Any:
@@ -55,12 +45,12 @@ def _field_type(annotation: Any) -> Any:
 
 def _table_of(base: type[_Table], factory: Callable[..., Any], *given: str) -> type[_Table]:
     """A factory's table in a file: its parameters, but for `given` and what no file can say."""
-    name, fields = factory.__name__, {}
+    name, columns = factory.__name__, {}
     for key, parameter in inspect.signature(factory, eval_str=True).parameters.items():
         type_ = _field_type(parameter.annotation)
         if type_ is not None and key not in (*given, *base.model_fields):
-            fields[key] = type_, ... if parameter.default is parameter.empty else parameter.default
-    tables: Any = {"name": (Literal[name], ...), **fields}
+            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+    tables: Any = {"name": (Literal[name], ...), **columns}
     return create_model(name, __base__=base, **tables)
 
 
@@ -92,14 +82,9 @@ class Assigned(Config):
 
 
 _ASSIGNMENTS: dict[str, Callable[..., Assignment]] = {
-    factory.__name__: factory
-    for factory in (
-        assignments.mfa_rand,
-        assignments.mfa_rr,
-        assignments.fedcluster,
-        assignments.sequential,
-        assignments.full_participation,
-    )
+    name: factory
+    for name, factory in inspect.getmembers(assignments, inspect.isfunction)
+    if next(iter(inspect.signature(factory).parameters), None) == "num_clients"
 }
 
 
@@ -226,11 +211,11 @@ def _asks_for_thresholds(
 class Byzantine(Config):
     """A fraction of the clients that train, rounded up, attacks; see `attacked` and `noisy`."""
 
-    fraction: Share
+    fraction: fields.Share
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
-    stays: Flag = True
-    seed: Seed = 0
+    stays: fields.Flag = True
+    seed: fields.Seed = 0
     """Of the choice of attackers."""
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
@@ -259,8 +244,8 @@ class Requiring(Config):
     num_steps: Count = 100
     learning_rate: Positive | None = None
     batch_size: Count | None = None
-    num_unseen: CountOrZero = 0
-    tuning_steps: CountOrZero = 0
+    num_unseen: fields.CountOrZero = 0
+    tuning_steps: fields.CountOrZero = 0
 
     def warm_up(self, method: Method, rate: Any, numbers: Numbers) -> Tuning:
         """Returns how clients train their own models; `rate` is the method's."""

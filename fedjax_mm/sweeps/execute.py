@@ -192,14 +192,10 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
     shared = hashlib.sha256()
     for leaf in jax.tree.leaves(without_keys(grid.shared)):
         shared.update(np.asarray(leaf).tobytes())
-    described = {
+    names = ("num_rounds", "num_seeds", "seed", "record_every", "client_map")
+    described = {name: getattr(grid, name) for name in names} | {
         "axes": grid.labels,
-        "num_rounds": grid.num_rounds,
-        "num_seeds": grid.num_seeds,
         "per_seed": {name: np.asarray(x).tolist() for name, x in grid.per_seed.items()},
-        "seed": grid.seed,
-        "record_every": grid.record_every,
-        "client_map": grid.client_map,
         "until": grid.until and grid.until._asdict(),
     }
     return {
