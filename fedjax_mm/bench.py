@@ -40,11 +40,7 @@ class Workload(NamedTuple):
     num_models: int
     num_rounds: int
     num_seeds: int
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed one by one."""
-        return tuple(ASSIGNMENTS)
+    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:
@@ -62,11 +58,7 @@ class SweepWorkload(NamedTuple):
     num_rounds: int
     num_seeds: int
     record_every: int
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed: all at once."""
-        return ("sweep of both",)
+    labels: tuple[str, ...] = ("sweep of both",)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:
@@ -170,11 +162,7 @@ class LearningWorkload(NamedTuple):
     batch_size: int
     num_rounds: int = 1
     learning_rate: float = 0.1
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The names of what is timed."""
-        return ("FedAvg",)
+    labels: tuple[str, ...] = ("FedAvg",)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:

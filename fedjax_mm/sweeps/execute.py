@@ -5,23 +5,21 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.chunks import ClientMap
 from fedjax_mm.errors import DivergenceError, RefusedError
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Runs, Setup
 from fedjax_mm.sweeps.journal import Journal, Progress, noted_signals
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.program import Record, Rounds, without_keys
-from fedjax_mm.until import Until
 
 _SEGMENT_SECONDS = 1.0  # between two looks at what was computed
 
@@ -50,18 +48,10 @@ def sweep(
     build: Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]],
     *,
-    num_rounds: int,
-    num_seeds: int = 1,
-    seed: int = 0,
-    shared: Mapping[str, Any] | None = None,
-    per_seed: Mapping[str, Any] | None = None,
-    prepare: Callable[..., Any] | None = None,
-    record_every: int = 1,
-    client_map: ClientMap = "auto",
-    until: Until | None = None,
     on_divergence: Literal["mark", "stop"] = "mark",
     data: str = "synthetic",
     execution: Execution | None = None,
+    **runs: Unpack[Runs],
 ) -> xr.Dataset:
     """Simulates every point of a grid with every seed, in as few programs as there are structures.
 
@@ -122,20 +112,7 @@ def sweep(
     """
     if on_divergence not in ("mark", "stop"):
         raise ValueError(f"on_divergence is {on_divergence!r}; it must be 'mark' or 'stop'")
-    grid = Grid(
-        build,
-        axes,
-        num_rounds,
-        num_seeds,
-        seed,
-        shared or {},
-        per_seed or {},
-        record_every,
-        client_map,
-        prepare,
-        until,
-    )
-    how = execution or Execution()
+    grid, how = Grid(build, axes, **runs), execution or Execution()
     return carry_out(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,20 @@ class Setup(NamedTuple):
     algorithm: Algorithm | Sequence[Algorithm]
     assignment: Assignment
     params: Params | None = None
+
+
+class Runs(TypedDict, total=False):
+    """Fields of a grid beside `build` and its axes."""
+
+    num_rounds: Required[int]
+    num_seeds: int
+    seed: int
+    shared: Mapping[str, Any]
+    per_seed: Mapping[str, Any]
+    prepare: Callable[..., Any] | None
+    record_every: int
+    client_map: ClientMap
+    until: Until | None
 
 
 @dataclasses.dataclass(frozen=True)
