@@ -67,7 +67,7 @@ class SweepWorkload(NamedTuple):
         return points * self.num_seeds * self.num_rounds * self.num_clients
 
     def grid(self) -> Grid:
-        """All its runs."""
+        """Returns all runs."""
 
         def setup(algorithm: str, num_models: int, learning_rate: Any) -> Setup:
             assignment = ASSIGNMENTS[algorithm](self.num_clients, num_models)
@@ -97,7 +97,7 @@ class Model(NamedTuple):
 
     @property
     def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Of every layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        """Shapes by layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
         inputs = (self.example_shape[-1], *self.channels)
         shapes: list[tuple[int, ...]] = [
             (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
@@ -120,7 +120,7 @@ class Model(NamedTuple):
         return total
 
     def module(self) -> Any:
-        """The flax module."""
+        """Builds the flax module."""
         from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
 
         *hidden, num_classes = self.widths
@@ -279,7 +279,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """What `build` compiles of a quadratic; it returns the trace of the rounds."""
+    """Returns what `build` compiles of a quadratic: all seeds' traces."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -346,6 +346,7 @@ def learning_program(
 
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
+    # Data are arguments: as constants XLA would fold and copy them.
     arguments = where.put((jax.random.key_data(key), task, start), None)
     return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
 
@@ -388,6 +389,7 @@ def count_steps(
     steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server)
 
     def of_device(_: Any) -> Any:
+        # `in_chunks` asks for the axis of the devices, which `jax.vmap` names here.
         rows = in_chunks(jnp.broadcast_to(steps, clients.shape), order, size, "devices")
         return sum(each.shape[1] * jnp.sum(each.max(axis=1)) for each in rows)
 
@@ -406,7 +408,7 @@ def _compile(uncompiled: Uncompiled) -> Program:
 
 def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
     """Times `repeats` runs, after one to warm up."""
-    run()
+    run()  # loads constants and fills caches
     times = []
     for _ in range(repeats):
         clock = time.perf_counter()

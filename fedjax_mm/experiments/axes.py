@@ -47,7 +47,8 @@ class Range(Config):
 
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The axes by their full names: TOML reads ``task.mu = [...]`` as a table within a table."""
+    """Yields the axes by their full names."""
+    # TOML reads ``task.mu = [...]`` as a table within a table; a range is a table of numbers.
     for key, value in axes.items():
         if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
             yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
@@ -78,6 +79,7 @@ class Points:
             for key, values in experiment.axes.items()
         }
         self.names = _names(raw)
+        # Every point has a value on every axis: a rate swept inside a table is a table everywhere.
         first = {key: values[0] for key, values in raw.items()}
         self.values = {
             key: [self._value(self._at(first | {key: value}), key) for value in raw[key]]
@@ -111,10 +113,11 @@ class Points:
         return here, numbers
 
     def _at(self, point: Mapping[str, Any]) -> "Experiment":
-        """The checked experiment at one point."""
+        """Returns the checked experiment at one point."""
         experiment = self._experiment
         if not point:
             return experiment
+        # Plain data again: values of axes are checked as a file's are, with the same words.
         values = experiment.model_dump(exclude={"axes"})
         for key, value in point.items():
             for label in experiment.algorithms:
@@ -129,7 +132,7 @@ class Points:
         return here
 
     def _value(self, here: "Experiment", key: str) -> Any:
-        """A setting, of the first algorithm if it is one of theirs."""
+        """Returns a setting, of the first algorithm if it is one of theirs."""
         value: Any = here
         for name in _path_of(key, self._experiment, next(iter(here.algorithms))):
             value = value[name] if isinstance(value, dict) else getattr(value, name)
@@ -137,7 +140,7 @@ class Points:
 
 
 def _names(keys: Mapping[str, Any]) -> dict[str, str]:
-    """The keys by the names of dimensions."""
+    """Returns the keys by the names of dimensions."""
     names: dict[str, str] = {}
     for key in keys:
         name = key.rpartition(".")[2]
@@ -154,7 +157,7 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _path_of(key: str, experiment: "Experiment", algorithm: str) -> list[str]:
-    """Where an axis is in an experiment: its own settings first, then the algorithm's.
+    """Returns where an axis is in an experiment: its own settings first, then the algorithm's.
 
     An assignment is the algorithm's if it has one.
     """

@@ -10,7 +10,7 @@ from fedjax_mm.experiments.fields import Config
 
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
-    """What is wrong, once per key, as ``path = value: message``.
+    """Returns the problems, one per key, as ``path = value: message``.
 
     Where a value may have several types pydantic reports on each: of a table only what is wrong
     inside it is kept, of a plain value only the first, or what we have to say ourselves.
@@ -72,7 +72,7 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:
-    """Whose table stands at a location of pydantic's, as " of NAME" if it has one; and its keys."""
+    """Returns the owner of the table at a location, as " of NAME" if it has one, and its keys."""
     root = kind.model_json_schema()
     tables = _tables(root, root)
     for part in location:

@@ -76,7 +76,7 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
-        """Fails now on what would fail when building, so that nothing is compiled in vain."""
+        """Raises `ValueError` for what would fail when building, before anything is compiled."""
         self._check_requiring()
         for label, method in self.algorithms.items():
             if method.assignment is None and self.assignment is None:
@@ -90,7 +90,7 @@ class Experiment(Config):
                 raise ValueError(f"algorithms.{label}: {error}") from error
         if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
-        self._grid(None)
+        self._grid(None)  # all points are checked; data, which take long to load, are not needed
         return self
 
     def _check_requiring(self) -> None:
@@ -119,13 +119,13 @@ class Experiment(Config):
             _check_on_quadratic(method)
 
     def _assignment_of(self, method: Method) -> Assigned:
-        """The method's own, or that of all."""
+        """Returns the method's own assignment, or that of all."""
         assignment = method.assignment or self.assignment
         assert assignment is not None
         return assignment
 
     def _assigned(self, method: Method, num_clients: int) -> Assignment:
-        """Who trains what, among the clients that are seen."""
+        """Builds the assignment of the clients that are seen."""
         num_unseen = 0 if self.requiring is None else self.requiring.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -152,7 +152,7 @@ class Experiment(Config):
         return self._grid(self.task.data())
 
     def _grid(self, data: FederatedData | None) -> Grid:
-        """All runs on some data, an argument of the compiled programs."""
+        """Returns all runs on some data, an argument of the compiled programs."""
         points = Points(self)
 
         def prepare(rng_key: Any, algorithm: str, data: Any = None, **point: Any) -> OwnModels:
@@ -172,6 +172,7 @@ class Experiment(Config):
             self.num_rounds,
             self.num_seeds,
             self.seed,
+            # Closed over, data would be constants, which XLA copies into every program.
             shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
@@ -186,17 +187,18 @@ class Experiment(Config):
         return self.requiring.warm_up(method, rate, numbers.get("requiring", {}))
 
     def _prepare(self, rng_key: Any, algorithm: str, data: Any, numbers: Numbers) -> OwnModels:
-        """The clients' own models."""
+        """Trains the clients' own models."""
         assert self.requiring is not None
         task, start = self.task.build(data, **numbers.get("task", {})), self.task.initial_params()
         how = self._warm_up(algorithm, numbers)
         return self.requiring.prepare(rng_key, task, self.num_models, how, start)
 
     def _setup(self, algorithm: str, data: Any, own: OwnModels | None, numbers: Numbers) -> Setup:
-        """One run: who trains what and how, with attackers and demands."""
+        """Builds one run: who trains what and how, with attackers and demands."""
         method, task = self.algorithms[algorithm], self.task.build(data, **numbers.get("task", {}))
         assignment = self._assigned(method, task.num_clients)
         trained = method.build(self.num_models, **numbers.get("algorithms", {}).get(algorithm, {}))
+        # One object M times: `stacks_of` stores the arrays that tasks share once.
         tasks = [task] * self.num_models
         if self.requiring is not None and own is not None:
             tasks = self.requiring.wrap(task, own, self._warm_up(algorithm, numbers))

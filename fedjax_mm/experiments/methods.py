@@ -3,17 +3,16 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import cache, reduce
-from operator import itemgetter, or_
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin
+from functools import cache
+from operator import itemgetter
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
-from pydantic import BeforeValidator, Field, GetPydanticSchema, create_model, model_validator
+from pydantic import model_validator
 
 from fedjax_mm import assignment as assignments
 from fedjax_mm.algorithms import methods
@@ -21,37 +20,19 @@ from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
 from fedjax_mm.checks import MissingError
 from fedjax_mm.experiments import fields
-from fedjax_mm.experiments.fields import Config, Count, NonNegative, Numbers, Positive
+from fedjax_mm.experiments.fields import (
+    Config,
+    Count,
+    NonNegative,
+    Numbers,
+    Positive,
+    named,
+    one_of,
+    table_of,
+)
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
-
-_Table = TypeVar("_Table", bound=Config)
-
-_FROM_FILE = {float: fields.Number, int: Count, bool: fields.Flag, NoneType: None}
-
-
-def _field_type(annotation: Any) -> Any:
-    """What a file may give where a factory takes `annotation`: None, if it can give nothing.
-
-    Whole numbers are counts. Which other numbers are allowed the factory itself checks.
-    """
-    is_union = get_origin(annotation) in (Union, UnionType)
-    members = get_args(annotation) if is_union else [annotation]
-    literals = [each for each in members if get_origin(each) is Literal]
-    types = [*literals, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
-    return reduce(or_, types) if any(types) else None
-
-
-def _table_of(base: type[_Table], factory: Callable[..., Any], *given: str) -> type[_Table]:
-    """A factory's table in a file: its parameters, but for `given` and what no file can say."""
-    name, columns = factory.__name__, {}
-    for key, parameter in inspect.signature(factory, eval_str=True).parameters.items():
-        type_ = _field_type(parameter.annotation)
-        if type_ is not None and key not in (*given, *base.model_fields):
-            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
-    tables: Any = {"name": (Literal[name], ...), **columns}
-    return create_model(name, __base__=base, **tables)
 
 
 class Appealing(Config):
@@ -70,6 +51,7 @@ class Assigned(Config):
     def build(self, num_clients: int, num_models: int) -> Assignment:
         """Builds the assignment."""
         factory = _ASSIGNMENTS[self.name]
+        # A strategy whose factory takes no `num_models` trains one.
         settings = {key: value for key, value in self if key not in Assigned.model_fields}
         if "num_models" in inspect.signature(factory).parameters:
             settings["num_models"] = num_models
@@ -103,17 +85,12 @@ class InverseTime(Config):
 
 
 ASSIGNMENT_TABLES = {
-    name: _table_of(Assigned, factory, "num_clients", "num_models")
+    name: table_of(Assigned, factory, "num_clients", "num_models")
     for name, factory in _ASSIGNMENTS.items()
 }
 """The tables of all assignments in a file, by their `name`."""
 
-_ANY_ASSIGNMENT: Any = Annotated[
-    reduce(or_, ASSIGNMENT_TABLES.values()), Field(discriminator="name")
-]
-AssignmentConfig = Annotated[
-    Assigned, GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_ASSIGNMENT))
-]
+AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
 
 
@@ -126,7 +103,7 @@ class Method(Config):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        self.build(1)
+        self.build(1)  # factories check numbers, in words of their own
         return self
 
     @property
@@ -148,6 +125,7 @@ class Method(Config):
 
     def asks_for_thresholds(self) -> bool:
         """Whether the method trains only clients who require something of a model."""
+        # Structure decides, numbers do not: the points of a sweep share one cached answer.
         settings = self._own
         numbers = [key for key, value in settings.items() if isinstance(value, float)]
         rest = {key: value for key, value in settings.items() if key not in numbers}
@@ -157,18 +135,10 @@ class Method(Config):
 DEFAULT_METHOD = "fedavg"
 """The name in a table without a `name`."""
 
-METHOD_TABLES = {name: _table_of(Method, factory) for name, factory in methods().items()}
+METHOD_TABLES = {name: table_of(Method, factory) for name, factory in methods().items()}
 """The tables of all methods in a file, by their `name`."""
 
-_ANY_TABLE: Any = Annotated[
-    Annotated[reduce(or_, METHOD_TABLES.values()), Field(discriminator="name")],
-    BeforeValidator(
-        lambda method: {"name": DEFAULT_METHOD} | method if isinstance(method, dict) else method
-    ),
-]
-MethodConfig = Annotated[
-    Method, GetPydanticSchema(lambda _, handler: handler.generate_schema(_ANY_TABLE))
-]
+MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 """The table of any method."""
 
 
@@ -192,7 +162,7 @@ class _StandIn(Quadratic):
 def _asks_for_thresholds(
     name: str, numbers: tuple[str, ...], settings: tuple[tuple[str, Any], ...]
 ) -> bool:
-    """Whether training asks for a threshold, whatever the `numbers` are, which are traced."""
+    """Traces one training, on a client that offers everything but a threshold."""
 
     def train(number: Array) -> None:
         task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
@@ -249,6 +219,7 @@ class Requiring(Config):
 
     def warm_up(self, method: Method, rate: Any, numbers: Numbers) -> Tuning:
         """Returns how clients train their own models; `rate` is the method's."""
+        # The warm-up comes before round 1: a schedule gives its first rate.
         rate = rate(1) if callable(rate) else rate
         own, batch_size = self.with_numbers(numbers).learning_rate, self.batch_size
         if batch_size is None:
@@ -266,6 +237,7 @@ class Requiring(Config):
         def of_model(model: Index) -> OwnModels:
             return own_models(rng_key, task, params, model=model, **vars(how))
 
+        # One model after the other: own models of all clients at once may fill the memory.
         return lax.map(of_model, jnp.arange(num_models))
 
     def wrap(self, task: Task, own: OwnModels, how: Tuning) -> list[Task]:

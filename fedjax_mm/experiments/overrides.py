@@ -59,14 +59,14 @@ def validate(
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
-    """The values with one ``key.path=value``, the value in TOML or else a plain word."""
+    """Returns the values with one ``key.path=value``, the value in TOML or else a plain word."""
     path, equals, text = override.partition("=")
     if not (path and equals):
         raise ValueError(f"--set {override}: write it as key=value")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        value = text  # TOML knows no bare words, and shells take quotes away
     return replaced(values, path.strip().split("."), value)
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -136,19 +136,21 @@ class Checkpoints:
             self._unlock()
 
     def _unlock(self) -> None:
-        """Leaves no file; while it is still locked, so that it is not another process's by then."""
+        """Removes the lock and its file."""
+        # First the file: unlocked, it might be another process's by then.
         with suppress(OSError):  # Windows keeps files that are open
             Path(self._lock.lock_file).unlink()
         self._lock.release()
 
     def discard(self) -> None:
-        """Deletes what was saved, the run being finished: at once, and then its bytes."""
+        """Deletes what was saved, the run being finished."""
+        # A rename is atomic, deleting many files is not: a kill in between leaves only trash.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
 
     def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Compares what is to be run with what was; the saved run's choices, or None.
+        """Compares a run with the saved one, and returns the saved run's choices, or None.
 
         Args:
           identity: all that the results depend on, nested as it may be.
@@ -166,9 +168,8 @@ class Checkpoints:
             return None
         try:
             saved = json.loads(path.read_text())
-            differences = _differences(
-                {name: saved["identity"].get(name) for name in identity}, identity
-            )
+            before = {name: saved["identity"].get(name) for name in identity}
+            differences = list(_differences(before, identity))
             choices = dict(saved["choices"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -184,7 +185,7 @@ class Checkpoints:
         return choices
 
     def begin(self, choices: Mapping[str, Any]) -> None:
-        """Writes down what is run, and what was free to choose and must be chosen again."""
+        """Records the run's identity, and the choices that a continued run must repeat."""
         if self._is_first:
             save_json({"identity": self._identity, "choices": choices}, self._place / "run.json")
 
@@ -248,21 +249,18 @@ def _write(arrays: Sequence[Any], path: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """As it will be after a round trip through JSON."""
+    """Returns the value as it is after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
-def _differences(saved: Any, now: Any, path: str = "") -> list[str]:
-    """What differs, as ``path was ..., is ...``."""
+def _differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yields differences as ``path was ..., is ...``."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        return [
-            difference
-            for key in [*saved, *(key for key in now if key not in saved)]
-            for difference in _differences(
-                saved.get(key), now.get(key), f"{path}.{key}" if path else key
-            )
-        ]
-    return [] if saved == now else [f"{path} was {_short(saved)}, is {_short(now)}"]
+        for key in saved | now:
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(saved.get(key), now.get(key), inner)
+    elif saved != now:
+        yield f"{path} was {_short(saved)}, is {_short(now)}"
 
 
 def _short(value: Any) -> str:

@@ -117,7 +117,7 @@ def sweep(
 
 
 def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
-    """The compiled plan; that of the unfinished run, if there is one to continue.
+    """Returns the compiled plan; that of the unfinished run, if there is one to continue.
 
     Raises:
       RefusedError: in one line, what is wrong with the grid, the memory, or the unfinished run.
@@ -158,13 +158,15 @@ def _plan_for(grid: Grid, how: Execution, config: Any) -> Plan:
 
 
 def _claim_programs(checkpoints: Checkpoints, texts: Mapping[str, str]) -> None:
-    """What is compiled must be what was: code, constants, and data that was not shared."""
+    """Claims that the programs are those of the unfinished run."""
+    # Their text has the code and, as constants, data that was closed over and not shared.
     hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
     checkpoints.claim({"program": hashes})
 
 
 def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
-    """All that results depend on to the last bit, but for the programs themselves."""
+    """Returns all that results depend on to the last bit, but for the programs themselves."""
+    # Versions, devices and flags of XLA may all change the last bit of a sum.
     about = manifest({}, seed=grid.seed, data="")
     shared = hashlib.sha256()
     for leaf in jax.tree.leaves(without_keys(grid.shared)):
@@ -202,7 +204,7 @@ def carry_out(
     with noted_signals(how.checkpoints is not None) as signals:
         if how.announce:
             how.announce(plan)
-        journal = Journal(plan, how.progress, how.checkpoints, how.save_every, signals)
+        journal = Journal(plan, how, signals)
         for part, (compiled, batch) in enumerate(plan.batches):
             program, replicas = compiled.program, compiled.replicas(batch)
             records = no_records(compiled)
@@ -224,7 +226,7 @@ def _segments(plan: Plan, part: int, records: Record, journal: Journal) -> Itera
     (compiled, batch), where, grid = plan.batches[part], plan.where, plan.grid
     done, carry = journal.load(part, records)
     given, carry, _ = compiled.program.inputs(where, compiled.replicas(batch), carry)
-    every, count = grid.record_every, 1
+    every, count = grid.record_every, 1  # the first segment tells how long a round takes
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every
@@ -237,6 +239,7 @@ def _segments(plan: Plan, part: int, records: Record, journal: Journal) -> Itera
         _write(records, slice(1 + done // every, 1 + (done + count) // every), rows)
         check_counts(rows.counts)
         done += count
+        # All have met the target: further segments would be empty.
         if carry.ending and np.all(where.fetch(carry.ending.is_met)):
             done = grid.num_rounds
         yield done

@@ -112,6 +112,7 @@ class Grid:
         if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
             raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
         for value in values:
+            # An address in a name would make every process's sweep another one to continue.
             if " at 0x" in str(label_of(value)):
                 raise ValueError(
                     f"the axis {name!r} has {value!r}, whose name differs in every process; "
@@ -125,6 +126,7 @@ class Grid:
 
     def is_numeric(self, name: str) -> bool:
         """Whether an axis has floats, with or without counts among them: one program takes all."""
+        # bool is a Real of kind "b": a switch, not a number.
         kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in self.axes[name]}
         return "f" in kinds and kinds <= {"f", "i", "u"}
 
@@ -158,6 +160,7 @@ class Grid:
         ]
         mesh = np.meshgrid(*positions, range(self.num_seeds), indexing="ij")
         index = tuple(each.ravel() for each in mesh)
+        # Of the type that JAX gives to Python floats, with and without x64.
         numbers = {
             name: np.asarray(values, jnp.result_type(float))[place]
             for (name, values), place in zip(self.axes.items(), index, strict=False)

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from fedjax_mm.checks import check_alike
 from fedjax_mm.errors import InterruptedRunError, RefusedError
-from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Carry, Record
+
+if TYPE_CHECKING:
+    from fedjax_mm.sweeps.execute import Execution
 
 Progress = Callable[[str, int, int], None]
 """Told what is being done, and how much of how much is done."""
@@ -30,23 +33,15 @@ class Journal:
     Finished batches are saved together with the one under way, every so many seconds.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        progress: Progress | None,
-        checkpoints: Checkpoints | None,
-        save_every: float,
-        signals: list[int],
-    ) -> None:
+    def __init__(self, plan: Plan, how: "Execution", signals: list[int]) -> None:
         """Nothing has been done or saved."""
-        self.plan, self.progress, self.checkpoints = plan, progress, checkpoints
-        self.save_every, self.signals = save_every, signals
+        self.plan, self.how, self.signals = plan, how, signals
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
 
     def load(self, part: int, records: Record) -> tuple[int, Carry | None]:
         """Returns the rounds done of a batch and its carry, and writes down its records."""
-        saved = self.checkpoints and self.checkpoints.load(part)
+        saved = self.how.checkpoints and self.how.checkpoints.load(part)
         if not saved:
             return self._report(part, 0), None
         rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
@@ -68,25 +63,26 @@ class Journal:
     def note(self, part: int, done: int, records: Record, carry: Carry, seconds: float) -> float:
         """Reports and saves after a segment; returns its seconds in the slowest process."""
         self._report(part, done)
-        if not self.checkpoints:
+        if not self.how.checkpoints:
             return agree(seconds)[0]
         grid = self.plan.grid
-        is_due = time.perf_counter() - self.last_save >= self.save_every
+        is_due = time.perf_counter() - self.last_save >= self.how.save_every
         number = self.signals[-1] if self.signals else 0
         # Saving is collective: a signal may have come to one process only.
         seconds, due, stop = agree(seconds, is_due, number)
         rows = [x[: 1 + done // grid.record_every] for x in jax.tree.leaves(records)]
         is_last = done == grid.num_rounds
+        # Short batches end many times a second: their files wait for the next save.
         if is_last:
             self.finished[part] = rows
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much:
             for each, arrays in self.finished.items():
-                self.checkpoints.save(each, grid.num_rounds, arrays)
+                self.how.checkpoints.save(each, grid.num_rounds, arrays)
             self.finished.clear()
             if not is_last:
                 rest = jax.tree.leaves(self.plan.where.fetch(carry))
-                self.checkpoints.save(part, done, [*rows, *rest])
+                self.how.checkpoints.save(part, done, [*rows, *rest])
             self.last_save = time.perf_counter()
         if stop:
             raise InterruptedRunError(int(stop), self._done(part, done) / self.plan.client_updates)
@@ -99,8 +95,10 @@ class Journal:
 
     def _report(self, part: int, done: int) -> int:
         compiled, batch = self.plan.batches[part]
-        if self.progress:
-            self.progress(compiled.label(batch), self._done(part, done), self.plan.client_updates)
+        if self.how.progress:
+            self.how.progress(
+                compiled.label(batch), self._done(part, done), self.plan.client_updates
+            )
         return done
 
 

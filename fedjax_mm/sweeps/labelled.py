@@ -41,6 +41,7 @@ class Result:
         # Metrics are missing in programs whose tasks do not have them.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
+            # Padding repeats the last replica: the same values are written again.
             array[(*index, rows, slice(program.num_models))] = np.swapaxes(values[rows], 0, 1)
 
     def _message_sizes(self) -> dict[str, Any]:
@@ -91,6 +92,7 @@ def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
     values = {name: x[rows] for name, x in records.metrics.items()}
     values |= {name: x[rows].cumsum(0) for name, x in records.counts._asdict().items()}
     ends = grid.until.first_record(values)
+    # Replicas that have ended are computed on while others of their batch have not.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
     is_over = is_over[..., None]
     metrics = {name: np.where(is_over, np.nan, x) for name, x in records.metrics.items()}

@@ -141,6 +141,7 @@ def make_plan(
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
+    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
     if split is None and any(program.traced.has_closed_form for program in programs):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
@@ -182,10 +183,12 @@ def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]
 def _batch_size(program: Program, where: Layout, room: float) -> int:
     """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
     state, record = num_bytes(program.traced.carry), num_bytes(program.traced.record)
+    # A guess before compiling: old and new carry, temporaries, and rows on their way to the host.
     most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
+    # Equal batches: the last one is padded to their size, which is work for nothing.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 
@@ -197,6 +200,7 @@ def jitted(program: Program, where: Layout) -> Any:
         in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), 0, None),
         out_axes=(0, 0, 1),
     )
+    # Donated, the old carry gives its memory to the new one.
     return jax.jit(segment, donate_argnums=1)
 
 
@@ -227,6 +231,7 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
+    # A little less than in proportion, since not all temporaries shrink with the batch.
     smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 

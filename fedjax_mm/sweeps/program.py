@@ -145,6 +145,7 @@ class Program:
         return self.grid.setup(prepared, **self.fixed, **numbers, **shared)
 
     def _parts(self, numbers: Any, shared: Any, carry: Carry) -> tuple[list[Stack], Assignment]:
+        # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.
         tasks, algorithm, assignment, _ = self.setup(numbers, shared, carry.prepared)
         return stacks_of(tasks, algorithm, assignment), assignment
 
@@ -169,6 +170,7 @@ class Program:
         """Computes one more round of one replica."""
         stacks, assignment = self._parts(numbers, shared, carry)
         one_round = round_of(stacks, assignment, self.grid.client_map, client_axis)
+        # The key and the round are the same for all that a program does: they are not carried.
         state = State(rng_key, round, carry.models, carry.assignment)
         state, (counts, self.message_sizes) = one_round(state, None)
         since = jax.tree.map(_add_counts, carry.since, counts)
@@ -222,6 +224,7 @@ class Program:
             )
             return carry, self.measure(rng_key, numbers, shared, carry, round)
 
+        # Shapes alone: nothing is computed or compiled, whatever the size of the data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
@@ -244,6 +247,7 @@ class Program:
     ) -> tuple[Given, Carry, Rounds]:
         """Returns arguments of `segment` for some replicas, on their devices, and no rounds."""
         carry = self.no_carry(len(replicas)) if carry is None else carry
+        # int32 with and without x64, or a seed would mean other draws.
         seeds = self.index[-1][replicas].astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
@@ -276,6 +280,7 @@ class Program:
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
         root = jax.random.wrap_key_data(given.root)
+        # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
 
@@ -295,6 +300,7 @@ class Program:
             # A condition known while tracing leaves no branch in the loop, which XLA cannot fuse.
             is_record = every == 1 or (done + i + 1) % every == 0
             record = measured_if(is_record, carry, done + i + 1)
+            # A segment may begin between two records: rows count from its own first one.
             row = (done + i) // every - done // every
             records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
             return i + 1, self.note(carry, record, is_record), records
@@ -311,9 +317,11 @@ class Program:
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
         nothing = jax.tree.map(itemgetter(0), records)
         carry = with_keys(carry, self.traced.carry)
+        # The start is a branch of the same program: apart it would be compiled by itself.
         carry = lax.cond(done == 0, lambda: each(self.start), lambda: carry)
         before = measured_if(done == 0, carry, done)
         now = jnp.int32(0), self.note(carry, before, done == 0), records
+        # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
         _, carry, records = lax.while_loop(goes_on, one_round, now)
         return without_keys(carry), before, records
 
