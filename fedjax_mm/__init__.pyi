@@ -43,7 +43,7 @@ from .data.leaf import load_leaf
 from .data.sent140 import load_sent140
 from .data.surrogate import surrogate_faces, surrogate_tweets
 from .data.synthetic import synthetic
-from .experiments.experiment import Experiment, Sweep
+from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
 from .record import Trace
@@ -56,7 +56,7 @@ from .sweeps.checkpoint import Checkpoints
 from .sweeps.devices import join_processes, layout, use_cpu_devices
 from .sweeps.errors import DivergenceError, InterruptedRunError
 from .sweeps.execute import Execution, sweep
-from .sweeps.plan import Setup
+from .sweeps.grid import Setup
 from .sweeps.until import Until
 from .tasks.classification import Classification, classification
 from .tasks.least_squares import LeastSquares, least_squares
@@ -107,7 +107,6 @@ __all__ = [
     "Setup",
     "SparseUpdate",
     "State",
-    "Sweep",
     "Task",
     "Trace",
     "Tuning",

@@ -1,6 +1,5 @@
 """Benchmark workloads: what `fedjax-mm bench` times, and `benchmarks/` beside other systems."""
 
-import dataclasses
 import math
 import statistics
 import time
@@ -12,22 +11,23 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PRNGKeyArray
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.chunks import ClientMap, chunk_size_of, chunks_of, is_lockstep
+from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.simulate import init, simulate
+from fedjax_mm.simulate import init, round_of, simulate
+from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import Execution, carry_out
-from fedjax_mm.sweeps.plan import Grid, Setup, make_plan, seed_keys
+from fedjax_mm.sweeps.grid import Grid, Setup, seed_keys
+from fedjax_mm.sweeps.plan import make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic
-from fedjax_mm.tasks.view import View
 
 ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 
@@ -40,11 +40,7 @@ class Workload(NamedTuple):
     num_models: int
     num_rounds: int
     num_seeds: int
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed one by one."""
-        return tuple(ASSIGNMENTS)
+    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:
@@ -62,11 +58,7 @@ class SweepWorkload(NamedTuple):
     num_rounds: int
     num_seeds: int
     record_every: int
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed: all at once."""
-        return ("sweep of both",)
+    labels: tuple[str, ...] = ("sweep of both",)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:
@@ -75,7 +67,7 @@ class SweepWorkload(NamedTuple):
         return points * self.num_seeds * self.num_rounds * self.num_clients
 
     def grid(self) -> Grid:
-        """All its runs."""
+        """Returns all runs."""
 
         def setup(algorithm: str, num_models: int, learning_rate: Any) -> Setup:
             assignment = ASSIGNMENTS[algorithm](self.num_clients, num_models)
@@ -105,7 +97,7 @@ class Model(NamedTuple):
 
     @property
     def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Of every layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        """Shapes by layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
         inputs = (self.example_shape[-1], *self.channels)
         shapes: list[tuple[int, ...]] = [
             (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
@@ -128,7 +120,7 @@ class Model(NamedTuple):
         return total
 
     def module(self) -> Any:
-        """The flax module."""
+        """Builds the flax module."""
         from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
 
         *hidden, num_classes = self.widths
@@ -153,9 +145,9 @@ class LearningWorkload(NamedTuple):
       name: W2, ...
       model: what is trained.
       num_clients: K.
-      num_examples: n of every client.
+      num_examples: n of every client; None for Synthetic(1, 1), with 45 to very many examples.
       cohort_size: S, clients in a round.
-      num_steps: E, SGD steps of a client in a round.
+      num_steps: E, SGD steps of a client in a round; None for one epoch.
       batch_size: B examples drawn for each step; all of them if it is n.
       num_rounds: of a run of `fedjax_mm`.
       learning_rate: eta.
@@ -164,17 +156,13 @@ class LearningWorkload(NamedTuple):
     name: str
     model: Model
     num_clients: int
-    num_examples: int
+    num_examples: int | None
     cohort_size: int
-    num_steps: int
+    num_steps: int | None
     batch_size: int
     num_rounds: int = 1
     learning_rate: float = 0.1
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed."""
-        return ("FedAvg",)
+    labels: tuple[str, ...] = ("FedAvg",)  # each is timed by itself
 
     @property
     def client_updates(self) -> int:
@@ -183,18 +171,22 @@ class LearningWorkload(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """Floating-point operations of one client update: E B times those of `Model.flops`."""
+        """Floating-point operations of one client update, in the mean."""
+        if self.num_steps is None:
+            return self.data().train.num_examples / self.num_clients * self.model.flops()
         return self.num_steps * self.batch_size * self.model.flops()
 
     def examples(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs `[K, n, *example_shape]`, float32, and classes `[K, n]`, int32."""
+        """Draws inputs `[K, n, *example_shape]`, float32, and classes `[K, n]`, int32."""
         rng = np.random.default_rng(seed)
-        shape = (self.num_clients, self.num_examples)
+        shape = (self.num_clients, self.num_examples or 0)
         inputs = rng.standard_normal((*shape, *self.model.example_shape), np.float32)
         return inputs, rng.integers(self.model.widths[-1], size=shape, dtype=np.int32)
 
     def data(self) -> FederatedData:
-        """The examples of seed 0, for training and for testing."""
+        """Draws the examples of seed 0, for training and for testing."""
+        if self.num_examples is None:
+            return synthetic(self.num_clients)
         inputs, labels = self.examples(0)
         rows = inputs.reshape(-1, *self.model.example_shape), labels.ravel()
         clients = flat_client_data(rows, [self.num_examples] * self.num_clients)
@@ -203,52 +195,16 @@ class LearningWorkload(NamedTuple):
     def algorithm(self) -> Algorithm:
         """Federated averaging."""
         size = None if self.batch_size == self.num_examples else self.batch_size
-        return fedavg(self.learning_rate, local_steps=self.num_steps, batch_size=size)
+        epochs = 1 if self.num_steps is None else None
+        how: Any = {"local_steps": self.num_steps, "epochs": epochs, "batch_size": size}
+        return fedavg(self.learning_rate, **how)
+
+    def assignment(self) -> Assignment:
+        """Uniform cohorts."""
+        return mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
 
 
-class EpochWorkload(NamedTuple):
-    """One local epoch on Synthetic(1, 1), whose clients have from 45 to very many examples.
-
-    All of them train in every round. Attributes as in `LearningWorkload`.
-    """
-
-    name: str
-    num_clients: int
-    batch_size: int
-    num_rounds: int
-    learning_rate: float = 0.01
-    model: Model = LOGISTIC
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """What is timed."""
-        return ("FedAvg",)
-
-    @property
-    def cohort_size(self) -> int:
-        """S = K."""
-        return self.num_clients
-
-    @property
-    def client_updates(self) -> int:
-        """Local trainings in a run."""
-        return self.num_clients * self.num_rounds
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations of one client update, in the mean."""
-        return self.data().train.num_examples / self.num_clients * self.model.flops()
-
-    def data(self) -> FederatedData:
-        """FedProx's data."""
-        return synthetic(self.num_clients)
-
-    def algorithm(self) -> Algorithm:
-        """Federated averaging."""
-        return fedavg(self.learning_rate, epochs=1, batch_size=self.batch_size)
-
-
-AnyWorkload = Workload | SweepWorkload | LearningWorkload | EpochWorkload
+AnyWorkload = Workload | SweepWorkload | LearningWorkload
 
 WORKLOADS: dict[str, AnyWorkload] = {
     workload.name: workload
@@ -263,7 +219,7 @@ WORKLOADS: dict[str, AnyWorkload] = {
         LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),
         LearningWorkload("W3b", PERCEPTRON, 100, 300, 100, 30, 32, num_rounds=10),
         LearningWorkload("W4", MCMAHAN_CNN, 10, 600, 10, 60, 10, num_rounds=1),
-        EpochWorkload("A8", 100, 10, num_rounds=10),
+        LearningWorkload("A8", LOGISTIC, 100, None, 100, None, 10, 10, learning_rate=0.01),
     )
 }
 
@@ -305,7 +261,7 @@ def build(
     devices: Sequence[Any] | None = None,
 ) -> Program:
     """Compiles a workload for some devices, by default all; `label` is one of its labels."""
-    if isinstance(workload, LearningWorkload | EpochWorkload):
+    if isinstance(workload, LearningWorkload):
         return build_learning(workload, client_map, devices)
     if isinstance(workload, SweepWorkload):
         plan = make_plan(workload.grid())
@@ -323,7 +279,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """What `build` compiles of a quadratic; it returns the trace of the rounds."""
+    """Returns what `build` compiles of a quadratic: all seeds' traces."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -340,7 +296,7 @@ def quadratic_program(
 
 
 def build_learning(
-    workload: LearningWorkload | EpochWorkload,
+    workload: LearningWorkload,
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
     params: Params | None = None,
@@ -356,54 +312,43 @@ def build_learning(
       params: initial parameters; drawn if None.
     """
     uncompiled = learning_program(workload, client_map, devices, params)
-    program = _compile(uncompiled)
     computed, counted = count_steps(
         range(workload.cohort_size),
         uncompiled.arguments[1],
         workload.algorithm(),
-        _cohorts(workload),
+        workload.assignment(),
         client_map=client_map,
         num_devices=uncompiled.where.mesh.size,
     )
-    return program._replace(run=lambda: program.run()[0], steps=computed / counted)
+    return _compile(uncompiled)._replace(steps=computed / counted)
 
 
 def learning_program(
-    workload: LearningWorkload | EpochWorkload,
+    workload: LearningWorkload,
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
     params: Params | None = None,
 ) -> Uncompiled:
-    """What `build_learning` compiles; it returns the last parameters and the gradients taken."""
+    """Returns what `build_learning` compiles."""
     from fedjax_mm.tasks.classification import classification
 
     task: Task = classification(workload.data(), workload.model.module())
-    task = _Unmeasured(task, task.num_clients)
-    algorithm, assignment = workload.algorithm(), _cohorts(workload)
+    algorithm, assignment = workload.algorithm(), workload.assignment()
     where = layout(1, devices)
 
     def run(words: Any, task: Task, params: Params) -> Any:
-        state, trace = simulate(
-            jax.random.wrap_key_data(words),
-            task,
-            algorithm,
-            assignment,
-            workload.num_rounds,
-            client_map=client_map,
-            record_every=workload.num_rounds,
-            params=params,
-            client_axis=where.client_axis,
-        )
-        return jax.tree.map(lambda x: x[0], state.models.params), trace.gradients
+        # `simulate` would evaluate the model; rounds alone are what is timed.
+        state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
+        stacks = stacks_of(task, algorithm, assignment)
+        one_round = round_of(stacks, assignment, client_map, where.client_axis)
+        state, _ = lax.scan(one_round, state, length=workload.num_rounds)
+        return jax.tree.map(itemgetter(0), state.models.params)
 
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
+    # Data are arguments: as constants XLA would fold and copy them.
     arguments = where.put((jax.random.key_data(key), task, start), None)
     return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
-
-
-def _cohorts(workload: LearningWorkload | EpochWorkload) -> Assignment:
-    return mfa_rand(workload.num_clients, 1, cohort_size=workload.cohort_size)
 
 
 def count_steps(
@@ -415,7 +360,7 @@ def count_steps(
     client_map: ClientMap = "auto",
     num_devices: int = 1,
 ) -> tuple[int, int]:
-    """Local steps that one round of one model computes, and how many of them count.
+    """Counts the local steps that one round of one model computes, and those that count.
 
     The others are of padding, and of clients that are done before the longest of their chunk.
 
@@ -437,29 +382,19 @@ def count_steps(
       >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=5)
       (125, 120)
     """
-    models = init(jax.random.key(0), task, algorithm, assignment).models
+    models, clients = init(jax.random.key(0), task, algorithm, assignment).models, jnp.array(group)
     server = jax.tree.map(itemgetter(0), models.server)
-    chunk_size = chunk_size_of(client_map, task, models.params, len(group))
-    count_of = jax.vmap(algorithm.num_steps, (None, 0, None))
-    steps = np.asarray(count_of(task, jnp.asarray(group), server))
-    growing = not is_lockstep(algorithm, task, server)
-    shares = np.pad(-np.sort(-steps), (0, -len(steps) % num_devices)).reshape(-1, num_devices)
-    computed = first = 0
-    for size, count in chunks_of(len(shares), chunk_size or len(shares), growing=growing):
-        longest = shares[first : first + size * count : size]
-        computed += size * int(longest.sum())
-        first += size * count
-    return computed, int(steps.sum())
+    size = chunk_size_of(client_map, task, models.params, len(group))
+    order = longest_first(algorithm, task, server, clients)
+    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server)
 
+    def of_device(_: Any) -> Any:
+        # `in_chunks` asks for the axis of the devices, which `jax.vmap` names here.
+        rows = in_chunks(jnp.broadcast_to(steps, clients.shape), order, size, "devices")
+        return sum(each.shape[1] * jnp.sum(each.max(axis=1)) for each in rows)
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Unmeasured(View):
-    """A task of which nothing is recorded."""
-
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Any]:
-        del rng_key, params
-        return {}
+    computed = jax.vmap(of_device, axis_name="devices")(jnp.arange(num_devices))
+    return int(computed.sum()), int(jnp.broadcast_to(steps, clients.shape).sum())
 
 
 def _compile(uncompiled: Uncompiled) -> Program:
@@ -467,60 +402,49 @@ def _compile(uncompiled: Uncompiled) -> Program:
     clock = time.perf_counter()
     compiled = jax.jit(function).lower(*arguments).compile()
     seconds = time.perf_counter() - clock
-    mebibytes = _mebibytes(compiled) * where.mesh.size
+    mebibytes = memory_of(compiled) * where.mesh.size / 2**20
     return Program(lambda: jax.block_until_ready(compiled(*arguments)), seconds, mebibytes)
 
 
-def _mebibytes(compiled: Any) -> float:
-    """Arguments, results and temporaries on one device; NaN where the backend does not say."""
-    memory = compiled.memory_analysis()
-    if memory is None:
-        return math.nan
-    sizes = ("argument_size_in_bytes", "output_size_in_bytes", "temp_size_in_bytes")
-    return sum(getattr(memory, size) for size in sizes) / 2**20
-
-
-def median_seconds(program: Program, repeats: int) -> float:
-    """The median over `repeats` runs, after one to warm up."""
-    program.run()
+def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Times `repeats` runs, after one to warm up."""
+    run()  # loads constants and fills caches
     times = []
     for _ in range(repeats):
         clock = time.perf_counter()
-        program.run()
+        run()
         times.append(time.perf_counter() - clock)
-    return statistics.median(times)
+    return times
+
+
+def median_seconds(program: Program, repeats: int) -> float:
+    """Returns the median over `repeats` runs, after one to warm up."""
+    return statistics.median(seconds_of(program.run, repeats))
 
 
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
-    """The best GFLOP/s over `sizes` of an n x n float32 product, 2 n^3 operations, by form.
+    """Measures the best GFLOP/s of an n x n float32 product, 2 n^3 operations, by form.
 
-    Forms: `NumPy`, `jax` on one device, and, where there are more, `jax, all devices`: one product
-    on each. The largest of them is the peak that work is compared with.
+    Forms: `NumPy`, `jax` on one device, and `jax, all devices`, one product on each. The largest of
+    them is the peak that work is compared with.
     """
-    peak: dict[str, float] = {}
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))
-    product = jax.jit(jnp.matmul)
+    squared, peak = jax.jit(lambda x: x @ x), dict[str, float]()
+
+    def product(x: jax.Array) -> jax.Array:
+        return squared(x).block_until_ready()
+
     for size in sizes:
         a = np.random.default_rng(0).standard_normal((size, size), np.float32)
-        forms: dict[str, tuple[Any, Callable[[Any], Any], int]] = {
-            "NumPy": (a, lambda a: a @ a, 1),
-            "jax": (jax.device_put(a, devices[0]), lambda a: product(a, a).block_until_ready(), 1),
+        one = jax.device_put(a, devices[0])
+        each = jax.device_put(np.stack([a] * len(devices)), by_device)
+        forms: dict[str, tuple[Callable[[], Any], int]] = {
+            "NumPy": (partial(np.matmul, a, a), 1),
+            "jax": (partial(product, one), 1),
+            "jax, all devices": (partial(product, each), len(devices)),
         }
-        if len(devices) > 1:
-            each = jax.device_put(np.stack([a] * len(devices)), by_device)
-            forms["jax, all devices"] = each, forms["jax"][1], len(devices)
-        for form, (matrix, multiply, count) in forms.items():
-            speed = _gflops(partial(multiply, matrix), 2.0 * count * size**3, repeats)
+        for form, (multiply, count) in forms.items():
+            speed = 2e-9 * count * size**3 / min(seconds_of(multiply, repeats))
             peak[form] = max(peak.get(form, 0.0), speed)
     return peak
-
-
-def _gflops(product: Callable[[], Any], operations: float, repeats: int) -> float:
-    product()
-    best = math.inf
-    for _ in range(repeats):
-        clock = time.perf_counter()
-        product()
-        best = min(best, time.perf_counter() - clock)
-    return operations / best / 1e9

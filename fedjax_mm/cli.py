@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedjax_mm.experiments.experiment import Experiment
     from fedjax_mm.experiments.tasks import Config
     from fedjax_mm.sweeps.execute import Execution
-    from fedjax_mm.sweeps.execute import Progress as Report
+    from fedjax_mm.sweeps.journal import Progress as Report
     from fedjax_mm.sweeps.plan import Plan
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
@@ -437,10 +437,8 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    from fedjax_mm.experiments.experiment import Experiment, load
-
     with _checking_input():
-        experiment = load(config, Experiment, overrides or [])
+        experiment = _experiment(config, overrides, "run")
     directory = out / config.stem
     if resume and _done_already(directory / "manifest.json", experiment):
         return
@@ -490,11 +488,10 @@ def sweep(
     import jax
 
     from fedjax_mm.experiments import run as runs
-    from fedjax_mm.experiments.experiment import Sweep, load
     from fedjax_mm.results import plots
 
     with _checking_input():
-        experiment = load(config, Sweep, overrides or [])
+        experiment = _experiment(config, overrides, "sweep")
     directory = out / config.stem
     if dry_run:
         with _checking_input(), _progress() as report:
@@ -518,6 +515,19 @@ def sweep(
         )
     files = "figure.png, result.nc, manifest.json"
     _show_end(dataset.attrs["manifest"]["wall_seconds"], directory, files)
+
+
+def _experiment(path: Path, overrides: list[str] | None, command: str) -> Experiment:
+    """The experiment in a file, which has axes if it is to be swept."""
+    from fedjax_mm.experiments.experiment import Experiment
+    from fedjax_mm.experiments.overrides import load
+
+    experiment = load(path, Experiment, overrides or [])
+    if experiment.axes and command == "run":
+        raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
+    if not experiment.axes and command == "sweep":
+        raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
+    return experiment
 
 
 def _run_and_save(experiment: Experiment, directory: Path, execution: Execution) -> xr.Dataset:
@@ -669,46 +679,32 @@ def bench(
         for name in names
         for label in benchmarks.WORKLOADS[name].labels
     ]
-    rows: dict[bool, list[list[str]]] = {False: [], True: []}
-    peak = math.nan
+    quadratic, learning, peak = list[list[str]](), list[list[str]](), math.nan
     with _progress() as report:
+        if any(isinstance(each, benchmarks.LearningWorkload) for each, _ in points):
+            report("matrix products", 0, len(points))
+            peak = max(benchmarks.gemm_peak().values())
         for number, (workload, label) in enumerate(points):
-            is_learning = isinstance(
-                workload, benchmarks.LearningWorkload | benchmarks.EpochWorkload
-            )
-            if is_learning and math.isnan(peak):
-                report("matrix products", number, len(points))
-                peak = max(benchmarks.gemm_peak().values())
             report(f"{workload.name} {label}", number, len(points))
             program = benchmarks.build(workload, label)
             seconds = benchmarks.median_seconds(program, repeats)
             speed = workload.client_updates / seconds
+            times = [f"{program.compile_seconds:.2f}", f"{seconds:.3f}"]
             memory = f"{program.mebibytes:.0f}"
-            if isinstance(workload, benchmarks.LearningWorkload | benchmarks.EpochWorkload):
+            if isinstance(workload, benchmarks.LearningWorkload):
                 gflops = workload.flops * speed / 1e9
-                row = [
-                    f"{program.compile_seconds:.2f}",
-                    f"{seconds:.3f}",
-                    f"{workload.num_rounds / seconds:,.1f}",
-                    f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}",
-                    f"{gflops:.1f}",
-                    f"{gflops / peak:.1%}",
-                    f"{program.steps:.2f}",
-                ]
+                rounds = f"{workload.num_rounds / seconds:,.1f}"
+                updates = f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}"
+                cells = [rounds, updates, f"{gflops:.1f}", f"{gflops / peak:.1%}"]
+                learning.append([workload.name, *times, *cells, f"{program.steps:.2f}", memory])
             else:
-                row = [
-                    label,
-                    f"{program.compile_seconds:.2f}",
-                    f"{seconds:.3f}",
-                    f"{1e3 * seconds / workload.num_rounds:.3f}",
-                    f"{speed:,.0f}",
-                ]
-            rows[is_learning].append([workload.name, *row, memory])
+                cells = [f"{1e3 * seconds / workload.num_rounds:.3f}", f"{speed:,.0f}"]
+                quadratic.append([workload.name, label, *times, *cells, memory])
     title = f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
     header = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
-    learning = ("work", "compile s", "run s", "rounds/s", "updates/s", "GFLOP/s", "peak", "steps")
-    _show_rows(title, header, rows[False])
-    _show_rows(f"{title}, peak {peak:,.0f} GFLOP/s", (*learning, "MiB"), rows[True])
+    _show_rows(title, header, quadratic)
+    columns = ("work", "compile s", "run s", "rounds/s", "updates/s", "GFLOP/s", "peak", "steps")
+    _show_rows(f"{title}, peak {peak:,.0f} GFLOP/s", (*columns, "MiB"), learning)
 
 
 def _show_rows(title: str, header: Sequence[str], rows: list[list[str]]) -> None:

@@ -26,7 +26,6 @@ from fedjax_mm import (
     Look,
     OwnModels,
     Setup,
-    Sweep,
     Tuning,
     appealing,
     attacked,
@@ -49,9 +48,10 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Aggregation
 from fedjax_mm.data import partition
 from fedjax_mm.experiments import methods as tables
-from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requiring
-from fedjax_mm.sweeps.plan import Grid, make_plan
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -250,7 +250,7 @@ PROGRAM = """
 import json
 import sys
 from fedjax_mm import Experiment, run
-from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.overrides import validate
 
 A = {"learning_rate": 0.1}
 top = {"task": {"start": "normal"}, "num_models": 1, "num_rounds": 2, "num_seeds": 1}
@@ -349,8 +349,9 @@ def test_what_requiring_is_not_told_is_that_of_the_algorithm(monkeypatch, table,
     rate = {"beta": 3, "gamma": 100}
     method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
     config, task = validate(Requiring, tomllib.loads(f"x = {table}")["x"]), quadratic(4, 1, mu=1.0)
-    prepared = config.prepare(jax.random.key(0), task, 2, method, None)
-    asked = config.wrap(task, prepared, method)
+    warm_up_of_it = config.warm_up(method, method.schedule(1), {})
+    prepared = config.prepare(jax.random.key(0), task, 2, warm_up_of_it, None)
+    asked = config.wrap(task, prepared, warm_up_of_it)
     assert set(told) == {warm_up}
     assert len(asked) == 2
     for each in asked:
@@ -372,8 +373,8 @@ def test_so_many_clients_attack(fraction, expected):
     np.testing.assert_array_equal(first.factors, np.where(first.attacks, 5.0, 1.0))
     assert not first.stays
     assert bool((first.attacks == second.attacks).all()) == (expected in (0, 10))
-    traced = Byzantine(fraction=0.0).model_copy(update={"fraction": jnp.float32(fraction)})
-    np.testing.assert_array_equal(traced.attackers(10), first.attacks)
+    traced = jax.jit(lambda fraction: Byzantine(fraction=0.0).attackers(10, fraction=fraction))
+    np.testing.assert_array_equal(traced(jnp.float32(fraction)), first.attacks)
 
 
 # Everything of Cho et al. together
@@ -509,11 +510,11 @@ def test_assignments_of_one_and_of_all():
     text = f"{QUADRATIC}{A}local_steps = 1\n"
     text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
     programs = read(text).grid().programs
-    updates = [program.updates_per_round for program in programs]
+    updates = [program.traced.updates_per_round for program in programs]
     assert updates == [4, 6]
     # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
-    swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Sweep)
-    assert [p.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
+    swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Experiment)
+    assert [p.traced.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
     assert swept.points == {"assignment.cohort_size": [2, 5]}
 
 
@@ -660,7 +661,7 @@ def test_a_wrong_axis_is_named(axes, fragments):
     values = settings()
     values["algorithms"]["Q"] = {"learning_rate": 0.1, "local_steps": 3, "name": "qffl", "q": 0}
     with pytest.raises(ValueError, match=r"^[^\n]+$") as error:
-        validate(Sweep, values | {"axes": axes})
+        validate(Experiment, values | {"axes": axes})
     for fragment in fragments:
         assert fragment in str(error.value)
 
@@ -669,7 +670,7 @@ def test_a_wrong_axis_is_named(axes, fragments):
 def test_what_changes_the_data_or_the_module_is_no_axis(axis):
     values = settings(OWN | {"model": "mlp"})
     with pytest.raises(ValueError, match="run one for each"):
-        validate(Sweep, values | {"axes": {axis: [0.1, 0.2]}})
+        validate(Experiment, values | {"axes": {axis: [0.1, 0.2]}})
 
 
 # Axes of numbers
@@ -684,7 +685,7 @@ def on_axes(name):
     keys = [*keys, "byzantine.noise", "requiring.learning_rate"]
     points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
     axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
-    return text, read(f"{text}[axes]\n{axes}", Sweep), points
+    return text, read(f"{text}[axes]\n{axes}", Experiment), points
 
 
 @pytest.mark.parametrize("name", methods())
@@ -692,9 +693,9 @@ def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
     (program,) = base.grid().programs
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
-    assert "train_loss" in program.record.metrics  # traced, with every number an argument
+    assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
     for key, values in points.items():
-        more = validate(Sweep, base.model_dump() | {"axes": base.axes | {key: values}})
+        more = validate(Experiment, base.model_dump() | {"axes": base.axes | {key: values}})
         assert len(more.grid().programs) == 1
         assert len(more.grid().programs[0]) == 2
 
@@ -714,7 +715,7 @@ def test_a_point_of_all_axes_is_that_experiment():
 def test_points_of_an_axis_differ():
     text = f'{QUADRATIC}byzantine = {{ fraction = 0 }}\n{A}name = "qffl"\nq = 1\nlocal_steps = 2\n'
     axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequiring.learning_rate = [0.01, 0.2]"
-    grid = read(f"{text}[axes]\n{axes}", Sweep)
+    grid = read(f"{text}[axes]\n{axes}", Experiment)
     result = run(grid)
     assert len(grid.grid().programs) == 1
     last = result.isel(round=-1, seed=0, model=0, algorithm=0)

@@ -28,7 +28,8 @@ from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, make_plan
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards, share_grids
 from tests.test_cli import Outcome, call, files
 
@@ -85,10 +86,7 @@ def check_finished(directory, expected):
 def saved(directory):
     """The rounds at which each part was saved."""
     parts = sorted((directory / "grid" / "unfinished").glob("part-*"))
-    return {
-        part.name: sorted(int(path.name) for path in part.iterdir() if path.name.isdigit())
-        for part in parts
-    }
+    return {part.name: sorted(int(path.stem) for path in part.glob("[0-9]*.npz")) for part in parts}
 
 
 # In processes of their own
@@ -588,48 +586,38 @@ def test_a_second_process_and_another_number_of_devices_are_refused(small, unfin
 
 
 def cut(checkpoint):
-    for path in checkpoint.rglob("*"):
-        if path.is_file():
-            os.truncate(path, path.stat().st_size // 2)
+    os.truncate(checkpoint, checkpoint.stat().st_size // 2)
 
 
 def empty(checkpoint):
-    for path in checkpoint.rglob("*"):
-        if path.is_file():
-            os.truncate(path, 0)
+    os.truncate(checkpoint, 0)
 
 
-def flip(path):
+def flip(path, place=None):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
+    content[len(content) // 2 if place is None else place] ^= 0xFF
     path.write_bytes(content)
 
 
-def flip_data(checkpoint):
-    flip(max(checkpoint.rglob("d/*"), key=lambda path: path.stat().st_size))
-
-
-def forget(checkpoint):
-    for path in [*checkpoint.rglob("*METADATA"), *checkpoint.rglob("metadata")]:
-        path.unlink()
+def lose_an_array(checkpoint):
+    with np.load(checkpoint) as file:
+        *some, _ = file.values()
+    with checkpoint.open("wb") as file:
+        np.savez(file, *some)
 
 
 def say_nothing(checkpoint):
-    for path in [*checkpoint.rglob("*METADATA"), *checkpoint.rglob("metadata")]:
-        path.write_text("{}")
+    with checkpoint.open("wb") as file:
+        np.savez(file)
 
 
-def lose_the_arrays(checkpoint):
-    shutil.rmtree(checkpoint / "arrays")
-
-
-DAMAGE = (cut, empty, flip_data, forget, say_nothing, lose_the_arrays)
+DAMAGE = (cut, empty, flip, say_nothing, lose_an_array)
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinished, damage):
     part = unfinished / "grid" / "unfinished" / "part-0002"
-    newest = part / str(small.saves["part-0002"][-1])
+    newest = part / f"{small.saves['part-0002'][-1]}.npz"
     damage(newest)
     with pytest.warns(UserWarning, match=f"{newest} is damaged and passed over: .") as warned:
         outcome = call("sweep", small.config, "--out", unfinished, "--resume")
@@ -640,7 +628,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
 
 def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished):
     damaged = [
-        unfinished / "grid" / "unfinished" / name / str(rounds)
+        unfinished / "grid" / "unfinished" / name / f"{rounds}.npz"
         for name in ("part-0000", "part-0002")
         for rounds in reversed(small.saves[name])
     ]
@@ -658,36 +646,20 @@ def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
     with Checkpoints(tmp_path / "good") as checkpoints:
         for rounds in arrays:
             checkpoints.save(0, rounds, arrays[rounds])
-    newest = tmp_path / "good" / "unfinished" / "part-0000" / "2"
-    names = [path.relative_to(tmp_path / "good") for path in newest.rglob("*") if path.is_file()]
-    passed_over = 0
-    for number, name in enumerate(names):
-        copy = shutil.copytree(tmp_path / "good", tmp_path / str(number))
-        flip(copy / name)
-        with (
-            warnings.catch_warnings(record=True) as warned,
-            Checkpoints(copy, resume=True) as checkpoints,
-        ):
-            warnings.simplefilter("always")
-            loaded = checkpoints.load(0)
-        assert len(warned) == 2 - loaded.rounds, name
-        check_equal(loaded.arrays, arrays[loaded.rounds])
-        passed_over += len(warned)
-    assert passed_over >= 3
-
-
-def test_a_state_that_is_not_what_was_saved_is_passed_over(tmp_path, monkeypatch):
-    """Even if its files are whole: the digest is compared."""
-    with Checkpoints(tmp_path / "run") as checkpoints:
-        checkpoints.save(0, 1, some_arrays(1))
-        monkeypatch.setattr("fedjax_mm.sweeps.checkpoint._digest", lambda *_: "of something else")
-        checkpoints.save(0, 2, some_arrays(2))
-    monkeypatch.undo()
-    with (
-        Checkpoints(tmp_path / "run", resume=True) as checkpoints,
-        pytest.warns(UserWarning, match="its digest does not match"),
-    ):
-        assert checkpoints.load(0).rounds == 1
+        part = tmp_path / "good" / "unfinished" / "part-0000"
+        whole, passed_over = {path: path.read_bytes() for path in part.iterdir()}, 0
+        size = len(whole[part / "2.npz"])
+        for place in range(0, size, 3):
+            flip(part / "2.npz", place)
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                loaded = checkpoints.load(0)
+            assert len(warned) == 2 - loaded.rounds, place
+            check_equal(loaded.arrays, arrays[loaded.rounds])
+            passed_over += len(warned)
+            for path, content in whole.items():
+                path.write_bytes(content)
+    assert passed_over > size / 3 / 2  # not all bytes matter, such as a date
 
 
 # A full disk
@@ -713,7 +685,7 @@ def small_disk(directory, size):
 
 def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_path, caplog):
     disk = tmp_path / "disk"
-    with small_disk(disk, "200k") as resize:
+    with small_disk(disk, "40k") as resize:
         command = ("sweep", small.config, "--out", disk)
         full = call(*command, "--save-every", 0)
         assert full.code == 1
@@ -725,7 +697,7 @@ def test_a_full_disk_ends_a_sweep_which_continues_when_there_is_room(small, tmp_
         assert "Traceback" not in full.err
         assert not caplog.records
         assert any(saved(disk).values())
-        assert not list(disk.rglob("*tmp*"))
+        assert not list(disk.rglob("*.part"))
         copy = shutil.copytree(disk, tmp_path / "copy")
 
         resize("20m")
@@ -790,13 +762,12 @@ def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
     with Checkpoints(tmp_path / "grid") as checkpoints:
         checkpoints.save(0, 1, some_arrays(1))
     part = tmp_path / "grid" / "unfinished" / "part-0000"
-    for name in ("2.orbax-checkpoint-tmp", "7.orbax-checkpoint-tmp"):
-        shutil.copytree(part / "1", part / name)
+    (part / ".2.npz.part").write_bytes((part / "1.npz").read_bytes()[:99])
     with Checkpoints(tmp_path / "grid", resume=True) as checkpoints:
         assert checkpoints.load(0).rounds == 1
         checkpoints.save(0, 2, some_arrays(2))
         assert checkpoints.load(0).rounds == 2
-    assert files(part) == ["1", "2"]
+    assert files(part) == ["1.npz", "2.npz"]
 
 
 def test_a_directory_in_which_nothing_was_saved_is_left_empty(tmp_path):

@@ -516,7 +516,8 @@ def test_bench_shows_classifiers_beside_the_peak(monkeypatch):
 def test_bench_trains_a_classifier(monkeypatch):
     model = bench.Model((6,), (), (4, 3))
     tiny = bench.LearningWorkload("W3", model, 4, 10, 2, 3, 5, num_rounds=2)
-    monkeypatch.setattr(bench, "WORKLOADS", {"W3": tiny, "A8": bench.EpochWorkload("A8", 3, 40, 1)})
+    epoch = bench.LearningWorkload("A8", bench.LOGISTIC, 3, None, 3, None, 40)
+    monkeypatch.setattr(bench, "WORKLOADS", {"W3": tiny, "A8": epoch})
     monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0})
     code, out, err = call("bench", "--repeats", 1)
     assert (code, err) == (0, "")

@@ -15,7 +15,6 @@ import xarray as xr
 
 from fedjax_mm import (
     Experiment,
-    Sweep,
     fedavg,
     join_processes,
     layout,
@@ -26,8 +25,8 @@ from fedjax_mm import (
     simulate,
     use_cpu_devices,
 )
-from fedjax_mm.experiments.experiment import load
-from fedjax_mm.sweeps.plan import seed_keys
+from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps.grid import seed_keys
 from tests.helpers import Towards, counting, slow_unless
 
 N = 13  # divided neither by the models nor by the devices
@@ -324,7 +323,7 @@ def test_two_processes_agree_with_one(tmp_path, cases):
 
     @functools.cache
     def alone(name, precision):
-        return run(load(tmp_path / f"{name}.toml", Sweep, [f"precision={precision}"]))
+        return run(load(tmp_path / f"{name}.toml", Experiment, [f"precision={precision}"]))
 
     for name, split, precision in cases:
         tolerance = 1e-6 if precision == "float32" else 1e-12

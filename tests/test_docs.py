@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedjax_mm import Experiment, Sweep, run
+from fedjax_mm import Experiment, run
 from fedjax_mm.cli import app
-from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
+from fedjax_mm.experiments.overrides import validate
 from tests.helpers import slow_unless
 from tests.test_algorithm_configs import EXAMPLES, METHOD
 
@@ -49,7 +49,7 @@ def test_the_documented_experiment_runs_and_may_be_swept():
     result = run(experiment.model_copy(update={"algorithms": first}))
     assert np.isfinite(result.unseen_preferred_accuracy).all()
     (axes,) = re.findall(r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE)
-    swept = validate(Sweep, tomllib.loads(text + axes))
+    swept = validate(Experiment, tomllib.loads(text + axes))
     assert len(swept.grid().programs) == 2  # an algorithm each
 
 

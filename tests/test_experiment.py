@@ -18,8 +18,9 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Aggregation
 from fedjax_mm.experiments import tasks
-from fedjax_mm.experiments.experiment import Range, Sweep, load, validate
+from fedjax_mm.experiments.axes import Range
 from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
+from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from tests.compiling import optimised
 from tests.helpers import roll_out
@@ -443,7 +444,7 @@ def test_nothing_is_loaded_to_check_a_configuration(tmp_path, monkeypatch):
         monkeypatch.setattr(tasks, name, refuse)
     for task in (*TASKS.values(), {"name": "idx", "directory": str(tmp_path)}):
         validate(Experiment, learning(task))
-        validate(Sweep, learning(task) | {"axes": {"learning_rate": [0.1, 0.2]}})
+        validate(Experiment, learning(task) | {"axes": {"learning_rate": [0.1, 0.2]}})
 
 
 DIGITS = {"name": "digits"}
@@ -521,13 +522,13 @@ def test_a_network_for_images_refuses_vectors(tmp_path):
 def test_what_changes_the_data_is_no_axis(axes):
     task = DIGITS | {"partition": {"name": "dirichlet", "alpha": 0.5}}
     with pytest.raises(ValueError, match=r"(the data|within a sweep); run one for each$"):
-        validate(Sweep, learning(task) | {"axes": axes})
+        validate(Experiment, learning(task) | {"axes": axes})
 
 
 def test_what_leaves_the_data_alone_may_be_an_axis():
     axes = {"task.sigmoid_head": [True, False], "learning_rate": [0.1, 0.2], "epochs": [1, 2]}
     task = {"name": "synthetic", "num_clients": 3}
-    grid = validate(Sweep, learning(task) | {"axes": axes}).grid()
+    grid = validate(Experiment, learning(task) | {"axes": axes}).grid()
     assert grid.shape == (1, 2, 2, 2, 20)
     assert len(grid.programs) == 4
 
@@ -570,7 +571,7 @@ def test_a_wrong_range_is_refused(change, fragments):
 
 def swept(**axes):
     """The small experiment with axes."""
-    return validate(Sweep, values() | {"axes": axes})
+    return validate(Experiment, values() | {"axes": axes})
 
 
 RATE = {"beta": 3.0, "gamma": 20.0}
@@ -622,7 +623,7 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
     two = values()
     two["algorithms"] = dict.fromkeys("AB", two["algorithms"]["A"])
     for key, expected in (("local_steps", [5, 5]), ("algorithms.B.local_steps", [3, 5])):
-        grid = validate(Sweep, two | {"axes": {key: [5]}}).grid()
+        grid = validate(Experiment, two | {"axes": {key: [5]}}).grid()
         params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
         steps = []
         for program in grid.programs:
@@ -636,21 +637,20 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
 
 def test_a_sweep_survives_a_round_trip():
     sweep = swept(learning_rate=[0.1, RATE], task={"mu": {"start": 1, "stop": 2, "num": 2}})
-    again = validate(Sweep, sweep.model_dump())
+    again = validate(Experiment, sweep.model_dump())
     assert again == sweep
     assert again.points == sweep.points
 
 
 def test_overrides_reach_axes(file):
     overrides = ["axes.task.mu=[1, 2]", "axes.learning_rate={start=1, stop=2, num=5}"]
-    sweep = load(file, Sweep, [*overrides, "axes.learning_rate.num=3"])
+    sweep = load(file, Experiment, [*overrides, "axes.learning_rate.num=3"])
     assert sweep.points == {"task.mu": [1, 2], "learning_rate": [1, 1.5, 2]}
 
 
 @pytest.mark.parametrize(
     ("axes", "fragments"),
     [
-        ({}, ["axes", "at least 1"]),
         ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 item"]),
         ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 item"]),
         ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),

@@ -25,7 +25,7 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
-from fedjax_mm.sweeps.plan import seed_keys
+from fedjax_mm.sweeps.grid import seed_keys
 from tests.helpers import NOTHING_TO_SEE, labelled_data, roll_out
 from tests.test_docs import ROOT
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Sweep, run
+from fedjax_mm import Experiment, run
 from tests.compiling import USUAL
 
 ROOT = Path(__file__).parent.parent
@@ -103,7 +103,7 @@ def test_notebook_runs_and_its_sweep_is_that_of_the_command_line(path, size, tmp
     assert complaints(notebook) == []
     for cell in notebook.cells:
         for text in re.findall(r"```toml\n(.*?)```", cell.source, re.DOTALL):
-            expected = run(Sweep.model_validate(tomllib.loads(text)))
+            expected = run(Experiment.model_validate(tomllib.loads(text)))
             name = re.search(r"`(\w+)\.toml`", cell.source)[1]
             with xr.open_dataset(tmp_path / "results" / f"{name}.nc") as saved:
                 saved = saved.sel({dim: expected[dim].values for dim in expected.dims})

@@ -6,10 +6,11 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
-from fedjax_mm.experiments.experiment import Sweep, load
 from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.experiments.overrides import load
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.sweeps.plan import Program, seed_keys
+from fedjax_mm.sweeps.grid import seed_keys
+from fedjax_mm.sweeps.program import Program
 from tests.helpers import share_grids
 
 ALGORITHMS = {
@@ -230,7 +231,7 @@ def test_a_sweep_on_synthetic_data_is_that_of_single_runs():
         },
     }
     rates = [0.05, 0.1]
-    swept = run(Sweep.model_validate(settings | {"axes": {"learning_rate": rates}}))
+    swept = run(Experiment.model_validate(settings | {"axes": {"learning_rate": rates}}))
     assert swept.attrs["manifest"]["data"] == "synthetic"
     single = run(Experiment.model_validate(settings))
     check_close(swept.sel(learning_rate=0.1, drop=True), single)

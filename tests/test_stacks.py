@@ -29,7 +29,7 @@ from fedjax_mm import (
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.stacks import by_model, stacks_of
 from fedjax_mm.sweeps.execute import carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
 from tests.helpers import Towards, labelled_data, replay, roll_out

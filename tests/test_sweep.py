@@ -17,6 +17,7 @@ from fedjax_mm import (
     Algorithm,
     Assignment,
     DivergenceError,
+    Experiment,
     Groups,
     Setup,
     appealing,
@@ -34,10 +35,12 @@ from fedjax_mm import (
     to_dataset,
 )
 from fedjax_mm.bench import WORKLOADS
-from fedjax_mm.experiments.experiment import Sweep, validate
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, Program, make_plan, seed_keys
+from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.sweeps.program import Program
 from tests.helpers import Towards, counting
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4
@@ -325,7 +328,7 @@ def test_axes_of_a_file_take_tables_and_name_their_parts():
         "axes": {"task": {"mu": [0.05, 1]}, "learning_rate": rates},
     }
     plans = []
-    result = run(validate(Sweep, config), Execution(announce=plans.append))
+    result = run(validate(Experiment, config), Execution(announce=plans.append))
     assert [len(each.program) for each in plans[0].compiled] == [4, 4]
     assert result.distance.dims[:3] == ("algorithm", "mu", "learning_rate")
     assert result.learning_rate.values.tolist() == ["0.1", "beta=3.0 gamma=20.0 per='round'"]
@@ -348,7 +351,7 @@ def test_the_parts_of_a_rate_are_numbers():
         "axes": {"learning_rate": {"beta": [3, 1.5], "gamma": [20], "per": ["frame"]}},
     }
     plans = []
-    result = run(validate(Sweep, config), Execution(announce=plans.append))
+    result = run(validate(Experiment, config), Execution(announce=plans.append))
     assert len(plans[0].compiled) == 1
     rate = per_frame(inverse_time(1.5, 20.0), 2)
     setup = Setup(quadratic(N, 2, mu=0.05), fedavg(rate, local_steps=2), mfa_rr(N, 2))

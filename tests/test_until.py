@@ -22,7 +22,8 @@ from fedjax_mm import (
     run,
     sweep,
 )
-from fedjax_mm.sweeps.plan import Grid
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.program import Given, Rounds
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
 
@@ -125,11 +126,11 @@ def test_a_batch_that_has_done_so_much_computes_no_more():
     until = Until("client_updates", at_least=44)
     (program,) = Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until).programs
     runs = SEEDS * len(RATES)
-    seeds, numbers = program.index[-1].astype(np.int32), program.numbers
+    seeds, root = program.index[-1].astype(np.int32), jax.random.key_data(jax.random.key(0))
+    given = Given(seeds, program.numbers, {}, root)
     segment = jax.jit(functools.partial(program.segment, None))
-    rounds = program.control(0, ROUNDS)
-    replica, *_ = segment(seeds, numbers, program.no_replicas(runs), {}, rounds)
-    np.testing.assert_array_equal(replica.total.client_updates, np.full((runs, 2), 45))
+    carry, *_ = segment(given, program.no_carry(runs), Rounds(0, ROUNDS))
+    np.testing.assert_array_equal(carry.ending.total.client_updates, np.full((runs, 2), 45))
 
 
 def test_a_value_equal_to_the_bound_meets_it():

@@ -8,7 +8,8 @@ import xarray as xr
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
-from fedjax_mm.sweeps.plan import Grid, Plan
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import Plan
 
 
 def run(
@@ -49,7 +50,7 @@ def run(
             how,
             data=getattr(grid.shared["data"], "kind", "synthetic"),
             config=config,
-            on_divergence=on_divergence or ("mark" if experiment.points else "stop"),
+            on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )
 
 

@@ -1,12 +1,13 @@
 """The tasks of an experiment file: what is learned, and from which data."""
 
+import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
@@ -16,22 +17,18 @@ from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf
 from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.experiments.fields import Config as Config
+from fedjax_mm.experiments.fields import Count as Count
+from fedjax_mm.experiments.fields import Flag as Flag
+from fedjax_mm.experiments.fields import NonNegative as NonNegative
+from fedjax_mm.experiments.fields import Percent as Percent
+from fedjax_mm.experiments.fields import Positive as Positive
+from fedjax_mm.experiments.fields import Seed as Seed
+from fedjax_mm.experiments.fields import Share as Share
+from fedjax_mm.experiments.fields import named, one_of, table_of
 from fedjax_mm.tasks.quadratic import quadratic
 
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-Flag = Annotated[bool, Field(strict=True)]
 Model = Literal["logistic", "mlp", "cnn"]
-
-
-class Config(BaseModel):
-    """Settings: unknown keys are errors, values are checked, nothing changes after construction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class QuadraticConfig(Config):
@@ -46,21 +43,22 @@ class QuadraticConfig(Config):
 
     @property
     def source(self) -> None:
-        """What the data depend on: there are none."""
+        """Settings of the data: there are none."""
 
     def data(self) -> None:
         """No data: the task is made of numbers."""
 
-    def build(self, data: None = None) -> Task:
-        """The task."""
+    def build(self, data: None = None, **numbers: Any) -> Task:
+        """Builds the task; `numbers`, which may be traced, take the place of settings."""
         del data
-        return quadratic(self.num_clients, self.block_size, mu=self.mu)
+        return quadratic(self.num_clients, self.block_size, mu=self.with_numbers(numbers).mu)
 
     def initial_params(self) -> Params:
         """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
+        # float32 also with x64, which draws other numbers: both precisions start alike.
         return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
@@ -69,7 +67,8 @@ class _Learning(Config):
 
     @property
     def source(self) -> dict[str, Any]:
-        """What the data depend on."""
+        """Settings of the data."""
+        # Points of a sweep share the data; the network may be another at each of them.
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
 
     @property
@@ -134,84 +133,43 @@ class SyntheticConfig(_Learning):
         return self
 
     def data(self) -> FederatedData:
-        """The clients' examples, drawn from `data_seed`."""
-        return synthetic(
-            self.num_clients,
-            alpha=self.alpha,
-            beta=self.beta,
-            dim=self.dim,
-            num_classes=self.num_classes,
-            seed=self.data_seed,
-            generator=self.generator,
-            iid=self.iid,
-        )
+        """Draws the clients' examples from `data_seed`."""
+        names = ("alpha", "beta", "dim", "num_classes", "generator", "iid")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return synthetic(self.num_clients, seed=self.data_seed, **settings)
 
     def build(self, data: FederatedData) -> Task:
-        """The task."""
+        """Builds the task."""
         return _classifier(
             data, "logistic", sigmoid_head=self.sigmoid_head, reduction=self.reduction
         )
 
 
-class _Partition(Config):
-    """How examples are dealt to clients; the settings of the function of that name."""
+class Partition(Config):
+    """A function that deals examples to clients, by its name, and its settings."""
 
     name: str
 
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
-        """The rows of each client."""
+        """Returns the rows of each client."""
         function: Any = getattr(partition, self.name)
         settings = self.model_dump(exclude={"name"})
         return function(labels, num_clients, seed=seed, **settings)
 
 
-class IID(_Partition):
-    """Every client draws from all examples alike."""
+PARTITION_TABLES = {
+    name: table_of(
+        Partition, function, "num_clients", "seed", "overlap", alpha=Positive, percent=Percent
+    )
+    for name, function in inspect.getmembers(partition, inspect.isfunction)
+    if "num_clients" in inspect.signature(function).parameters and not name.startswith("_")
+}
+"""The tables of all partitions in a file, by their `name`."""
 
-    name: Literal["iid"] = "iid"
+PartitionConfig = Annotated[Partition, one_of(PARTITION_TABLES)]
+"""The table of any partition."""
 
-
-class Dirichlet(_Partition):
-    """Every label is divided in proportions that follow Dirichlet(alpha)."""
-
-    name: Literal["dirichlet"]
-    alpha: Positive
-    min_examples: Count = 1
-
-
-class Shards(_Partition):
-    """Examples sorted by label are cut into equal shards."""
-
-    name: Literal["shards"]
-    shards_per_client: Count = 2
-
-
-class LabelClusters(_Partition):
-    """Clusters of clients share clusters of labels."""
-
-    name: Literal["label_clusters"]
-    num_clusters: Count = 5
-
-
-class IIDShare(_Partition):
-    """Percent of every client's examples are IID, the others of a few labels."""
-
-    name: Literal["iid_share"]
-    percent: Percent
-    labels_per_client: Count = 2
-
-
-class IIDClients(_Partition):
-    """Percent of the clients are IID, the others have shards."""
-
-    name: Literal["iid_clients"]
-    percent: Percent
-    shards_per_client: Count = 2
-
-
-PartitionConfig = Annotated[
-    IID | Dirichlet | Shards | LabelClusters | IIDShare | IIDClients, Field(discriminator="name")
-]
+IIDShare: Any = PARTITION_TABLES["iid_share"]
 
 
 class _Images(_Network):
@@ -222,7 +180,7 @@ class _Images(_Network):
     """
 
     num_clients: Count = 100
-    partition: PartitionConfig = IID()
+    partition: PartitionConfig = PARTITION_TABLES["iid"](name="iid")
     test_fraction: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
 
     @property
@@ -234,13 +192,13 @@ class _Images(_Network):
         raise NotImplementedError
 
     def data(self) -> FederatedData:
-        """The images, and who has which."""
+        """Loads the images and deals them out."""
         pool, seed = self._pool(), self.data_seed
         parts = self.partition.deal(pool.train[1], self.num_clients, seed)
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
     def build(self, data: FederatedData) -> Task:
-        """The task, with pixels between 0 and 1."""
+        """Builds the task, with pixels between 0 and 1."""
         return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=1 / 255)
 
 
@@ -282,23 +240,21 @@ class LeafConfig(_Network):
 
     @property
     def num_clients(self) -> None:
-        """The files know."""
+        """Unknown: the files tell."""
 
     def data(self) -> FederatedData:
-        """What is in the files."""
+        """Reads the files."""
         return self._with_flips(load_leaf(self.directory))
 
     def build(self, data: FederatedData) -> Task:
-        """The task."""
+        """Builds the task."""
         return _classifier(data, self.model, dropout_rate=self.dropout_rate)
 
 
 TaskConfig = Annotated[
-    Annotated[
-        QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig,
-        Field(discriminator="name"),
-    ],
-    BeforeValidator(lambda task: {"name": "quadratic"} | task if isinstance(task, dict) else task),
+    QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig,
+    Field(discriminator="name"),
+    named("quadratic"),
 ]
 """Any of the tasks; the quadratic if there is no name."""
 
@@ -306,7 +262,7 @@ _SomeConfig = TypeVar("_SomeConfig", bound=Config)
 
 
 def _found(config: _SomeConfig, check: Callable[[], None]) -> _SomeConfig:
-    """The configuration, if its files are there."""
+    """Returns the configuration, if its files are there."""
     try:
         check()
     except OSError as error:
@@ -322,8 +278,8 @@ def _classifier(
     dropout_rate: float = 0.0,
     **settings: Any,
 ) -> Task:
-    """The classifier of that name."""
-    # Loaded when they are asked for: flax takes a fifth of a second.
+    """Builds the classifier of that name."""
+    # Importing flax takes a fifth of a second: quadratics do without.
     from fedjax_mm.tasks.classification import classification
     from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
 

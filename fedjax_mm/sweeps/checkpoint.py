@@ -1,13 +1,13 @@
 """Unfinished runs on disk: saved whole or not at all, and continued by the same program only."""
 
-import hashlib
+import errno
 import json
-import logging
-import math
+import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -16,7 +16,7 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.files import prepare_directory, save_json
+from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
@@ -136,19 +136,21 @@ class Checkpoints:
             self._unlock()
 
     def _unlock(self) -> None:
-        """Leaves no file; while it is still locked, so that it is not another process's by then."""
+        """Removes the lock and its file."""
+        # First the file: unlocked, it might be another process's by then.
         with suppress(OSError):  # Windows keeps files that are open
             Path(self._lock.lock_file).unlink()
         self._lock.release()
 
     def discard(self) -> None:
-        """Deletes what was saved, the run being finished: at once, and then its bytes."""
+        """Deletes what was saved, the run being finished."""
+        # A rename is atomic, deleting many files is not: a kill in between leaves only trash.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
 
     def claim(self, identity: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Compares what is to be run with what was; the saved run's choices, or None.
+        """Compares a run with the saved one, and returns the saved run's choices, or None.
 
         Args:
           identity: all that the results depend on, nested as it may be.
@@ -166,9 +168,8 @@ class Checkpoints:
             return None
         try:
             saved = json.loads(path.read_text())
-            differences = _differences(
-                {name: saved["identity"].get(name) for name in identity}, identity
-            )
+            before = {name: saved["identity"].get(name) for name in identity}
+            differences = list(_differences(before, identity))
             choices = dict(saved["choices"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
@@ -184,7 +185,7 @@ class Checkpoints:
         return choices
 
     def begin(self, choices: Mapping[str, Any]) -> None:
-        """Writes down what is run, and what was free to choose and must be chosen again."""
+        """Records the run's identity, and the choices that a continued run must repeat."""
         if self._is_first:
             save_json({"identity": self._identity, "choices": choices}, self._place / "run.json")
 
@@ -194,138 +195,72 @@ class Checkpoints:
         Raises:
           OSError: if it cannot be written, the disk being full for instance.
         """
-        ocp = _orbax()
-        arrays = [np.asarray(x) for x in arrays]
-        packed = _packed(arrays)
-        like = [(str(x.dtype), x.shape) for x in arrays]
-        about = {"like": like, "digest": _digest(packed, like)}
+        problem: OSError | None = None
         try:
-            with _quiet(), self._manager(part) as manager:
-                manager.save(
-                    rounds,
-                    args=ocp.args.Composite(
-                        arrays=ocp.args.StandardSave({"packed": packed}),
-                        about=ocp.args.JsonSave(about),
-                    ),
-                )
-        except Exception as error:
-            for path in self._part(part).glob("*orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
-            is_full = "No space left" in str(error)
-            reason = "no space left on the disk" if is_full else _first_line(error)
+            if self._is_first:
+                self._part(part).mkdir(exist_ok=True)
+                write_aside(self._part(part) / f"{rounds}.npz", partial(_write, arrays))
+                for old in self._saved(part)[2:]:
+                    old.unlink()
+        except OSError as error:
+            problem = error
+        if agree(problem is not None)[0]:  # else the other processes would wait for the first
+            is_full = problem is not None and problem.errno == errno.ENOSPC
+            reason = "no space left on the disk" if is_full else str(problem)
             remedy = "make room and continue" if is_full else "continue"
             raise OSError(
                 f"cannot save to {self._place}: {reason}; what was saved before is intact: "
                 f"{remedy} with --resume"
-            ) from error
+            ) from problem
 
     def load(self, part: int) -> Saved | None:
-        """The newest undamaged state of a part, or None if there is none."""
-        if not self._part(part).exists():
-            return None
-        ocp = _orbax()
-        with _quiet(), self._manager(part) as manager:
-            for rounds in sorted(manager.all_steps(), reverse=True):
-                try:
-                    loaded = manager.restore(
-                        rounds,
-                        args=ocp.args.Composite(
-                            arrays=ocp.args.StandardRestore(), about=ocp.args.JsonRestore()
-                        ),
-                    )
-                    packed, about = np.asarray(loaded["arrays"]["packed"]), loaded["about"]
-                    if _digest(packed, about["like"]) == about["digest"]:
-                        return Saved(rounds, list(_unpacked(packed, about["like"])))
-                    reason = "its digest does not match"
-                except Exception as error:  # whatever a damaged file makes its readers raise
-                    reason = _first_line(error)
-                warnings.warn(
-                    f"the checkpoint {self._part(part) / str(rounds)} is damaged and passed over: "
-                    f"{reason}",
-                    stacklevel=2,
-                )
-                manager.delete(rounds)
+        """Returns the newest undamaged state of a part, or None if there is none."""
+        for path in self._saved(part):
+            try:
+                with path.open("rb") as file, np.load(file) as saved:
+                    types, *arrays = saved.values()
+                # NumPy's format knows no bfloat16: such arrays come back as bytes.
+                typed = [x.view(name) for x, name in zip(arrays, types.tolist(), strict=True)]
+                return Saved(int(path.stem), typed)
+            except Exception as error:  # whatever a damaged file makes its readers raise
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+            words = f"the checkpoint {path} is damaged and passed over: {reason}"
+            warnings.warn(words, stacklevel=2)
+            if self._is_first:
+                path.unlink(missing_ok=True)
         return None
 
     def _part(self, part: int) -> Path:
         return self._place / f"part-{part:04}"
 
-    def _manager(self, part: int) -> Any:
-        ocp = _orbax()
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, cleanup_tmp_directories=True
-        )
-        return ocp.CheckpointManager(self._part(part).absolute(), options=options)
+    def _saved(self, part: int) -> list[Path]:
+        """The states of a part, the newest first."""
+        return sorted(self._part(part).glob("[0-9]*.npz"), key=lambda x: int(x.stem), reverse=True)
 
 
-def _orbax() -> Any:
-    """The library, which takes half a second to import and which short runs do not need."""
-    import orbax.checkpoint
-
-    return orbax.checkpoint
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Orbax logs a traceback for each thread that meets a bad file; the caller says it once."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
-
-
-def _packed(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """All bytes one after the other, and one more.
-
-    Orbax refuses empty arrays, and when a write fails it abandons those of other arrays, which then
-    print tracebacks from threads of their own.
-    """
-    packed = np.zeros(sum(x.nbytes for x in arrays) + 1, np.uint8)
-    start = 0
-    for x in arrays:
-        packed[start : start + x.nbytes].view(x.dtype)[:] = x.ravel()
-        start += x.nbytes
-    return packed
-
-
-def _unpacked(packed: np.ndarray, like: Any) -> Iterator[np.ndarray]:
-    """The arrays of these types and shapes."""
-    start = 0
-    for dtype, shape in like:
-        size = math.prod(shape) * np.dtype(dtype).itemsize
-        yield packed[start : start + size].view(dtype).reshape(shape).copy()
-        start += size
-
-
-def _digest(packed: np.ndarray, like: Any) -> str:
-    digest = hashlib.sha256(json.dumps(like).encode())
-    digest.update(packed.data)
-    return digest.hexdigest()
+def _write(arrays: Sequence[Any], path: Path) -> None:
+    """Writes arrays and their types; the format has a checksum of each array."""
+    plain = [np.asarray(x) for x in arrays]
+    with path.open("wb") as file:
+        np.savez(file, np.array([str(x.dtype) for x in plain], str), *plain)
+        file.flush()
+        # A rename may reach the disk before what was written: a power cut would leave nothing.
+        os.fsync(file.fileno())
 
 
 def _plain(value: Any) -> Any:
-    """As it will be after a round trip through JSON."""
+    """Returns the value as it is after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))
 
 
-def _differences(saved: Any, now: Any, path: str = "") -> list[str]:
-    """What differs, as ``path was ..., is ...``."""
+def _differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yields differences as ``path was ..., is ...``."""
     if isinstance(saved, dict) and isinstance(now, dict):
-        return [
-            difference
-            for key in [*saved, *(key for key in now if key not in saved)]
-            for difference in _differences(
-                saved.get(key), now.get(key), f"{path}.{key}" if path else key
-            )
-        ]
-    return [] if saved == now else [f"{path} was {_short(saved)}, is {_short(now)}"]
+        for key in saved | now:
+            inner = f"{path}.{key}" if path else key
+            yield from _differences(saved.get(key), now.get(key), inner)
+    elif saved != now:
+        yield f"{path} was {_short(saved)}, is {_short(now)}"
 
 
 def _short(value: Any) -> str:

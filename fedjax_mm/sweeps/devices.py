@@ -77,7 +77,7 @@ def use_compilation_cache() -> Path:
 
 
 class Layout(NamedTuple):
-    """How a program of many replicas is laid out over devices; make it with `layout`.
+    """Layout of a program of many replicas over devices; make it with `layout`.
 
     Attributes:
       mesh: the devices, of one or of many processes, along one axis.
@@ -90,7 +90,7 @@ class Layout(NamedTuple):
 
     @property
     def client_axis(self) -> str | None:
-        """What `simulate` is given as `client_axis`."""
+        """The argument `client_axis` of `simulate`."""
         return "clients" if self.axis == "clients" else None
 
     @property
@@ -99,12 +99,12 @@ class Layout(NamedTuple):
         return bool(self.mesh.devices.flat[0].platform == "cpu")
 
     def padded(self, num_replicas: int) -> int:
-        """The replicas to run so that every device has as many; the last ones are to be dropped."""
+        """Returns how many replicas to run so that every device has as many."""
         devices = self.mesh.size if self.axis == "replicas" else 1
         return -(-num_replicas // devices) * devices
 
     def over(self, program: Callable[..., Any], in_axes: Any = 0, out_axes: Any = 0) -> Any:
-        """A program of many replicas, each device computing its share of them.
+        """Returns a program of many replicas, each device computing its share of them.
 
         Args:
           program: a function of arrays that have a replicas axis, and of others that all replicas
@@ -123,7 +123,7 @@ class Layout(NamedTuple):
         )
 
     def put(self, tree: Any, axis: int | None) -> Any:
-        """Arrays of the host, equal in all processes, on the devices where `over` wants them."""
+        """Puts arrays of the host, equal in all processes, where `over` wants them."""
         sharding = NamedSharding(self.mesh, self._specs(axis))
 
         def place(array: Any) -> jax.Array:
@@ -133,13 +133,14 @@ class Layout(NamedTuple):
         return jax.tree.map(place, tree)
 
     def fetch(self, tree: Any) -> Any:
-        """Arrays of the host, whole in every process."""
+        """Returns arrays of the host, whole in every process."""
         if jax.process_count() == 1:
             return jax.device_get(tree)
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def _specs(self, axes: Any) -> Any:
-        """Where axes are split: only replicas are, clients are shared out inside the program."""
+        """Returns where axes are split."""
+        # Only replicas are: clients are shared out inside the program, by `chunks.in_chunks`.
 
         def spec(axis: int | None) -> PartitionSpec:
             if axis is None or self.axis == "clients":
@@ -154,7 +155,7 @@ def layout(
     devices: Sequence[Any] | None = None,
     axis: Literal["replicas", "clients"] | None = None,
 ) -> Layout:
-    """The replica axis, or the client axis where there are fewer replicas than devices.
+    """Chooses the replica axis, or the client axis where there are fewer replicas than devices.
 
     Args:
       num_replicas: seeds times swept numbers.
@@ -181,7 +182,7 @@ def layout(
 
 
 def agree(*numbers: float) -> list[float]:
-    """The largest of each number over all processes."""
+    """Returns the largest of each number over all processes."""
     if jax.process_count() == 1:
         return [float(number) for number in numbers]
     return np.max(multihost_utils.process_allgather(np.array(numbers)), axis=0).tolist()

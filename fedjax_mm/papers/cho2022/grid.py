@@ -209,8 +209,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     ) -> Setup:
         task: Any = classifier(data.select(draw), dropout_rate=config.dropout_rate)
         method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
-        method = method.model_copy(update={"learning_rate": learning_rate})
-        algorithm = method.build(1)
+        algorithm = method.build(1, learning_rate=learning_rate)
         place = (
             config.warm_up_steps.index(warm_up_steps),
             config.batch_sizes.index(batch_size),
@@ -229,8 +228,8 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
                 noise=config.noise,
                 stays=config.attackers_stay,
             )
-            attack = attack.model_copy(update={"fraction": byzantine})
-            task, algorithm = attack.wrap_task(task), attack.wrap(algorithm, num_clients)
+            task = attack.wrap_task(task, fraction=byzantine)
+            algorithm = attack.wrap(algorithm, num_clients, fraction=byzantine)
         return Setup(task, algorithm, assignment, start)
 
     result = sweep(

@@ -1,0 +1,120 @@
+"""Wrong settings in words: the key, the value, and what is allowed."""
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedjax_mm.experiments.fields import Config
+
+
+def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
+    """Returns the problems, one per key, as ``path = value: message``.
+
+    Where a value may have several types pydantic reports on each: of a table only what is wrong
+    inside it is kept, of a plain value only the first, or what we have to say ourselves.
+    """
+    problems: dict[str, Any] = {}
+    for problem in error.errors():
+        path = _path(problem, values)
+        if path not in problems or problem["type"] == "value_error":
+            problems[path] = problem
+    return [
+        _one_line(path, problem, kind)
+        for path, problem in problems.items()
+        if not path or not any(other.startswith(f"{path}.") for other in problems)
+    ]
+
+
+def _path(problem: Any, values: Any) -> str:
+    """The keys that lead to a problem, without the names of types that pydantic puts between."""
+    path = []
+    for part in problem["loc"]:
+        is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
+        for key in [part] if is_whole else part.split("."):  # an axis may be a table in a table
+            if isinstance(values, dict):
+                inside = key in values
+            else:  # a list may be too short
+                is_item = isinstance(values, list | tuple) and isinstance(key, int)
+                inside = is_item and key < len(values)
+            if inside:
+                path.append(str(key))
+                values = values[key]
+    if problem["type"] == "missing":
+        path.append(str(problem["loc"][-1]))
+    if problem["type"].startswith("union_tag"):
+        path.append("name")
+    return ".".join(path)
+
+
+def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
+    """One problem as ``path = value: what is wrong``."""
+    message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
+    value = problem["input"]
+    match problem["type"]:
+        case "missing" | "union_tag_not_found":
+            return f"{path}: missing"
+        case "extra_forbidden":
+            key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
+            close, everywhere = [], sorted(_keys(kind))
+            if key not in everywhere:  # else it is spelt right, but belongs elsewhere
+                close = [*_close(key, keys), *_close(key, everywhere)]
+            known = f"known keys{owner} are {', '.join(keys)}"
+            hint = f"did you mean {close[0]!r}?" if close else known
+            return f"{path} = {value!r}: unknown key, {hint}"
+        case "union_tag_invalid":
+            context = problem["ctx"]
+            return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
+        case "value_error" if isinstance(value, dict):  # the message names what is in the table
+            return f"{path}: {message}" if path else message
+    return f"{path} = {value!r}: {message[0].lower()}{message[1:]}" if path else message
+
+
+def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:
+    """Returns the owner of the table at a location, as " of NAME" if it has one, and its keys."""
+    root = kind.model_json_schema()
+    tables = _tables(root, root)
+    for part in location:
+        chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
+        if chosen:  # among the types that may stand here, a step that is no key
+            tables = chosen
+            continue
+        inner = [
+            table.get("properties", {}).get(part, table.get("additionalProperties"))
+            for table in tables
+        ]
+        tables = [each for value in inner if value for each in _tables(value, root)] or tables
+    names = [name for name in map(_name_of, tables) if name is not None]
+    keys = sorted({key for table in tables for key in table.get("properties", {})})
+    return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
+
+
+def _close(key: str, keys: Sequence[str]) -> list[str]:
+    """The key that is most like another one, if any is."""
+    return difflib.get_close_matches(key, keys, n=1)
+
+
+def _keys(kind: type[Config]) -> set[str]:
+    """Every key that may stand somewhere in a configuration of this kind."""
+    definitions = kind.model_json_schema()
+    tables = [definitions, *definitions.get("$defs", {}).values()]
+    return {key for table in tables for key in table.get("properties", {})}
+
+
+def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The JSON schemas of all tables that a value may be."""
+    if not isinstance(schema, dict):
+        return []
+    if "$ref" in schema:
+        return _tables(root["$defs"][schema["$ref"].rpartition("/")[2]], root)
+    kinds = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
+    if kinds:
+        return [table for each in kinds for table in _tables(each, root)]
+    return [schema] if schema.get("type") == "object" else []
+
+
+def _name_of(table: dict[str, Any]) -> str | None:
+    """The `name` that tells a table from the others that may stand in its place."""
+    name: str | None = table.get("properties", {}).get("name", {}).get("const")
+    return name

@@ -1,0 +1,79 @@
+"""Configurations from files, with settings that win over the file."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from fedjax_mm.experiments.errors import in_words
+from fedjax_mm.experiments.fields import Config
+
+SomeConfig = TypeVar("SomeConfig", bound=Config)
+
+
+def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:
+    """Reads a configuration file.
+
+    Args:
+      path: a TOML file.
+      kind: the configuration's class.
+      overrides: ``key.path=value`` settings that win over the file.
+
+    Raises:
+      ValueError: in one line with the file, and the line or the key's path, what was wrong and what
+        is allowed.
+    """
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a TOML file: {error}") from error
+    try:
+        return validate(kind, values, overrides)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def validate(
+    kind: type[SomeConfig], values: dict[str, Any], overrides: Sequence[str] = ()
+) -> SomeConfig:
+    """Returns a configuration from plain values. Raises `ValueError` in one line.
+
+    Example:
+      >>> from fedjax_mm.experiments.axes import Range
+      >>> validate(Range, {"start": 1, "stop": 100, "num": 3}, ["scale=log"]).values()
+      [1.0, 10.0, 100.0]
+      >>> validate(Range, {"start": 1, "stpo": 100, "num": 3})
+      Traceback (most recent call last):
+      ValueError: stop: missing; stpo = 100: unknown key, did you mean 'stop'?
+    """
+    for override in overrides:
+        values = _with_override(values, override)
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ValueError("; ".join(in_words(error, kind, values))) from None
+
+
+def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
+    """Returns the values with one ``key.path=value``, the value in TOML or else a plain word."""
+    path, equals, text = override.partition("=")
+    if not (path and equals):
+        raise ValueError(f"--set {override}: write it as key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # TOML knows no bare words, and shells take quotes away
+    return replaced(values, path.strip().split("."), value)
+
+
+def replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Returns plain values with another one at the path, where a table is made if there is none."""
+    head, *rest = path
+    if rest:
+        inner = values.get(head)
+        value = replaced(inner if isinstance(inner, Mapping) else {}, rest, value)
+    return {**values, head: value}

@@ -1,0 +1,196 @@
+"""Grids: axes of settings, the points that they span, and what `build` makes of each point.
+
+Numbers are arguments, structure is closure: axes of floats become, beside the seeds, one replica
+axis of a compiled program; every other axis makes programs of its own.
+"""
+
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from numbers import Real
+from typing import Any, NamedTuple, Required, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm.base import Algorithm, Assignment, Params, Task
+from fedjax_mm.checks import check_count
+from fedjax_mm.chunks import ClientMap
+from fedjax_mm.record import Counts
+from fedjax_mm.sweeps.program import Program
+from fedjax_mm.sweeps.until import Until
+
+_RESERVED = (
+    *("seed", "round", "model", "diverged", "ended", "prepared"),
+    *(*Counts._fields, "parameters_up", "parameters_down"),
+)
+
+
+class Setup(NamedTuple):
+    """Arguments of `simulate`, as `build` returns them.
+
+    Attributes:
+      tasks: one for all models, or one per model.
+      algorithm: how clients train and the server aggregates; one for all models, or one per model.
+      assignment: who trains what.
+      params: initial parameters; drawn by the tasks if None.
+    """
+
+    tasks: Task | Sequence[Task]
+    algorithm: Algorithm | Sequence[Algorithm]
+    assignment: Assignment
+    params: Params | None = None
+
+
+class Runs(TypedDict, total=False):
+    """Fields of a grid beside `build` and its axes."""
+
+    num_rounds: Required[int]
+    num_seeds: int
+    seed: int
+    shared: Mapping[str, Any]
+    per_seed: Mapping[str, Any]
+    prepare: Callable[..., Any] | None
+    record_every: int
+    client_map: ClientMap
+    until: Until | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """All points of a sweep, each with all seeds; `sweep` explains the fields."""
+
+    build: Callable[..., Setup]
+    axes: Mapping[str, Sequence[Any]]
+    num_rounds: int
+    num_seeds: int = 1
+    seed: int = 0
+    shared: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    per_seed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    record_every: int = 1
+    client_map: ClientMap = "auto"
+    prepare: Callable[..., Any] | None = None
+    until: Until | None = None
+
+    def __post_init__(self) -> None:
+        if self.until is not None:
+            self.until.check()
+        for name in ("num_rounds", "num_seeds", "record_every"):
+            check_count(name, getattr(self, name))
+        if self.num_rounds % self.record_every:
+            raise ValueError(
+                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
+            )
+        for name, values in self.per_seed.items():
+            if np.ndim(values) != 1 or len(values) != self.num_seeds:
+                raise ValueError(
+                    f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
+                    f"{self.num_seeds} seeds"
+                )
+        # The elements of a jax.Array are arrays on devices, not numbers: take it to the host.
+        plain = {
+            name: np.asarray(values) if isinstance(values, jax.Array) else values
+            for name, values in self.axes.items()
+        }
+        object.__setattr__(self, "axes", plain)
+        for name in self.axes:
+            self._check_axis(name)
+
+    def _check_axis(self, name: str) -> None:
+        values = self.axes[name]
+        if name in (*_RESERVED, *self.shared, *self.per_seed):
+            is_argument = name in self.shared or name in self.per_seed
+            what = "an argument in shared or per_seed" if is_argument else "every result's own"
+            raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
+        if len(values) == 0:
+            raise ValueError(f"the axis {name!r} has no values; give at least one")
+        if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
+            raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
+        for value in values:
+            # An address in a name would make every process's sweep another one to continue.
+            if " at 0x" in str(label_of(value)):
+                raise ValueError(
+                    f"the axis {name!r} has {value!r}, whose name differs in every process; "
+                    "give it a __name__, or use a string that build looks up"
+                )
+        label, count = Counter(map(label_of, values)).most_common(1)[0]
+        if count > 1:
+            raise ValueError(
+                f"the axis {name!r} has {label!r} twice; drop one, or give it another __name__"
+            )
+
+    def is_numeric(self, name: str) -> bool:
+        """Whether an axis has floats, with or without counts among them: one program takes all."""
+        # bool is a Real of kind "b": a switch, not a number.
+        kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in self.axes[name]}
+        return "f" in kinds and kinds <= {"f", "i", "u"}
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the axes, and the number of seeds."""
+        return *(len(values) for values in self.axes.values()), self.num_seeds
+
+    @property
+    def num_records(self) -> int:
+        """The number of records after round 0."""
+        return self.num_rounds // self.record_every
+
+    @cached_property
+    def labels(self) -> dict[str, list[Any]]:
+        """The coordinates of every axis."""
+        return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
+
+    @cached_property
+    def programs(self) -> list[Program]:
+        """The programs, one per structure, in the order of the axes."""
+        structural = [name for name in self.axes if not self.is_numeric(name)]
+        choices = itertools.product(*(range(len(self.axes[name])) for name in structural))
+        return [self._program(dict(zip(structural, choice, strict=True))) for choice in choices]
+
+    def _program(self, choice: Mapping[str, int]) -> Program:
+        """The program for one position on each structural axis."""
+        positions = [
+            [choice[name]] if name in choice else range(size)
+            for name, size in zip(self.axes, self.shape, strict=False)
+        ]
+        mesh = np.meshgrid(*positions, range(self.num_seeds), indexing="ij")
+        index = tuple(each.ravel() for each in mesh)
+        # Of the type that JAX gives to Python floats, with and without x64.
+        numbers = {
+            name: np.asarray(values, jnp.result_type(float))[place]
+            for (name, values), place in zip(self.axes.items(), index, strict=False)
+            if name not in choice
+        }
+        numbers |= {name: np.asarray(values)[index[-1]] for name, values in self.per_seed.items()}
+        words = {name: self.labels[name][i] for name, i in choice.items()}
+        algorithm = [str(words.pop("algorithm"))] if "algorithm" in words else []
+        label = ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
+        fixed = {name: self.axes[name][i] for name, i in choice.items()}
+        return Program(self, label, fixed, index, numbers)
+
+    def setup(self, prepared: Any, **arguments: Any) -> Setup:
+        """Calls `build`."""
+        more = {} if self.prepare is None else {"prepared": prepared}
+        setup = self.build(**arguments, **more)
+        if not isinstance(setup, Setup):
+            raise ValueError(
+                f"build returned {type(setup).__name__}; return Setup(tasks, algorithm, assignment)"
+            )
+        return setup
+
+
+def label_of(value: Any) -> Any:
+    """Returns an axis value as a coordinate: plain values as they are, others by name."""
+    if isinstance(value, str | bool | int | float | np.generic):
+        return value
+    return getattr(value, "__name__", str(value))
+
+
+def seed_keys(seed: int, num_seeds: int) -> jax.Array:
+    """Returns the keys of a point's seeds; replica i has the same key however many there are."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_seeds))

@@ -1,0 +1,129 @@
+"""Between two segments: progress, saving, and stopping for a signal."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from fedjax_mm.checks import check_alike
+from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
+from fedjax_mm.sweeps.devices import agree
+from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.program import Carry, Record
+
+if TYPE_CHECKING:
+    from fedjax_mm.sweeps.execute import Execution
+
+Progress = Callable[[str, int, int], None]
+"""Told what is being done, and how much of how much is done."""
+
+_UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
+
+
+class Journal:
+    """Progress of a plan, told and saved; batches have the numbers of `Plan.batches`.
+
+    Finished batches are saved together with the one under way, every so many seconds.
+    """
+
+    def __init__(self, plan: Plan, how: "Execution", signals: list[int]) -> None:
+        """Nothing has been done or saved."""
+        self.plan, self.how, self.signals = plan, how, signals
+        self.finished: dict[int, list[np.ndarray]] = {}
+        self.last_save = time.perf_counter()
+
+    def load(self, part: int, records: Record) -> tuple[int, Carry | None]:
+        """Returns the rounds done of a batch and its carry, and writes down its records."""
+        saved = self.how.checkpoints and self.how.checkpoints.load(part)
+        if not saved:
+            return self._report(part, 0), None
+        rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
+        for row, array in zip(rows, saved.arrays, strict=False):
+            row[: len(array)] = array
+        done, rest = saved.rounds, saved.arrays[len(rows) :]
+        if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
+            return done, None
+        self._report(part, done)
+        program, size = compiled.program, compiled.batch_size
+        wanted = jax.eval_shape(lambda: program.no_carry(size))
+        try:
+            carry: Carry = jax.tree.unflatten(jax.tree.structure(wanted), rest)
+            check_alike("states have other shapes", carry, wanted, shapes=True)
+        except ValueError as error:
+            raise RefusedError(f"what was saved is not of this run: {error}") from error
+        return done, carry
+
+    def note(self, part: int, done: int, records: Record, carry: Carry, seconds: float) -> float:
+        """Reports and saves after a segment; returns its seconds in the slowest process."""
+        self._report(part, done)
+        if not self.how.checkpoints:
+            return agree(seconds)[0]
+        grid = self.plan.grid
+        is_due = time.perf_counter() - self.last_save >= self.how.save_every
+        number = self.signals[-1] if self.signals else 0
+        # Saving is collective: a signal may have come to one process only.
+        seconds, due, stop = agree(seconds, is_due, number)
+        rows = [x[: 1 + done // grid.record_every] for x in jax.tree.leaves(records)]
+        is_last = done == grid.num_rounds
+        # Short batches end many times a second: their files wait for the next save.
+        if is_last:
+            self.finished[part] = rows
+        is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
+        if due or stop or is_much:
+            for each, arrays in self.finished.items():
+                self.how.checkpoints.save(each, grid.num_rounds, arrays)
+            self.finished.clear()
+            if not is_last:
+                rest = jax.tree.leaves(self.plan.where.fetch(carry))
+                self.how.checkpoints.save(part, done, [*rows, *rest])
+            self.last_save = time.perf_counter()
+        if stop:
+            raise InterruptedRunError(int(stop), self._done(part, done) / self.plan.client_updates)
+        return seconds
+
+    def _done(self, part: int, rounds: int) -> int:
+        """Local trainings up to a round of a batch."""
+        work = self.plan.work
+        return sum(work[:part]) + rounds * work[part] // self.plan.grid.num_rounds
+
+    def _report(self, part: int, done: int) -> int:
+        compiled, batch = self.plan.batches[part]
+        if self.how.progress:
+            self.how.progress(
+                compiled.label(batch), self._done(part, done), self.plan.client_updates
+            )
+        return done
+
+
+@contextmanager
+def noted_signals(is_saving: bool) -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect."""
+    noted: list[int] = []
+    if not is_saving or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+        restore()
+        print("\nsaving after this segment; once more stops at once", file=sys.stderr)
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()

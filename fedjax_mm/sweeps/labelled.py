@@ -1,0 +1,122 @@
+"""Records of all batches as one labelled result, cut at targets, with diverged runs marked."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.record import Counts, Trace
+from fedjax_mm.results.dataset import manifest, to_dataset
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import Compiled, Plan
+from fedjax_mm.sweeps.program import Program, Record
+
+
+class Result:
+    """Records of all points, ``[*axes, seeds, records, models]``, filled batch by batch."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Nothing is recorded yet: metrics are NaN, counts 0, and no model has diverged."""
+        self.plan, grid = plan, plan.grid
+        programs = [each.program for each in plan.compiled]
+        shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
+        # Where a model is not there its metrics are NaN, so that counts and truths become floats.
+        types = {
+            name: x.dtype if x.dtype.kind == "f" else np.float64
+            for program in programs
+            for name, x in program.traced.record.metrics.items()
+        }
+        metrics = {name: np.full(shape, np.nan, dtype) for name, dtype in types.items()}
+        counts = Counts(*np.zeros((len(Counts._fields), *shape), np.int32))
+        self.records = Record(metrics, counts, np.ones(shape, bool))
+        self.ended = np.full(grid.shape, -1, np.int32)
+
+    def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
+        """Writes the records of a batch's first rounds where they belong."""
+        every, index = self.plan.grid.record_every, tuple(each[replicas] for each in program.index)
+        rows = slice(1 + done // every)
+        records, ends = cut(records, self.plan.grid, done)
+        self.ended[index] = np.where(ends < 0, -1, ends * every)
+        # Metrics are missing in programs whose tasks do not have them.
+        mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
+        for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
+            # Padding repeats the last replica: the same values are written again.
+            array[(*index, rows, slice(program.num_models))] = np.swapaxes(values[rows], 0, 1)
+
+    def _message_sizes(self) -> dict[str, Any]:
+        """Of every point, ``[*axes, seeds, 1, models]``."""
+        shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
+        sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
+        for program in self.plan.grid.programs:
+            cells: Any = (*program.index, 0, slice(program.num_models))
+            sizes["upload_size"][cells] = program.message_sizes.up
+            sizes["download_size"][cells] = program.message_sizes.down
+        return sizes
+
+    def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
+        """Returns the labelled result."""
+        grid, records = self.plan.grid, self.records
+        rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
+        metrics: Any = records.metrics
+        trace = Trace(rounds, metrics, *records.counts, **self._message_sizes())
+        dims = (*grid.axes, "seed")
+        coords = {**grid.labels, "seed": np.arange(grid.num_seeds)}
+        dataset = to_dataset(trace, dims).assign_coords(coords)
+        first = first_not_finite(np.moveaxis(records.is_finite, -2, 0)).astype(np.int32)
+        words = {"long_name": "first recorded round that is not finite, or -1"}
+        rounds = np.where(first < 0, -1, first * np.int32(grid.record_every))
+        dataset["diverged"] = (*dims, "model"), rounds, words
+        if grid.until is not None:
+            words = {"long_name": "first recorded round that met the target, or -1"}
+            dataset["ended"] = dims, self.ended, words
+        about = {"axes": grid.labels} if config is None else config
+        dataset.attrs["manifest"] = manifest(about, seed=grid.seed, data=data) | {
+            "wall_seconds": {"compile": self.plan.compile_seconds, "run": run_seconds}
+        }
+        return dataset
+
+
+def no_records(compiled: Compiled) -> Record:
+    """Returns zeros ``[1 + records, replicas, models]``."""
+    program = compiled.program
+    shape = (1 + program.grid.num_records, compiled.batch_size)
+    return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
+
+
+def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
+    """Returns the records with nothing after each replica's end, and the ends, or -1."""
+    if grid.until is None:
+        return records, np.full(records.is_finite.shape[1], -1)
+    rows = slice(1 + done // grid.record_every)
+    values = {name: x[rows] for name, x in records.metrics.items()}
+    values |= {name: x[rows].cumsum(0) for name, x in records.counts._asdict().items()}
+    ends = grid.until.first_record(values)
+    # Replicas that have ended are computed on while others of their batch have not.
+    is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
+    is_over = is_over[..., None]
+    metrics = {name: np.where(is_over, np.nan, x) for name, x in records.metrics.items()}
+    counts = jax.tree.map(lambda x: np.where(is_over, 0, x), records.counts)
+    return Record(metrics, counts, records.is_finite | is_over), ends
+
+
+def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
+    """Returns the first record that is not finite, or -1, from ``bool[records, ...]``."""
+    return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
+
+
+def divergence(program: Program, replicas: np.ndarray, records: Record, done: int) -> str | None:
+    """Returns in words which model stopped being finite first, if any has."""
+    grid = program.grid
+    up_to_ends, _ = cut(records, grid, done)
+    record = first_not_finite(up_to_ends.is_finite[: 1 + done // grid.record_every])
+    if np.all(record < 0):
+        return None
+    first = np.where(record < 0, np.iinfo(record.dtype).max, record)
+    row, model = np.unravel_index(np.argmin(first), first.shape)
+    point = "".join(f", {n}={x[replicas[row]]:g}" for n, x in program.numbers.items())
+    return (
+        f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "
+        f"seed {program.index[-1][replicas[row]]}, is not finite in round "
+        f"{record[row, model] * grid.record_every}; lower the learning rate"
+    )

@@ -1,0 +1,354 @@
+"""Programs: runs that differ in numbers and seeds only, compiled once and computed in segments.
+
+A segment takes `Given`, which stays, `Carry`, which the segment before it returned, and `Rounds`,
+which says how far to go.
+"""
+
+import dataclasses
+import math
+from functools import cached_property, partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from fedjax_mm.base import AnalyticTask, Assignment
+from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
+from fedjax_mm.record import Counts, Sizes, measure
+from fedjax_mm.simulate import State, init, look, round_of
+from fedjax_mm.stacks import Models, Stack, split, stacks_of
+from fedjax_mm.sweeps.devices import Layout
+
+if TYPE_CHECKING:
+    from fedjax_mm.sweeps.grid import Grid, Setup
+
+_BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
+
+
+class Given(NamedTuple):
+    """Arguments that are the same in every segment; random keys are plain arrays.
+
+    Attributes:
+      seeds: ``int[replicas]``.
+      numbers: values on the numeric axes and of the seeds, ``[replicas]`` each.
+      shared: the grid's shared arguments of `build`.
+      root: data of the key that all draws come from.
+    """
+
+    seeds: Any
+    numbers: Any
+    shared: Any
+    root: Any
+
+
+class Rounds(NamedTuple):
+    """The rounds of a segment: those that were done before it, and how many it computes."""
+
+    done: Any
+    count: Any
+
+
+class Ending(NamedTuple):
+    """Whether a record of a replica met the target, and counts up to its last record."""
+
+    is_met: Any
+    total: Counts
+
+
+class Carry(NamedTuple):
+    """State of a replica between two segments.
+
+    Attributes:
+      models: all that is known of the models.
+      assignment: the assignment's state.
+      since: counts since the last record.
+      prepared: the result of the grid's `prepare`.
+      ending: None without a target.
+    """
+
+    models: Models
+    assignment: Any
+    since: Counts
+    prepared: Any
+    ending: Ending | None
+
+
+class Record(NamedTuple):
+    """Record of a replica, ``[models]`` each; see `Trace`.
+
+    `is_finite` tells whether a model's parameters and its loss are.
+    """
+
+    metrics: dict[str, Any]
+    counts: Counts
+    is_finite: Any
+
+
+class Traced(NamedTuple):
+    """Facts about a program that tracing it shows, before it is compiled.
+
+    Attributes:
+      carry: shapes and types of the carry of one replica.
+      record: shapes and types of one record of one replica.
+      updates_per_round: the most local trainings of one replica in a round.
+      has_closed_form: whether every task brings its own local updates.
+      vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
+        differ in length, replicas would wait for the longest; where clients are computed in chunks,
+        replicas would share the cache, and slices of data become gathers.
+    """
+
+    carry: Carry
+    record: Record
+    updates_per_round: int
+    has_closed_form: bool
+    vectorizes: bool
+
+
+@dataclasses.dataclass(eq=False)
+class Program:
+    """Runs of a grid that differ in numbers and seeds only: one compilation.
+
+    Each of these runs is a replica; they are numbered in the order of the grid's axes and seeds.
+
+    Attributes:
+      grid: the grid that the program is a part of.
+      label: the structure in words.
+      fixed: the value on each structural axis.
+      index: the place of each replica on every axis and in the seeds, ``int[replicas]`` each.
+      numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
+      message_sizes: of each model, once the program has been traced.
+    """
+
+    grid: "Grid"
+    label: str
+    fixed: dict[str, Any]
+    index: tuple[np.ndarray, ...]
+    numbers: dict[str, np.ndarray]
+    message_sizes: Sizes = dataclasses.field(init=False)
+
+    def __len__(self) -> int:
+        """The number of replicas."""
+        return len(self.index[-1])
+
+    def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
+        """Computes once for a replica, before its first round, what `build` gets as `prepared`."""
+        if self.grid.prepare is None:
+            return ()
+        return self.grid.prepare(rng_key, **self.fixed, **numbers, **shared)
+
+    def setup(self, numbers: Any, shared: Any, prepared: Any) -> "Setup":
+        """Builds what one replica simulates."""
+        return self.grid.setup(prepared, **self.fixed, **numbers, **shared)
+
+    def _parts(self, numbers: Any, shared: Any, carry: Carry) -> tuple[list[Stack], Assignment]:
+        # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.
+        tasks, algorithm, assignment, _ = self.setup(numbers, shared, carry.prepared)
+        return stacks_of(tasks, algorithm, assignment), assignment
+
+    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
+        """Returns one replica before round 1."""
+        prepared = self.prepare(rng_key, numbers, shared)
+        setup = self.setup(numbers, shared, prepared)
+        state = init(rng_key, *setup)
+        nothing = Counts(*[jnp.zeros(setup.assignment.num_models, jnp.int32)] * 3)
+        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), nothing)
+        return Carry(state.models, state.assignment, nothing, prepared, ending)
+
+    def advance(
+        self,
+        client_axis: str | None,
+        rng_key: PRNGKeyArray,
+        numbers: Any,
+        shared: Any,
+        carry: Carry,
+        round: Int[Array, ""],
+    ) -> Carry:
+        """Computes one more round of one replica."""
+        stacks, assignment = self._parts(numbers, shared, carry)
+        one_round = round_of(stacks, assignment, self.grid.client_map, client_axis)
+        # The key and the round are the same for all that a program does: they are not carried.
+        state = State(rng_key, round, carry.models, carry.assignment)
+        state, (counts, self.message_sizes) = one_round(state, None)
+        since = jax.tree.map(_add_counts, carry.since, counts)
+        return carry._replace(models=state.models, assignment=state.assignment, since=since)
+
+    def measure(
+        self,
+        rng_key: PRNGKeyArray,
+        numbers: Any,
+        shared: Any,
+        carry: Carry,
+        round: Int[Array, ""],
+    ) -> Record:
+        """Returns the record of one replica."""
+        stacks, _ = self._parts(numbers, shared, carry)
+        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map)
+        return Record(measured.metrics, carry.since, measured.is_finite)
+
+    def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
+        """Begins to count anew after a record, and compares the record with the target."""
+        since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), carry.since)
+        carry, ending, until = carry._replace(since=since), carry.ending, self.grid.until
+        if ending is None or until is None:
+            return carry
+        counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
+        total = jax.tree.map(_add_counts, ending.total, counts)
+        is_met = is_record & until.is_met(record.metrics | total._asdict())
+        return carry._replace(ending=Ending(ending.is_met | is_met, total))
+
+    @cached_property
+    def traced(self) -> Traced:
+        """Facts from one replica's start and first record, traced but not compiled.
+
+        Raises:
+          ValueError: if the grid's target is not recorded.
+        """
+        facts: dict[str, Any] = {}
+
+        def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
+            carry = self.start(rng_key, numbers, shared)
+            stacks, assignment = self._parts(numbers, shared, carry)
+            view = look(stacks, carry.models)
+            groups, _ = assignment.assign(rng_key, round, carry.assignment, view)
+            updates = min(groups.clients.size, assignment.num_clients)
+            facts["updates_per_round"] = updates
+            facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
+            facts["vectorizes"] = all(
+                is_lockstep(stack.algorithm, stack.task, jax.tree.map(itemgetter(0), each.server))
+                and chunk_size_of("auto", stack.task, each.params, updates) is None
+                for stack, each in split(stacks, carry.models)
+            )
+            return carry, self.measure(rng_key, numbers, shared, carry, round)
+
+        # Shapes alone: nothing is computed or compiled, whatever the size of the data.
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        numbers = {name: x[0] for name, x in self.numbers.items()}
+        shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+        if self.grid.until is not None:
+            self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
+        return Traced(*shapes, **facts)
+
+    @property
+    def num_models(self) -> int:
+        """M."""
+        return len(self.traced.record.counts.client_updates)
+
+    @property
+    def records_kept(self) -> int:
+        """The most records that a segment can make."""
+        return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.traced.record)))
+
+    def inputs(
+        self, where: Layout, replicas: np.ndarray, carry: Carry | None = None
+    ) -> tuple[Given, Carry, Rounds]:
+        """Returns arguments of `segment` for some replicas, on their devices, and no rounds."""
+        carry = self.no_carry(len(replicas)) if carry is None else carry
+        # int32 with and without x64, or a seed would mean other draws.
+        seeds = self.index[-1][replicas].astype(np.int32)
+        numbers = {name: x[replicas] for name, x in self.numbers.items()}
+        seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
+        root = jax.random.key(self.grid.seed)
+        everywhere = without_keys((self.grid.shared, root)), Rounds(np.int32(0), np.int32(0))
+        (shared, root), rounds = where.put(everywhere, None)
+        return Given(seeds, numbers, shared, root), carry, rounds
+
+    def no_carry(self, size: int) -> Carry:
+        """Returns zeros in place of so many replicas."""
+        plain = jax.eval_shape(without_keys, self.traced.carry)
+        empty: Carry = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
+        return empty
+
+    def segment(
+        self, client_axis: str | None, given: Given, carry: Carry, rounds: Rounds
+    ) -> tuple[Carry, Record, Record]:
+        """Computes some more rounds of a share of the replicas: the compiled program.
+
+        Args:
+          client_axis: see `simulate`.
+          given: of the replicas.
+          carry: of the replicas, with keys as plain arrays; anything before the first round.
+          rounds: which rounds to compute.
+
+        Returns:
+          The new carry; the record of the start, ``[replicas, models]``, if these are the first
+          rounds; and those made in them, ``[kept, replicas, models]``. Once all replicas have met
+          the target no more rounds are computed, and their records are zeros.
+        """
+        (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
+        root = jax.random.wrap_key_data(given.root)
+        # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
+        shared = with_keys(given.shared, self.grid.shared)
+
+        def each(function: Any, *carries: Carry, round: tuple[Any, ...] = ()) -> Any:
+            def one(key: Any, numbers: Any, *carry: Carry) -> Any:
+                return function(key, numbers, shared, *carry, *round)
+
+            return vmap_unless_one(size, one)(keys, given.numbers, *carries)
+
+        def goes_on(now: tuple[Any, Carry, Record]) -> Any:
+            is_left, ending = now[0] < count, now[1].ending
+            return is_left if ending is None else is_left & ~jnp.all(ending.is_met)
+
+        def one_round(now: tuple[Any, Carry, Record]) -> tuple[Any, Carry, Record]:
+            i, carry, records = now
+            carry = each(partial(self.advance, client_axis), carry, round=(done + i,))
+            # A condition known while tracing leaves no branch in the loop, which XLA cannot fuse.
+            is_record = every == 1 or (done + i + 1) % every == 0
+            record = measured_if(is_record, carry, done + i + 1)
+            # A segment may begin between two records: rows count from its own first one.
+            row = (done + i) // every - done // every
+            records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
+            return i + 1, self.note(carry, record, is_record), records
+
+        def measured_if(is_record: Any, carry: Carry, round: Any) -> Record:
+            def measured() -> Any:
+                return each(self.measure, carry, round=(round,))
+
+            return (
+                measured() if is_record is True else lax.cond(is_record, measured, lambda: nothing)
+            )
+
+        kept = (self.records_kept, size)
+        records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
+        nothing = jax.tree.map(itemgetter(0), records)
+        carry = with_keys(carry, self.traced.carry)
+        # The start is a branch of the same program: apart it would be compiled by itself.
+        carry = lax.cond(done == 0, lambda: each(self.start), lambda: carry)
+        before = measured_if(done == 0, carry, done)
+        now = jnp.int32(0), self.note(carry, before, done == 0), records
+        # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
+        _, carry, records = lax.while_loop(goes_on, one_round, now)
+        return without_keys(carry), before, records
+
+
+def num_bytes(tree: Any) -> int:
+    """Returns the memory of arrays, or of arrays of given shapes."""
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def without_keys(tree: Any) -> Any:
+    """Returns random keys as plain arrays, which can be saved."""
+    return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
+
+
+def with_keys(tree: Any, like: Any) -> Any:
+    """Inverts `without_keys`."""
+    return jax.tree.map(
+        lambda x, shape: jax.random.wrap_key_data(x) if _is_key(shape) else x, tree, like
+    )
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _add_counts(total: Array, new: Array) -> Array:
+    """The sum, or -1 if it does not fit, as in `Trace`; counts are not negative otherwise."""
+    new = new.astype(jnp.int32)
+    added = total + new
+    return jnp.where((total < 0) | (new < 0) | (added < total), -1, added).astype(jnp.int32)
