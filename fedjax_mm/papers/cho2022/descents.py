@@ -95,21 +95,21 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
       and ``empirical_mean``.
     """
 
-    def solve(true_means: Any, gamma: Any, rng_key: Any) -> dict[str, Any]:
-        draw_key, start_key = (jax.random.fold_in(rng_key, i) for i in range(2))
-        task = mean_estimation(true_means, draw_means(draw_key, true_means, gamma))
-        return descend_all(task, task.init(start_key))
-
     def program(points: Any, gamma: Any, rng_key: Any) -> dict[str, Any]:
         def at(numbered: Any) -> dict[str, Any]:
             number, true_means = numbered
-            keys = fold_in_all(jax.random.fold_in(rng_key, number), jnp.arange(config.num_seeds))
-            return jax.vmap(solve, (None, None, 0))(true_means, gamma, keys)
+
+            def solve(draw: Any) -> dict[str, Any]:
+                key = jax.random.fold_in(jax.random.fold_in(rng_key, number), draw)
+                draw_key, start_key = (jax.random.fold_in(key, i) for i in range(2))
+                task = mean_estimation(true_means, draw_means(draw_key, true_means, gamma))
+                return descend_all(task, task.init(start_key))
+
+            return jax.vmap(solve)(jnp.arange(config.num_seeds))
 
         # Not vmapped: one point at a time needs the memory of one.
         return lax.map(at, (jnp.arange(len(points)), points))
 
-    fold_in_all = jax.vmap(jax.random.fold_in, (None, 0))
     with jax.enable_x64(True):
         key = jax.random.key(config.seed)
         arguments = (jnp.asarray(points, float), jnp.asarray(config.gamma), key)

@@ -85,7 +85,7 @@ def claims(measured: xr.Dataset, config: TwoClients) -> Sequence[Claim]:
     fedavg, maxfl = (measured.sel(objective=name) for name in ("FedAvg", "MaxFL"))
     bound, floor, most = measured["Lemma A.1"], measured["Theorem A.1"], measured.deviation.max()
     speaks, ratio = bound < 1, (fedavg.appeal / bound).where(bound < 1)
-    least = maxfl.isel({_SQUARE: int(maxfl.appeal.argmin())})
+    least = maxfl.isel({_SQUARE: maxfl.appeal.values.argmin()})
     appeal = number(least.appeal.item(), least.standard_error.item(), ".4f")
     below = "FedAvg's appeal is below Lemma A.1's curve wherever that is below 1"
     ratios = f"appeal / bound is {ratio.min():.3f} to {ratio.max():.3f} at {speaks.sum():d} points"

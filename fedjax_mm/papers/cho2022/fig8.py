@@ -62,22 +62,20 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
             weights = jax.nn.sigmoid(gaps) * jax.nn.sigmoid(-gaps)
             return config.learning_rate * task.num_clients / (jnp.sum(weights) + config.epsilon)
 
-        def descend(rate: Any) -> Any:
+        def path(rate: Any, start: Any) -> Any:
             def one_round(w: Any, _: None) -> tuple[Any, Any]:
                 w = w - rate(w) * slope(w)
                 return w, w
 
-            def path(start: Any) -> Any:
-                return jnp.append(start, lax.scan(one_round, start, length=config.num_rounds)[1])
+            return jnp.append(start, lax.scan(one_round, start, length=config.num_rounds)[1])
 
-            return jax.vmap(path)(starts)
-
+        rates = (adaptive, lambda w: 1 / smoothness)
         return {
             "objective": jax.vmap(objective)(w),
             "curvature": curvature,
             "rate": jax.vmap(adaptive)(w),
             "constant_rate": 1 / smoothness,
-            "path": jnp.stack([descend(adaptive), descend(lambda w: 1 / smoothness)]),
+            "path": jnp.stack([jax.vmap(partial(path, rate))(starts) for rate in rates]),
             "minimum": jax.vmap(partial(local_minimum, objective))(starts).point,
         }
 
