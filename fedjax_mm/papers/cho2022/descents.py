@@ -17,13 +17,7 @@ from fedjax_mm.minimize import local_minimum
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
-from fedjax_mm.tasks.mean_estimation import (
-    OBJECTIVES,
-    MeanEstimation,
-    Objective,
-    draw_means,
-    mean_estimation,
-)
+from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 
 _BEYOND = 2.0  # how far models go beyond the clients' own ones
 
@@ -36,7 +30,7 @@ class Draws(Config):
     seed: Seed = 0
 
 
-def descend(objective: Objective, task: MeanEstimation, start: Any) -> dict[str, Any]:
+def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> dict[str, Any]:
     """Returns the local minimum downhill from the start.
 
     The model w is its ``solution``, ``nearest`` the client whose own model is nearest,
@@ -113,21 +107,18 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
     with jax.enable_x64(True):
         key = jax.random.key(config.seed)
         arguments = (jnp.asarray(points, float), jnp.asarray(config.gamma), key)
-    dims = {
-        f"{dim} draw objective": "solution nearest displacement gradient converged",
-        f"{dim} draw objective client": "satisfied",
-        f"{dim} draw client": "empirical_mean",
-    }
     coords = {"objective": list(OBJECTIVES), "client": np.arange(1, len(points[0]) + 1)}
-    return compute(program, arguments, dims, coords, seed=config.seed)
+    over = f"{dim} draw objective"
+    dims = {"satisfied": f"{over} client", "empirical_mean": f"{dim} draw client"}
+    return compute(program, arguments, coords, over, dims, config.seed)
 
 
 def compute(
     program: Callable[..., Mapping[str, Any]],
     arguments: Sequence[Any],
-    dims: Mapping[str, str],
     coords: Mapping[str, Any],
-    *,
+    over: str,
+    dims: Mapping[str, str],
     seed: int = 0,
 ) -> xr.Dataset:
     """Returns the results of a compiled program in double precision, with a manifest.
@@ -135,8 +126,9 @@ def compute(
     Args:
       program: from the arguments to arrays by name.
       arguments: arrays.
-      dims: the names of the arrays over these dimensions, with spaces between them.
       coords: of the dimensions.
+      over: the dimensions of the arrays, with spaces between them.
+      dims: those of arrays that have others, by name.
       seed: of all draws, for the manifest.
     """
     with jax.enable_x64(True):
@@ -146,17 +138,14 @@ def compute(
         values = jax.device_get(compiled(*arguments))
     seconds = {"compile": ready - start, "run": time.perf_counter() - ready}
     about = manifest({}, seed=seed, data="synthetic") | {"wall_seconds": seconds}
-    variables = {
-        name: (over.split(), values[name]) for over, names in dims.items() for name in names.split()
-    }
+    variables = {name: (dims.get(name, over).split(), value) for name, value in values.items()}
     return xr.Dataset(variables, coords, {"manifest": about})
 
 
-def convergence(result: xr.Dataset) -> xr.Dataset:
+def convergence(result: xr.Dataset) -> dict[str, Any]:
     """Returns how many descents found a minimum, and the largest gradient at the end of any."""
-    counts = {"descents": result.converged.size, "converged": result.converged.sum()}
-    gradient = {"gradient": abs(result.gradient).max()} if "gradient" in result else {}
-    return xr.Dataset(counts | gradient)
+    found = {"descents": result.converged.size, "converged": result.converged.sum()}
+    return found | ({"gradient": abs(result.gradient).max()} if "gradient" in result else {})
 
 
 def all_converged(text: str, measured: xr.Dataset) -> Claim:

@@ -88,13 +88,14 @@ def claims(measured: xr.Dataset, config: TwoClients) -> Sequence[Claim]:
     least = maxfl.isel({_SQUARE: maxfl.appeal.values.argmin()})
     appeal = number(least.appeal.item(), least.standard_error.item(), ".4f")
     below = "FedAvg's appeal is below Lemma A.1's curve wherever that is below 1"
-    ratios = f"appeal / bound is {ratio.min():.3f} to {ratio.max():.3f} at {speaks.sum():d} points"
+    ratios = f"; appeal / bound is {ratio.min():.3f} to {ratio.max():.3f} there"
+    points = f"it is below 1 at {speaks.sum():d} gamma_G" + ratios * bool(speaks.any())
     often = f"FedAvg satisfies a client as often as is exact, within {_SIGMAS} standard errors"
     above = "MaxFL's appeal is above Theorem A.1's constant at every gamma_G"
     at_least = f"least appeal {appeal} at gamma_G^2 = {least[_SQUARE]:g}, against {floor:.4f}"
     apart = measured.distance.sel(objective=["MaxFL (ReLU)", "MaxFL (log loss)"])
     return (
-        claim(below, ~speaks | (fedavg.appeal < bound), ratios if speaks.any() else "never below"),
+        claim(below, ~speaks | (fedavg.appeal < bound), points),
         claim(often, most <= _SIGMAS, f"largest deviation {most:.2f} standard errors"),
         claim(above, maxfl.appeal > floor, at_least),
         *(

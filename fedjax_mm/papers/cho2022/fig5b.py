@@ -48,7 +48,8 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
             return jax.vmap(descend)(gamma_hat * starts)
 
         found = jax.vmap(minima)(fine)
-        return found | {"objective": jax.vmap(curve)(gamma_hat), "minimum": found["solution"]}
+        some = {name: found[name] for name in ("displacement", "nearest", "converged")}
+        return some | {"minimum": found["solution"], "objective": jax.vmap(curve)(gamma_hat)}
 
     with jax.enable_x64(True):
         fine = jnp.linspace(0, config.largest, config.num_points + 1)[1:]
@@ -56,11 +57,9 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
         starts = jnp.linspace(-1, 1, config.num_starts) + 1e-5
         w, gamma_hat = descents.across(config.gamma_hat, 401), jnp.asarray(config.gamma_hat)
     coords = {"gamma_hat": gamma_hat, "w": w, "searched_gamma_hat": fine, "start": starts}
-    dims = {
-        "gamma_hat w": "objective",
-        "searched_gamma_hat start": "minimum displacement nearest converged",
-    }
-    return descents.compute(program, tuple(coords.values()), dims, coords)
+    dims = {"objective": "gamma_hat w"}
+    over = "searched_gamma_hat start"
+    return descents.compute(program, tuple(coords.values()), coords, over, dims)
 
 
 def critical_gamma_hat() -> float:
@@ -88,16 +87,17 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
     # Sorted again: NaN goes to the end.
     minima = np.sort(np.where(is_new, points, np.nan))[:, : number.max()]
     inwards = result.displacement * (3 - 2 * result.nearest)  # client 1 is on the left
-    variables = {
-        "critical_gamma_hat": critical_gamma_hat(),
-        "minima": (("gamma_hat", "minimum"), minima),
-        "number": ("gamma_hat", number),
-        "nearest": inwards.min(),
-        "farthest": inwards.max(),
-        **descents.convergence(result),
-    }
-    coords = {"gamma_hat": result.searched_gamma_hat.values, "minimum": 1 + np.arange(number.max())}
-    return xr.Dataset(variables, coords)
+    return xr.Dataset(
+        {
+            "critical_gamma_hat": critical_gamma_hat(),
+            "minima": (("gamma_hat", "minimum"), minima),
+            "number": ("gamma_hat", number),
+            "nearest": inwards.min(),
+            "farthest": inwards.max(),
+            **descents.convergence(result),
+        },
+        {"gamma_hat": result.searched_gamma_hat.values, "minimum": 1 + np.arange(number.max())},
+    )
 
 
 def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
@@ -113,13 +113,15 @@ def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
     inner = "Lemma A.4: every minimum is at most 2 from a client's model, on the inner side"
     turn = (
         f"at {(single & small).sum():d} of {small.sum():d} gamma_hat; it turns into a maximum at "
-        f"gamma_hat = {critical:.4f}; at {many:d} gamma_hat just below there are three minima"
+        f"gamma_hat = {critical:.4f}, gamma_hat^2 = {critical**2:.4f}; at {many:d} gamma_hat just "
+        "below there are three minima"
     )
+    distances = f"distances inwards from {nearest:.1e} to {farthest:.4f}"
     parts = f"at {(parted & large).sum():d} of {large.sum():d} gamma_hat"
     return (
         claim(one, single | ~small, turn),
         claim(two, parted | ~large, parts),
-        claim(inner, 0 < nearest <= farthest <= 2, f"from {nearest:.1e} to {farthest:.4f}"),
+        claim(inner, 0 < nearest <= farthest <= 2, distances),
         descents.all_converged("A local minimum is found from every start", measured),
     )
 

@@ -22,6 +22,7 @@ from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
 _ALIKE = 0.1  # solutions that are closer are called the same
 _SIGMAS = 4  # standard errors by which a difference must exceed 0
+_LEAD = "MaxFL minus FedAvg"
 _COUNT, _ANY, _ALL, _BOTH = "number satisfied", "at least one", "all three", "clients 1 and 2"
 _NUMBERS = ["0", "1", "2", "3"]
 _SHOWN = ["FedAvg", "MaxFL", "MaxFL (log loss)"]
@@ -78,16 +79,15 @@ def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
         _COUNT: count,
     }
     samples = xr.Dataset(events).to_dataarray("event")
+    lead = samples.sel(objective="MaxFL") - samples.sel(objective="FedAvg")
+    # Its error is that of pairs: both objectives have the same draws.
+    samples = xr.concat([samples, lead.assign_coords(objective=_LEAD)], "objective")
     mean, error = estimate(samples, "draw")
-    fedavg, maxfl = (samples.sel(objective=name) for name in ("FedAvg", "MaxFL"))
-    lead, lead_error = estimate(maxfl - fedavg, "draw")
     apart = abs(result.solution.sel(objective="MaxFL") - result.empirical_mean.mean("client"))
     return xr.Dataset(
         {
             "mean": mean,
             "standard_error": error,
-            "lead": lead,
-            "lead_standard_error": lead_error,
             "distance": apart.median("draw") / config.gamma,
             "alike": (apart / config.gamma <= _ALIKE).mean("draw"),
             "true_means": (("case", "client"), np.array(config.cases)),
@@ -101,13 +101,13 @@ def claims(measured: xr.Dataset, config: ThreeClients) -> Sequence[Claim]:
     """Statements about single draws, judged over draws."""
 
     def evidence(case: int, *events: str) -> str:
-        here = measured.sel(case=case, event=list(events))
-        both = here["mean"].sel(objective=["MaxFL", "FedAvg"]).transpose("event", "objective")
-        lead = describe(here.lead, here.lead_standard_error, ".4f")
-        return f"{describe(both, form='.3f')}; MaxFL minus FedAvg: {lead}"
+        at = {"case": case, "event": list(events), "objective": ["MaxFL", "FedAvg", _LEAD]}
+        here = measured.sel(at).transpose("event", "objective", ...)
+        return describe(here["mean"], here.standard_error, ".3f")
 
     gap = f"{_SIGMAS} standard errors"
-    leads = measured.lead > _SIGMAS * measured.lead_standard_error
+    lead = measured.sel(objective=_LEAD)
+    leads = lead["mean"] > _SIGMAS * lead.standard_error
     case_1, lead_2, lead_3 = measured.sel(case=1), leads.sel(case=2), leads.sel(case=3)
     same = f"Case 1, similar clients: MaxFL's solution is FedAvg's, within {_ALIKE:g} gamma"
     some = "Case 2, different clients: MaxFL satisfies at least one, unlike FedAvg "
@@ -123,7 +123,8 @@ def claims(measured: xr.Dataset, config: ThreeClients) -> Sequence[Claim]:
 
 def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
     """Returns the distributions of the number of satisfied clients."""
-    mean, error = measured["mean"], measured.standard_error
+    shown = measured.drop_sel(objective=_LEAD)
+    mean, error = shown["mean"], shown.standard_error
     contents = {
         "true means": xr.DataArray([_list(means) for means in config.cases], {"case": mean.case}),
         "mean number": cells(mean, error, form=".4f").sel(event=_COUNT),

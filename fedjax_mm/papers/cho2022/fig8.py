@@ -83,23 +83,18 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
         w, gamma_hat = descents.across(config.gamma_hat, 801), jnp.asarray(config.gamma_hat)
         # None in the exact middle, which may be a maximum.
         starts = descents.across(config.gamma_hat, config.num_starts) + 1e-3
-    dims = {
-        "gamma_hat w": "objective curvature rate",
-        "gamma_hat": "constant_rate",
-        "gamma_hat rule start round": "path",
-        "gamma_hat start": "minimum",
-    }
     coords = {"gamma_hat": gamma_hat, "w": w, "start": starts, "rule": list(_RULES)}
     coords["round"] = np.arange(config.num_rounds + 1)
+    dims = {"constant_rate": "gamma_hat", "minimum": "gamma_hat start"}
+    dims["path"] = "gamma_hat rule start round"
     program = jax.vmap(at, (0, None, None))
-    return descents.compute(program, (gamma_hat, w, starts), dims, coords)
+    return descents.compute(program, (gamma_hat, w, starts), coords, "gamma_hat w", dims)
 
 
 def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
     """Returns rates where the objective is flat and where it is steep, and rounds to a minimum."""
     ends = (result.minimum.min("start"), result.minimum.max("start"))
     distance = np.minimum(*(abs(result.path - end) for end in ends))
-    distance = distance.transpose("gamma_hat", "rule", "start", "round")
     arrived = first_round_below(distance.values, result["round"].values, config.target)
     result = result.assign(rounds=distance.isel(round=0, drop=True).copy(data=arrived))
     each = [_at_one(result.sel(gamma_hat=gamma)) for gamma in result.gamma_hat.values]
@@ -114,27 +109,24 @@ def _at_one(result: xr.Dataset) -> xr.Dataset:
     is_flat_start = np.interp(result.start.values, w, flat) > 0.5
     # A descent that has not arrived counts as the slowest.
     late = result.rounds.fillna(np.inf)
-    rates = {
-        "flat": rate[flat].mean() if flat.any() else np.nan,
-        "steep": rate[steep].mean(),
-        "minimum": np.interp(minima[0], w, rate),
-        "1/L": result.constant_rate.item(),
-        "largest": rate.max(),
-    }
-    numbers = {
-        "rate": ("part", list(rates.values())),
-        "rounds": result.rounds,
-        "flat_starts": is_flat_start.sum(),
-        "flat_rounds": late.sel(start=is_flat_start).median("start"),
-        "slower": (late.sel(rule="adaptive") > late.sel(rule="constant")).sum(),
-        "not_arrived": result.rounds.isnull().sum("start"),
-    }
-    return xr.Dataset(numbers, {"part": list(rates)})
+    return xr.Dataset(
+        {
+            "flat": rate[flat].mean() if flat.any() else np.nan,
+            "steep": rate[steep].mean(),
+            "minimum": np.interp(minima[0], w, rate),
+            "1/L": result.constant_rate,
+            "largest": rate.max(),
+            "rounds": result.rounds,
+            "flat_starts": is_flat_start.sum(),
+            "flat_rounds": late.sel(start=is_flat_start).median("start"),
+            "slower": (late.sel(rule="adaptive") > late.sel(rule="constant")).sum(),
+            "not_arrived": result.rounds.isnull().sum("start"),
+        }
+    )
 
 
 def claims(measured: xr.Dataset, config: Rate) -> Sequence[Claim]:
     """The adaptive rate is higher, and faster, where the objective is flat."""
-    flat, steep = (measured.rate.sel(part=part) for part in ("flat", "steep"))
     adaptive, constant = (measured.flat_rounds.sel(rule=rule) for rule in _RULES)
     higher = "The rate is higher where the objective is flat"
     faster = "From flat starts the adaptive rate takes fewer rounds than 1/L, L the smoothness"
@@ -144,13 +136,17 @@ def claims(measured: xr.Dataset, config: Rate) -> Sequence[Claim]:
         f"median rounds: {rounds}; flat starts: {starts}; of {config.num_starts} starts, not "
         f"arrived after {config.num_rounds}: {late}; adaptive is slower from: {slower}"
     )
-    rates = describe(measured.rate.sel(part=["flat", "steep"]), form=".3g")
-    return claim(higher, flat > steep, rates), claim(faster, adaptive < constant, evidence)
+    rates = describe(measured[["flat", "steep"]].to_dataarray("part").T, form=".3g")
+    return (
+        claim(higher, measured.flat > measured.steep, rates),
+        claim(faster, adaptive < constant, evidence),
+    )
 
 
 def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
     """Returns rates, and median rounds from flat starts."""
-    contents = columns(cells(measured.rate.drop_sel(part="largest"), form=".4g"), "part")
+    rates = ("flat", "steep", "minimum", "1/L")
+    contents = {name: cells(measured[name], form=".4g") for name in rates}
     contents |= columns(cells(measured.flat_rounds, form="g"), "rule", "rounds, {}")
     return [rows(contents, ("gamma_hat",))]
 
