@@ -26,28 +26,11 @@ from fedjax_mm import (
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.experiment import validate
-from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.cho2022.appeal import (
-    ThreeClients,
-    TwoClients,
-    exact_appeal,
-    judge_three,
-    judge_two,
-    plot_three,
-    plot_two,
-    run_three,
-)
-from fedjax_mm.papers.cho2022.shape import (
-    Landscape,
-    Rate,
-    critical_gamma_hat,
-    judge_landscape,
-    judge_rate,
-    plot_landscape,
-    plot_rate,
-    run_landscape,
-    run_rate,
-)
+from fedjax_mm.papers import ITEMS
+from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
+from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat
+from fedjax_mm.papers.cho2022.fig6 import ThreeClients
+from fedjax_mm.papers.cho2022.fig8 import Rate
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests import reference
@@ -60,8 +43,17 @@ THETA = np.array([0.0, 0.0, 6.0])
 THETA_HAT = np.array([0.8, -0.7, 6.3])
 
 
-def verdicts(judgement):
-    return [claim.holds for claim in judgement.claims]
+def verdicts(findings):
+    return [claim.holds for claim in findings.claims]
+
+
+def judge(name, dataset, config):
+    return ITEMS[f"maxfl-{name}"].judge(dataset, config)
+
+
+def run_and_judge(name, config):
+    dataset = ITEMS[f"maxfl-{name}"].run(config, None)
+    return dataset, config, judge(name, dataset, config)
 
 
 @partial(jax.jit, static_argnames="count")
@@ -344,20 +336,18 @@ SQUARES = range(21)
 
 @pytest.fixture(scope="module")
 def two():
-    """The figure as it is by default, its judgement, and the CPU seconds that it took."""
-    item = REPRODUCTIONS["maxfl-fig5a"]
+    """The figure as it is by default, what was found, and the CPU seconds that it took."""
     start = time.process_time()
     with optimised():  # who is satisfied may depend on the last digit
-        dataset = item.run(item.config, None)
-    judgement = item.judge(dataset, item.config)
-    return dataset, item.config, judgement, time.process_time() - start
+        findings = run_and_judge("fig5a", ITEMS["maxfl-fig5a"].settings)
+    return *findings, time.process_time() - start
 
 
 def test_figure_5a_takes_less_than_a_minute(two):
-    _, config, judgement, seconds = two
+    _, config, findings, seconds = two
     assert seconds < 60
     assert config == TwoClients(gamma_g_squared=tuple(SQUARES), num_seeds=10_000)
-    assert verdicts(judgement) == [True] * 6
+    assert verdicts(findings) == [True] * 6
 
 
 def test_the_exact_appeal_is_that_of_a_double_integral():
@@ -379,14 +369,14 @@ def test_federated_averaging_appeals_as_often_as_is_exact(two):
 
 def test_federated_averaging_is_below_lemma_a_1(two):
     bound = 2 * np.exp(-np.array(SQUARES) / 5)
-    appeal = two[2].measured["FedAvg"]["appeal"]
+    appeal = two[2].measured.appeal.sel(objective="FedAvg").values
     assert np.sum(bound < 1) == 17
     assert np.all(appeal[bound < 1] < bound[bound < 1])
 
 
 def test_maxfl_is_above_theorem_a_1(two):
-    numbers = two[2].measured["MaxFL"]
-    assert np.all(numbers["appeal"] - 40 * numbers["standard_error"] > np.exp(-1) / 16)
+    numbers = two[2].measured.sel(objective="MaxFL")
+    assert np.all(numbers.appeal - 40 * numbers.standard_error > np.exp(-1) / 16)
 
 
 def test_a_relu_gives_the_mean(two):
@@ -399,10 +389,10 @@ def test_a_relu_gives_the_mean(two):
 
 
 def test_every_descent_converged_and_it_is_reported(two):
-    dataset, _, judgement, _ = two
+    dataset, _, findings, _ = two
     assert dataset.converged.all()
     assert dataset.solution.dtype == np.float64
-    assert judgement.measured["convergence"]["converged"] == 4 * 21 * 10_000
+    assert findings.measured.converged == findings.measured.descents == 4 * 21 * 10_000
 
 
 @pytest.mark.parametrize(
@@ -439,10 +429,9 @@ def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
 
 def test_far_clients_are_satisfied_by_the_side_of_their_model(two):
     """At large gamma_G the model is one client's own but for a trifle, inwards: appeal 1/4."""
-    dataset, config, judgement, _ = two
+    dataset, config, findings, _ = two
     for square in (12.0, 16.0, 20.0):
-        i = SQUARES.index(square)
-        appeal = judgement.measured["MaxFL"]["appeal"][i]
+        appeal = findings.measured.appeal.sel({"gamma_G^2": square, "objective": "MaxFL"})
         assert appeal == pytest.approx(0.25, abs=4 * 0.25 / np.sqrt(config.num_seeds))
         at = dataset.sel(gamma_g_squared=square, objective="MaxFL")
         assert np.all(at.displacement * (3 - 2 * at.nearest) > 0)
@@ -459,58 +448,64 @@ def test_draws_depend_on_the_seed_the_point_and_their_number_only(two):
 
 @pytest.fixture(scope="module")
 def three():
-    config = ThreeClients(num_seeds=8000)
-    dataset = run_three(config)
-    return dataset, config, judge_three(dataset, config)
+    return run_and_judge("fig6", ThreeClients(num_seeds=8000))
 
 
 def test_the_number_satisfied_of_three(three):
     """With (0, 0, 6) MaxFL's mean is about 1.24, FedAvg's about 0.17."""
-    case = three[2].measured["case 3"]
+    case = three[2].measured.sel(case=3, event="number satisfied")
     for name, mean in (("MaxFL", 1.24), ("FedAvg", 0.17)):
-        assert case[name]["mean"] == pytest.approx(
-            mean, abs=4 * case[name]["standard_error"] + 5e-3
-        )
-    difference = case["MaxFL"]["mean"] - case["FedAvg"]["mean"]
-    error = np.hypot(*(case[name]["standard_error"] for name in ("MaxFL", "FedAvg")))
+        at = case.sel(objective=name)
+        assert at["mean"] == pytest.approx(mean, abs=4 * at.standard_error.item() + 5e-3)
+    difference = case["mean"].sel(objective="MaxFL") - case["mean"].sel(objective="FedAvg")
+    error = np.hypot(*(case.standard_error.sel(objective=name) for name in ("MaxFL", "FedAvg")))
     assert difference > 4 * error
+    lead = case.sel(objective="MaxFL minus FedAvg")
+    assert lead["mean"] == pytest.approx(difference.item())
+    number = three[0].satisfied.sel(case=3).sum("client")
+    pairs = number.sel(objective="MaxFL") - number.sel(objective="FedAvg")
+    assert lead.standard_error == pytest.approx(pairs.std(ddof=1).item() / np.sqrt(8000))
     assert three[0].solution.dtype == np.float64
 
 
 def test_cases_1_and_2_are_reported_as_found(three):
     """As statements about draws they do not hold."""
-    measured = three[2].measured
+    mean = three[2].measured["mean"]
     spread = 4 * np.sqrt(0.25 / 8000) + 5e-3
-    for case, index, name, share in (
-        ("case 1", [3], "MaxFL", 0.24),
-        ("case 1", [3], "FedAvg", 0.37),
-        ("case 2", [1, 2, 3], "MaxFL", 0.20),  # the middle client is pulled to the nearer other
-        ("case 2", [1, 2, 3], "FedAvg", 0.70),
+    for case, event, numbers, name, share in (
+        (1, "all three", ["3"], "MaxFL", 0.24),
+        (1, "all three", ["3"], "FedAvg", 0.37),
+        # The middle client is pulled to the nearer other.
+        (2, "at least one", ["1", "2", "3"], "MaxFL", 0.20),
+        (2, "at least one", ["1", "2", "3"], "FedAvg", 0.70),
     ):
-        found = measured[case][name]["distribution"][index].sum()
-        assert found == pytest.approx(share, abs=spread), (case, name)
+        found = mean.sel(case=case, objective=name)
+        assert found.sel(event=numbers).sum() == pytest.approx(share, abs=spread), (case, name)
+        assert found.sel(event=event) == pytest.approx(found.sel(event=numbers).sum().item())
     assert verdicts(three[2]) == [False, False, True, True]
 
 
 def test_distributions_have_standard_errors(three):
-    dataset, config, judgement = three
+    dataset, config, findings = three
     for case in (1, 2, 3):
         for name in OBJECTIVES:
-            numbers = judgement.measured[f"case {case}"][name]
+            numbers = findings.measured.sel(case=case, objective=name)
             number = dataset.satisfied.sel(case=case, objective=name).sum("client").values
             p = np.bincount(number, minlength=4) / config.num_seeds
-            np.testing.assert_allclose(numbers["distribution"], p)
+            shares = numbers.sel(event=["0", "1", "2", "3"])
+            np.testing.assert_allclose(shares["mean"], p)
             np.testing.assert_allclose(
-                numbers["distribution_standard_error"], np.sqrt(p * (1 - p) / (len(number) - 1))
+                shares.standard_error, np.sqrt(p * (1 - p) / (len(number) - 1))
             )
-            assert numbers["mean"] == pytest.approx(number.mean())
+            assert numbers["mean"].sel(event="number satisfied") == pytest.approx(number.mean())
 
 
 def test_the_example_of_case_3_is_the_single_draw(three):
-    example = three[2].measured["case 3"]["example"]
-    np.testing.assert_allclose(example["empirical_means"], THETA_HAT)
-    assert example["MaxFL"]["satisfied"] == [1, 2]
-    assert example["FedAvg"]["satisfied"] == []
+    example = three[2].measured.sel(case=3)
+    np.testing.assert_allclose(example.example_empirical_mean, THETA_HAT)
+    satisfied = example.example_satisfied
+    assert satisfied.sel(objective="MaxFL").values.tolist() == [True, True, False]
+    assert not satisfied.sel(objective="FedAvg").any()
 
 
 # Claims can fail
@@ -521,16 +516,16 @@ def test_claims_of_figure_5a_fail_when_the_objectives_are_exchanged(two):
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
     swapped = dataset.assign_coords(objective=labels)
-    assert verdicts(judge_two(swapped, config)) == [False, False, False, True, True, True]
+    assert verdicts(judge("fig5a", swapped, config)) == [False, False, False, True, True, True]
 
 
 def test_claims_of_figure_5a_fail_on_other_numbers(two):
     dataset, config, *_ = two
     shifted = dataset.assign(solution=dataset.solution + 1e-5)
-    assert verdicts(judge_two(shifted, config))[3:5] == [False, False]
+    assert verdicts(judge("fig5a", shifted, config))[3:5] == [False, False]
     lost = dataset.assign(converged=dataset.converged.copy(data=dataset.converged.values.copy()))
     lost.converged[3, 5, 1] = False
-    assert verdicts(judge_two(lost, config)) == [True] * 5 + [False]
+    assert verdicts(judge("fig5a", lost, config)) == [True] * 5 + [False]
 
 
 def test_claims_of_figure_6_follow_the_objectives(three):
@@ -538,7 +533,7 @@ def test_claims_of_figure_6_follow_the_objectives(three):
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
     swapped = dataset.assign_coords(objective=labels)
-    assert verdicts(judge_three(swapped, config)) == [True, True, False, True]
+    assert verdicts(judge("fig6", swapped, config)) == [True, True, False, True]
 
 
 # Figures 5(b) and 8
@@ -547,15 +542,17 @@ def test_claims_of_figure_6_follow_the_objectives(three):
 def test_the_landscape_has_one_minimum_and_then_two():
     """And three just below the critical point: the two do not grow out of the middle."""
     config = Landscape(num_points=400, num_starts=11, largest=2.0)
-    dataset = run_landscape(config)
-    judgement = judge_landscape(dataset, config)
-    assert verdicts(judgement) == [True] * 4
-    measured = judgement.measured
-    critical = measured["critical_gamma_hat"]
-    np.testing.assert_allclose(measured["gamma_hat_with_three_minima"], [1.015, 1.02])
-    for gamma, minima in zip(measured["gamma_hat"], measured["minima"], strict=True):
-        assert len(minima) == (1 if gamma < 1.0149 else 3 if gamma < critical else 2)
-        for point in minima:
+    *_, findings = run_and_judge("fig5b", config)
+    assert verdicts(findings) == [True] * 4
+    measured = findings.measured
+    critical = measured.critical_gamma_hat
+    three = measured.gamma_hat[measured.number == 3]
+    np.testing.assert_allclose([three.min(), three.max()], [1.015, 1.02])
+    for gamma, minima in zip(measured.gamma_hat.values, measured.minima, strict=True):
+        found = minima.dropna("minimum").values
+        assert len(found) == (1 if gamma < 1.0149 else 3 if gamma < critical else 2)
+        assert np.all(np.diff(found) > 0)
+        for point in found:
             gradients = [
                 reference.mean_estimation_gradient(point + d, np.array([-gamma, gamma]), "MaxFL")
                 for d in (-1e-4, 1e-4)
@@ -565,31 +562,27 @@ def test_the_landscape_has_one_minimum_and_then_two():
 
 @pytest.fixture(scope="module")
 def landscape():
-    config = Landscape(num_points=20, num_starts=5)
-    dataset = run_landscape(config)
-    return dataset, config, judge_landscape(dataset, config)
+    return run_and_judge("fig5b", Landscape(num_points=20, num_starts=5))
 
 
 def test_claims_of_figure_5b_can_fail(landscape):
     dataset, config, _ = landscape
     shifted = dataset.assign(minimum=dataset.minimum + 1.0)
-    assert verdicts(judge_landscape(shifted, config)) == [False, False, True, True]
+    assert verdicts(judge("fig5b", shifted, config)) == [False, False, True, True]
     outside = dataset.assign(displacement=-dataset.displacement)
-    assert verdicts(judge_landscape(outside, config)) == [True, True, False, True]
+    assert verdicts(judge("fig5b", outside, config)) == [True, True, False, True]
     lost = dataset.assign(converged=dataset.converged & (dataset.start < 0.9))
-    assert verdicts(judge_landscape(lost, config)) == [True, True, True, False]
+    assert verdicts(judge("fig5b", lost, config)) == [True, True, True, False]
 
 
 @pytest.fixture(scope="module")
 def rate():
-    config = Rate(num_rounds=600, num_starts=21)
-    dataset = run_rate(config)
-    return dataset, config, judge_rate(dataset, config)
+    return run_and_judge("fig8", Rate(num_rounds=600, num_starts=21))
 
 
 def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
-    dataset, config, judgement = rate
-    assert verdicts(judgement) == [True, True]
+    dataset, config, findings = rate
+    assert verdicts(findings) == [True, True]
     # eta N / (sum q + eps), at a few places
     for gamma in config.gamma_hat:
         for i in (0, 250, 400, 511):
@@ -603,28 +596,24 @@ def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
     q = reference.mean_estimation_weights(gradients**2 / 4, "MaxFL")
     assert path[1] == pytest.approx(path[0] - 0.5 * (q @ gradients) / (q.sum() + 1e-2), rel=1e-12)
     exchanged = dataset.assign_coords(rule=dataset.rule.values[::-1])
-    assert verdicts(judge_rate(exchanged, config)) == [True, False]
-    assert not judge_rate(dataset.assign(rate=1 / dataset.rate), config).claims[0].holds
+    assert verdicts(judge("fig8", exchanged, config)) == [True, False]
+    assert not judge("fig8", dataset.assign(rate=1 / dataset.rate), config).claims[0].holds
 
 
 # Figures and the command line
 
 
-def caption(figure):
-    return " ".join(" ".join(text.get_text() for text in figure.texts).split())
-
-
 @pytest.fixture(params=["two", "three", "landscape", "rate"])
 def drawn(request):
-    """A figure of each kind, and its judgement."""
-    dataset, config, judgement, *_ = request.getfixturevalue(request.param)
-    plots = {"two": plot_two, "three": plot_three, "landscape": plot_landscape, "rate": plot_rate}
-    plot = plots[request.param]
-    return request.param, plot(dataset, config, judgement), judgement
+    """A figure of each kind."""
+    dataset, config, findings, *_ = request.getfixturevalue(request.param)
+    names = {"two": "fig5a", "three": "fig6", "landscape": "fig5b", "rate": "fig8"}
+    item = ITEMS[f"maxfl-{names[request.param]}"]
+    return request.param, item.figure(dataset, findings.measured, config)
 
 
-def test_figures_show_what_was_measured_and_nothing_is_cut(drawn):
-    name, figure, judgement = drawn
+def test_figures_have_their_panels_and_nothing_is_cut(drawn):
+    name, figure = drawn
     FigureCanvasAgg(figure).draw()
     assert len(figure.axes) == {"two": 2, "three": 6, "landscape": 2, "rate": 3}[name]
     title, below = sorted(figure.texts, key=lambda text: -text.get_position()[1])
@@ -635,17 +624,16 @@ def test_figures_show_what_was_measured_and_nothing_is_cut(drawn):
         assert figure.bbox.x0 <= panel.x0 < panel.x1 <= figure.bbox.x1
         assert axes.get_xlabel()
         assert axes.get_ylabel()
-    failed = [claim.claim for claim in judgement.claims if not claim.holds]
-    assert all(claim in caption(figure) for claim in failed)
-    assert ("All claims hold" in caption(figure)) == (not failed)
 
 
 def test_figure_5a_has_the_bounds_drawn_in(two):
-    dataset, config, judgement, _ = two
-    for axes in plot_two(dataset, config, judgement).axes:
+    dataset, config, findings, _ = two
+    figure = ITEMS["maxfl-fig5a"].figure(dataset, findings.measured, config)
+    for axes in figure.axes:
         lines = {bars.get_label(): bars[0].get_xydata().T for bars in axes.containers}
         for label in OBJECTIVES:
-            np.testing.assert_allclose(lines[label][1], judgement.measured[label]["appeal"])
+            appeal = findings.measured.appeal.sel(objective=label)
+            np.testing.assert_allclose(lines[label][1], appeal)
         (upper,) = (xy for label, xy in lines.items() if "Lemma A.1" in label)
         np.testing.assert_allclose(upper[1], 2 * np.exp(-upper[0] / 5))
         (lower,) = (xy for label, xy in lines.items() if "Theorem A.1" in label)
@@ -685,6 +673,6 @@ def test_the_command_line_writes_the_files(name, sizes, tmp_path):
     ],
 )
 def test_wrong_settings_are_refused(name, settings, message):
-    config = REPRODUCTIONS[name].config
+    config = ITEMS[name].settings
     with pytest.raises(ValueError, match=re.escape(message)):
         validate(type(config), config.model_dump(), [settings])

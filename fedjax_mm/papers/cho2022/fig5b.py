@@ -1,0 +1,169 @@
+"""Figure 5(b): MaxFL's objective of two clients, and its local minima."""
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedjax_mm.experiments.tasks import Config, Count, Positive
+from fedjax_mm.papers.cho2022 import descents
+from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.results import plots
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.tasks.mean_estimation import maxfl_objective
+
+_NEAR = 1e-6  # minima closer than this are one
+
+
+class Landscape(Config):
+    """Settings of Figure 5(b): half the distance of the empirical means, which lie around 0."""
+
+    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 1.0, 1.5, 3.0)
+    """Whose objectives are drawn."""
+    largest: Positive = 4.0
+    num_points: Annotated[Count, Field(ge=2)] = 200
+    """How many gamma_hat up to the largest are searched for minima."""
+    num_starts: Annotated[Count, Field(ge=3)] = 41
+    """Where the searches start, between the clients' own models."""
+
+
+def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.Dataset:
+    """Returns the objective over w for some gamma_hat, and its minima for many."""
+
+    def program(gamma_hat: Any, w: Any, fine: Any, starts: Any) -> dict[str, Any]:
+        def curve(gamma_hat: Any) -> Any:
+            return jax.vmap(partial(maxfl_objective, descents.pair(gamma_hat)))(w)
+
+        def minima(gamma_hat: Any) -> Any:
+            descend = partial(descents.descend, maxfl_objective, descents.pair(gamma_hat))
+            return jax.vmap(descend)(gamma_hat * starts)
+
+        found = jax.vmap(minima)(fine)
+        some = {name: found[name] for name in ("displacement", "nearest", "converged")}
+        return some | {"minimum": found["solution"], "objective": jax.vmap(curve)(gamma_hat)}
+
+    with jax.enable_x64(True):
+        fine = jnp.linspace(0, config.largest, config.num_points + 1)[1:]
+        # Off the middle by less than a minimum beside it can be, but where one is about to be.
+        starts = jnp.linspace(-1, 1, config.num_starts) + 1e-5
+        w, gamma_hat = descents.across(config.gamma_hat, 401), jnp.asarray(config.gamma_hat)
+    coords = {"gamma_hat": gamma_hat, "w": w, "searched_gamma_hat": fine, "start": starts}
+    dims = {"objective": "gamma_hat w"}
+    over = "searched_gamma_hat start"
+    return descents.compute(program, tuple(coords.values()), coords, over, dims)
+
+
+def critical_gamma_hat() -> float:
+    """Returns where the middle turns from a minimum into a maximum.
+
+    ``x tanh(x/2) = 1/2`` with ``x = gamma_hat^2``: the curvature there is
+    ``2 q (1 - 2 x tanh(x/2))``, with q the weight of both clients.
+
+    Example:
+      >>> round(critical_gamma_hat(), 4)
+      1.0216
+    """
+    low, high = 0.0, 2.0
+    for _ in range(60):
+        x = (low + high) / 2
+        low, high = (x, high) if x * math.tanh(x / 2) < 1 / 2 else (low, x)
+    return math.sqrt(low)
+
+
+def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
+    """Returns the distinct minima in increasing order, then NaN, and their distances inwards."""
+    points = np.sort(result.minimum.transpose("searched_gamma_hat", "start").values)
+    is_new = np.diff(points, prepend=-np.inf) > _NEAR
+    number = is_new.sum(axis=1)
+    # Sorted again: NaN goes to the end.
+    minima = np.sort(np.where(is_new, points, np.nan))[:, : number.max()]
+    inwards = result.displacement * (3 - 2 * result.nearest)  # client 1 is on the left
+    return xr.Dataset(
+        {
+            "critical_gamma_hat": critical_gamma_hat(),
+            "minima": (("gamma_hat", "minimum"), minima),
+            "number": ("gamma_hat", number),
+            "nearest": inwards.min(),
+            "farthest": inwards.max(),
+            **descents.convergence(result),
+        },
+        {"gamma_hat": result.searched_gamma_hat.values, "minimum": 1 + np.arange(number.max())},
+    )
+
+
+def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
+    """One minimum for similar clients, two for different ones."""
+    gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
+    nearest, farthest = measured.nearest.item(), measured.farthest.item()
+    small, large, many = gamma**2 < 1, gamma**2 > 2, (measured.number > 2).sum()
+    single = (measured.number == 1) & (abs(minima.isel(minimum=0)) < _NEAR)
+    is_outer = (abs(abs(minima) - gamma) < abs(minima)) | minima.isnull()
+    parted = (measured.number == 2) & is_outer.all("minimum")
+    one = "gamma_hat^2 < 1: one minimum, the average of the clients' models"
+    two = "gamma_hat^2 > 2: two minima, each nearer to a client's model than to the middle"
+    inner = "Lemma A.4: every minimum is at most 2 from a client's model, on the inner side"
+    turn = (
+        f"at {(single & small).sum():d} of {small.sum():d} gamma_hat; it turns into a maximum at "
+        f"gamma_hat = {critical:.4f}, gamma_hat^2 = {critical**2:.4f}; at {many:d} gamma_hat just "
+        "below there are three minima"
+    )
+    distances = f"distances inwards from {nearest:.1e} to {farthest:.4f}"
+    parts = f"at {(parted & large).sum():d} of {large.sum():d} gamma_hat"
+    return (
+        claim(one, single | ~small, turn),
+        claim(two, parted | ~large, parts),
+        claim(inner, 0 < nearest <= farthest <= 2, distances),
+        descents.all_converged("A local minimum is found from every start", measured),
+    )
+
+
+def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:
+    """Returns the minima at nine gamma_hat."""
+    some = measured.isel(gamma_hat=np.linspace(0, config.num_points - 1, 9).astype(int))
+    where = columns(cells(some.minima, form="+.4f", missing=""), "minimum")
+    return [rows({"minima": some.number, **where}, ("gamma_hat",))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Landscape) -> Figure:
+    """Draws the objective over w, and the minima over gamma_hat."""
+    gammas, minima = measured.gamma_hat.values, measured.minima
+    every = np.repeat(gammas, minima.sizes["minimum"])
+    own = plots.Line("a client's own model", gammas, gammas, style="--", color=6)
+    found = plots.Line("local minima", every, minima.values.ravel(), style=".")
+    below = plots.Panel(
+        "its local minima",
+        r"half the distance of the empirical means, $\hat\gamma_G$",
+        "model $w$",
+        [found, own, own._replace(label="", y=-gammas)],
+        {"the middle turns into a maximum": measured.critical_gamma_hat.item()},
+        limits=(-1.1 * config.largest, 1.8 * config.largest),
+    )
+    return plots.draw(
+        [[descents.objectives(result), below]],
+        title=r"Mean estimation, two clients with empirical means $\pm\hat\gamma_G$",
+        caption=f"Minima found from {config.num_starts} starts between the clients' own models.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="maxfl-fig5b",
+        title="MaxFL's objective of two clients and its local minima",
+        settings=Landscape(),
+        run=run_landscape,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Figure 5(b)."""

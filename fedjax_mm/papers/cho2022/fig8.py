@@ -1,0 +1,190 @@
+"""Figure 8: MaxFL's adaptive learning rate against a constant one."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedjax_mm.experiments.tasks import Config, Count, Positive
+from fedjax_mm.theory.minimize import local_minimum
+from fedjax_mm.papers.cho2022 import descents
+from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.labels import describe
+from fedjax_mm.results.metrics import first_round_below
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.tasks.mean_estimation import maxfl_objective
+
+_AROUND = 0.5  # models closer to a minimum are not called flat
+_RULES = ("adaptive", "constant")
+
+
+class Rate(Config):
+    """Settings of Figure 8: gradient descent of MaxFL from many starts."""
+
+    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.5, 3.0)
+    learning_rate: Positive = 0.5
+    """eta_g eta_l; 1/L_s, L_s = 2 being the clients' smoothness."""
+    epsilon: Positive = 1e-2
+    num_rounds: Count = 3000
+    num_starts: Annotated[Count, Field(ge=2)] = 81
+    target: Positive = 1e-3
+    """The distance to a minimum at which a descent has arrived."""
+
+
+def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
+    """Returns the rate over w, and gradient descent with it and with a constant rate.
+
+    The adaptive rate of the objective's gradient is ``eta N / (sum q_k + eps)`` (eq. 6 with one
+    local step), ``q_k = sigma (1 - sigma)`` at ``F_k(w) - rho_k`` (eq. 4); the constant one is 1/L
+    with L the objective's largest curvature.
+    """
+
+    def at(gamma_hat: Any, w: Any, starts: Any) -> dict[str, Any]:
+        task = descents.pair(gamma_hat)
+        objective = partial(maxfl_objective, task)
+        slope = jax.grad(objective)
+        curvature = jax.vmap(jax.grad(slope))(w)
+        smoothness = jnp.max(jnp.abs(curvature))
+
+        def adaptive(w: Any) -> Any:
+            gaps = task.gaps(w)
+            # Not sigma (1 - sigma): 1 - sigma is 0 from gaps of 37 on.
+            weights = jax.nn.sigmoid(gaps) * jax.nn.sigmoid(-gaps)
+            return config.learning_rate * task.num_clients / (jnp.sum(weights) + config.epsilon)
+
+        def path(rate: Any, start: Any) -> Any:
+            def one_round(w: Any, _: None) -> tuple[Any, Any]:
+                w = w - rate(w) * slope(w)
+                return w, w
+
+            return jnp.append(start, lax.scan(one_round, start, length=config.num_rounds)[1])
+
+        rates = (adaptive, lambda w: 1 / smoothness)
+        return {
+            "objective": jax.vmap(objective)(w),
+            "curvature": curvature,
+            "rate": jax.vmap(adaptive)(w),
+            "constant_rate": 1 / smoothness,
+            "path": jnp.stack([jax.vmap(partial(path, rate))(starts) for rate in rates]),
+            "minimum": jax.vmap(partial(local_minimum, objective))(starts).point,
+        }
+
+    with jax.enable_x64(True):
+        w, gamma_hat = descents.across(config.gamma_hat, 801), jnp.asarray(config.gamma_hat)
+        # None in the exact middle, which may be a maximum.
+        starts = descents.across(config.gamma_hat, config.num_starts) + 1e-3
+    coords = {"gamma_hat": gamma_hat, "w": w, "start": starts, "rule": list(_RULES)}
+    coords["round"] = np.arange(config.num_rounds + 1)
+    dims = {"constant_rate": "gamma_hat", "minimum": "gamma_hat start"}
+    dims["path"] = "gamma_hat rule start round"
+    program = jax.vmap(at, (0, None, None))
+    return descents.compute(program, (gamma_hat, w, starts), coords, "gamma_hat w", dims)
+
+
+def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
+    """Returns rates where the objective is flat and where it is steep, and rounds to a minimum."""
+    ends = (result.minimum.min("start"), result.minimum.max("start"))
+    distance = np.minimum(*(abs(result.path - end) for end in ends))
+    arrived = first_round_below(distance.values, result["round"].values, config.target)
+    result = result.assign(rounds=distance.isel(round=0, drop=True).copy(data=arrived))
+    each = [_at_one(result.sel(gamma_hat=gamma)) for gamma in result.gamma_hat.values]
+    return xr.concat(each, "gamma_hat")
+
+
+def _at_one(result: xr.Dataset) -> xr.Dataset:
+    w, rate, minima = result.w.values, result.rate.values, result.minimum.values
+    slope = np.abs(np.gradient(result.objective.values, w))
+    is_near = np.abs(w[:, None] - minima).min(axis=1) < _AROUND
+    flat, steep = (slope < slope.max() / 10) & ~is_near, slope > slope.max() / 2
+    is_flat_start = np.interp(result.start.values, w, flat) > 0.5
+    # A descent that has not arrived counts as the slowest.
+    late = result.rounds.fillna(np.inf)
+    return xr.Dataset(
+        {
+            "flat": rate[flat].mean() if flat.any() else np.nan,
+            "steep": rate[steep].mean(),
+            "minimum": np.interp(minima[0], w, rate),
+            "1/L": result.constant_rate,
+            "largest": rate.max(),
+            "rounds": result.rounds,
+            "flat_starts": is_flat_start.sum(),
+            "flat_rounds": late.sel(start=is_flat_start).median("start"),
+            "slower": (late.sel(rule="adaptive") > late.sel(rule="constant")).sum(),
+            "not_arrived": result.rounds.isnull().sum("start"),
+        }
+    )
+
+
+def claims(measured: xr.Dataset, config: Rate) -> Sequence[Claim]:
+    """The adaptive rate is higher, and faster, where the objective is flat."""
+    adaptive, constant = (measured.flat_rounds.sel(rule=rule) for rule in _RULES)
+    higher = "The rate is higher where the objective is flat"
+    faster = "From flat starts the adaptive rate takes fewer rounds than 1/L, L the smoothness"
+    counts = ("flat_rounds", "flat_starts", "not_arrived", "slower")
+    rounds, starts, late, slower = (describe(measured[name], form="g") for name in counts)
+    evidence = (
+        f"median rounds: {rounds}; flat starts: {starts}; of {config.num_starts} starts, not "
+        f"arrived after {config.num_rounds}: {late}; adaptive is slower from: {slower}"
+    )
+    rates = describe(measured[["flat", "steep"]].to_dataarray("part").T, form=".3g")
+    return (
+        claim(higher, measured.flat > measured.steep, rates),
+        claim(faster, adaptive < constant, evidence),
+    )
+
+
+def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
+    """Returns rates, and median rounds from flat starts."""
+    rates = ("flat", "steep", "minimum", "1/L")
+    contents = {name: cells(measured[name], form=".4g") for name in rates}
+    contents |= columns(cells(measured.flat_rounds, form="g"), "rule", "rounds, {}")
+    return [rows(contents, ("gamma_hat",))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
+    """Draws the objective, the rates over w, and the rounds to a minimum over the start."""
+    drawn = result.assign(rounds=1 + measured.rounds).rename(gamma_hat=r"$\hat\gamma_G$")
+    rates = plots.lines(drawn.rate, style="-", label="adaptive, ")
+    rates += plots.lines(drawn.constant_rate.broadcast_like(drawn.rate), style="--", label="1/L, ")
+    adaptive, constant = (drawn.rounds.sel(rule=rule) for rule in _RULES)
+    counts = plots.lines(adaptive, style="o", label="adaptive, ")
+    counts += plots.lines(constant, style="x", label="constant, ")
+    # Room for the legend above the lines.
+    limits = min(line.y.min() for line in rates) / 1.5, 12 * max(line.y.max() for line in rates)
+    panels = [
+        descents.objectives(result),
+        plots.Panel("learning rate", "model $w$", "rate", rates, limits=limits, scale="log"),
+        plots.Panel("rounds to a minimum", "start $w_0$", "1 + rounds", counts, scale="log"),
+    ]
+    return plots.draw(
+        [panels],
+        title=r"MaxFL's adaptive rate, two clients with empirical means $\pm\hat\gamma_G$, "
+        rf"$\epsilon$ = {config.epsilon:g}",
+        caption=f"A descent has arrived within {config.target:g} of a minimum; no point: not after "
+        f"{config.num_rounds:,} rounds.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="maxfl-fig8",
+        title="MaxFL's adaptive learning rate against a constant one",
+        settings=Rate(),
+        run=run_rate,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Figure 8."""
