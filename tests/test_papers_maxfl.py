@@ -112,9 +112,8 @@ def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
             wanted = max(fine, key=lambda point: point.accuracy.mean("seed").item())
             chosen = best.sel({"algorithm": name, "attackers": share, "warm-up steps": 100})
             np.testing.assert_array_equal(chosen.appeal.isel(round=-1), wanted.appeal)
-            np.testing.assert_array_equal(
-                ends.percent.sel({at: chosen[at].item() for at in AXES}), 100 * wanted.appeal[None]
-            )
+            shown = ends.percent.sel({axis: chosen[axis].item() for axis in AXES})
+            np.testing.assert_array_equal(shown, 100 * wanted.appeal.values[None])
             for key in ("learning_rate", "local_steps", "batch_size"):
                 assert chosen[key].item() == wanted[key].item()
 
