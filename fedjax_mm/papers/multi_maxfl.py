@@ -30,7 +30,7 @@ from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
-from fedjax_mm.tasks.requirements import OwnModels, own_models, requiring
+from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
 """What the three models learn of the same images."""
@@ -97,17 +97,12 @@ def _prepare(
     config: MultiAppeal, rng_key: Any, data: FederatedData, draw: Any, **point: str
 ) -> OwnModels:
     """Returns the clients' own models for every question."""
-    mine = data.select(draw)
+    mine, rate = data.select(draw), config.learning_rate
+    how: dict[str, Any] = {"num_steps": config.warm_up_steps, "batch_size": config.batch_size}
 
     def of_question(column: Any) -> OwnModels:
-        return own_models(
-            rng_key,
-            classifier(mine, dropout_rate=0.5, column=column),
-            model=column,
-            learning_rate=config.learning_rate,
-            num_steps=config.warm_up_steps,
-            batch_size=config.batch_size,
-        )
+        task = classifier(mine, dropout_rate=0.5, column=column)
+        return own_models(rng_key, task, model=column, learning_rate=rate, **how)
 
     # Questions differ in a column only: lax.map compiles one training for all of them.
     return lax.map(of_question, jnp.arange(len(QUESTIONS)))
@@ -122,19 +117,18 @@ def _build(
     prepared: OwnModels,
 ) -> Setup:
     mine = data.select(draw)
-    tasks = [
-        requiring(
-            classifier(mine, dropout_rate=0.5, column=column),
-            jax.tree.map(itemgetter(column), prepared),
-            num_unseen=config.num_unseen,
-        )
-        for column in range(len(QUESTIONS))
-    ]
+
+    def task_of(column: int) -> Requiring:
+        task = classifier(mine, dropout_rate=0.5, column=column)
+        own = jax.tree.map(itemgetter(column), prepared)
+        return requiring(task, own, num_unseen=config.num_unseen)
+
     local = {"local_steps": config.local_steps, "batch_size": config.batch_size}
     algorithm = _AGGREGATIONS[aggregation](config.learning_rate, **local)
     groups = _ASSIGNMENTS[assignment](config.num_clients, len(QUESTIONS))
     # Everybody of a group may train: nobody is drawn, but who is not pleased stays away.
     invited = {"cohort_size": config.num_clients, "from_round": config.appealing_from}
+    tasks = [task_of(column) for column in range(len(QUESTIONS))]
     return Setup(tasks, algorithm, appealing(groups, **invited))
 
 
@@ -174,16 +168,13 @@ def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Figure:
     """Draws appeal over the rounds: a panel for each assignment and model."""
-    appeal = measured.sel(metric="GM-Appeal").transpose(..., "question", "aggregation", "round")
+    appeal = measured.sel(metric="GM-Appeal")
+    dims = ("assignment", "question", "aggregation", "round")
+    mean, error = (appeal[name].transpose(*dims) for name in ("mean", "standard error"))
+    how: dict[str, Any] = {"xlabel": "round", "style": "-"}
     drawn = [
-        plots.panels(
-            appeal["mean"].sel(assignment=name),
-            appeal["standard error"].sel(assignment=name),
-            xlabel="round",
-            ylabel=f"{name}: GM-Appeal in percent",
-            style="-",
-        )
-        for name in appeal["assignment"].values
+        plots.panels(*pair, ylabel=f"{pair[0].assignment.item()}: GM-Appeal in percent", **how)
+        for pair in zip(mean, error, strict=True)
     ]
     about = result.attrs["manifest"]
     return plots.draw(

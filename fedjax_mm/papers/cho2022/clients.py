@@ -114,6 +114,7 @@ def draw_clients(
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
     if directory is not None:
         return load_idx(directory, name=_IDX[dataset])
+    # Clients have test examples of their own, so the pool's are dealt to them too.
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))

@@ -57,6 +57,7 @@ def measure(
     """Returns metrics at the end, over ``(metric, algorithm, attackers, warm-up steps)``."""
     best = best_points(result, settings).isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
+    # skipna=False: without a diverged seed the mean would look better.
     mean = percent.mean("seed", skipna=False)
     papers = published(__name__, id).get("values", {}).get(settings.dataset, {})
     numbers = [papers.get(row, [np.nan] * len(metrics)) for row in names_of(mean)]
@@ -74,7 +75,7 @@ def measure(
     )
 
 
-def alone(values: Any) -> Any:
+def unattacked(values: Any) -> Any:
     """Returns values without attackers, after the first warm-up."""
     return values.isel({"attackers": 0, "warm-up steps": 0}, drop=True)
 
@@ -153,11 +154,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
         series[f"{who} clients"] = mean, error
         if np.isfinite(paper).any():
             series[f"{who}, published"] = paper
-    # Ticks break at spaces, but not between a setting and its value.
-    names = [
-        name.replace(" = ", "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}")
-        for name in names_of(measured["mean"])
-    ]
+    # Lines of a tick may break at spaces, but not at these: a value stays with its setting.
+    names = [name.replace(" = ", "\xa0=\xa0") for name in names_of(measured["mean"])]
     return draw([[plots.points(names, *panel, "percent") for panel in panels.items()]], settings)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import xarray as xr
 from matplotlib.figure import Figure
 
-from fedjax_mm.papers.cho2022.comparison import alone, draw, item
+from fedjax_mm.papers.cho2022.comparison import draw, item, unattacked
 from fedjax_mm.papers.cho2022.comparison import measure as measure_ends
 from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
 from fedjax_mm.papers.claims import Claim, estimate, within
@@ -17,7 +17,7 @@ NEARLY = 0.1
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
     """Returns mean losses over the clients, ``(examples, algorithm, seed, round)``."""
-    both = alone(best_points(result, settings))[["loss", "train_loss"]].to_array("examples")
+    both = unattacked(best_points(result, settings))[["loss", "train_loss"]].to_array("examples")
     return both.assign_coords(examples=["test", "training"])
 
 

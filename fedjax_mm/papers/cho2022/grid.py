@@ -26,16 +26,7 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
 )
 from fedjax_mm.experiments.tasks import Config, Count, Flag, NonNegative, Positive, Seed, Share
-from fedjax_mm.papers.cho2022.clients import (
-    POPULATIONS,
-    Dataset,
-    Partition,
-    Population,
-    check_files,
-    classifier,
-    draw_clients,
-    source_of,
-)
+from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.plan import Setup
@@ -73,10 +64,10 @@ class Comparison(Config):
     In `methods` a list of values, as ``q = [1, 10]``, is a grid of the method's own.
     """
 
-    dataset: Dataset = "fmnist"
+    dataset: clients.Dataset = "fmnist"
     directory: Path | None = None
     """Of the data set's files; without them something stands in."""
-    partition: Partition = "clusters"
+    partition: clients.Partition = "clusters"
     num_clients: Count | None = None
     """That train; by default as many as the paper has of this data set, as the next two."""
     num_unseen: Count | None = None
@@ -108,6 +99,7 @@ class Comparison(Config):
     def _methods_fit(self) -> Self:
         for name, settings in self.methods.items():
             for key, value in settings.items():
+                # No variant would be left of the method, and none of it in the table.
                 if isinstance(value, list | tuple) and not value:
                     raise ValueError(f"methods.{name}.{key} has no values; give at least one")
         for label, (name, _) in self.variants.items():
@@ -119,7 +111,7 @@ class Comparison(Config):
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        check_files(self.dataset, self.directory)
+        clients.check_files(self.dataset, self.directory)
         population = self.population
         if population.cohort_size > population.num_clients:
             raise ValueError(
@@ -168,9 +160,9 @@ class Comparison(Config):
         return _METHOD.validate_python(settings | known)
 
     @property
-    def population(self) -> Population:
+    def population(self) -> clients.Population:
         """Returns how many clients there are, by default as many as the paper has."""
-        default = POPULATIONS[source_of(self.dataset, self.directory)]
+        default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
 
@@ -187,7 +179,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     round)``.
     """
     try:
-        data = draw_clients(
+        data = clients.draw_clients(
             config.dataset,
             config.directory,
             config.population,
@@ -196,7 +188,9 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
             seeds=np.random.SeedSequence(config.seed).generate_state(config.num_seeds).tolist(),
         )
     except ValueError as error:
+        # Too few examples for so many clients, which only the files tell: a wrong setting.
         raise RefusedError(str(error)) from error
+    # Own models are trained before the sweep, whose manifest does not count their seconds.
     clock = time.perf_counter()
     own = warm_up(config, data, execution)
     warm_up_seconds = time.perf_counter() - clock
@@ -206,7 +200,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         num_rounds=config.num_rounds,
         num_seeds=config.num_seeds,
         seed=config.seed,
-        shared={"clients": (data, own)},
+        shared={"drawn": (data, own)},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=math.gcd(config.record_every, config.num_rounds),
         data=data.kind,
@@ -226,6 +220,7 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
     else:
+        # Everybody is asked; `appealing` draws the cohort from those who do not stay away.
         everybody, first = full_participation(num_clients), config.appealing_from
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
@@ -236,18 +231,18 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
         learning_rate: Any,
         local_steps: int,
         batch_size: int,
-        clients: tuple[FederatedData, OwnModels],
+        drawn: tuple[FederatedData, OwnModels],
         draw: Any,
     ) -> Setup:
-        data, own = clients
-        task: Any = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        data, own = drawn
+        task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
         method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
         method = method.model_copy(update={"learning_rate": learning_rate})
         algorithm = method.build(1)
         place = (
             config.warm_up_steps.index(warm_up_steps),
             config.batch_sizes.index(batch_size),
-            # A rate is a float32 tracer here: the nearest one is it.
+            # The rate is traced, in float32: no index() finds it among Python's floats.
             jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
             draw,
         )
@@ -282,6 +277,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     rates = np.repeat(np.asarray(config.learning_rates, np.float32), num_draws)
     draws = np.tile(np.arange(num_draws), num_rates)
     where = layout(len(rates))
+    # Every device gets equally many pairs: the first ones fill up the last device.
     num_padded = where.padded(len(rates))
     pairs = where.put((np.resize(rates, num_padded), np.resize(draws, num_padded)), 0)
     kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
@@ -305,11 +301,12 @@ def _warm_up_of(config: Comparison, num_steps: int, batch_size: int) -> Callable
     def of_device(pairs: Any, data: FederatedData) -> OwnModels:
         def of_replica(pair: Any) -> OwnModels:
             rate, draw = pair
-            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            task = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
             key, start = _key(config, draw), _start(config, task, draw)
             how = {"num_steps": num_steps, "batch_size": batch_size}
             return own_models(key, task, start, learning_rate=rate, **how)
 
+        # One after the other: `own_models` already trains many clients side by side.
         return lax.map(of_replica, pairs)
 
     return of_device
@@ -346,8 +343,9 @@ def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
         mine = result.isel(variant=np.flatnonzero(result["algorithm"].values == name))
         mine = mine.drop_vars("algorithm").stack(point=POINT, create_index=False)
         score = mine["accuracy"].isel(round=-1, drop=True).where(mine["diverged"] < 0)
+        # Less than any accuracy, in place of NaN where a seed diverged.
         best = score.mean("seed", skipna=False).fillna(-1.0).argmax("point")
         parts.append(mine.isel(point=best))
     names = xr.IndexVariable("algorithm", list(config.methods))
-    # A coordinate that is equal for all methods is to have that dimension too: coords="all".
+    # coords="all": xarray drops this dimension of a coordinate that is equal for all methods.
     return xr.concat(parts, names, coords="all").rename(DIMS)
