@@ -16,16 +16,16 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.experiments.experiment import validate
-from fedjax_mm.papers import REPRODUCTIONS, multi_maxfl
+from fedjax_mm.papers import ITEMS, multi_maxfl
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.results.plots import save_figure
 from fedjax_mm.tasks.networks import MLP
 
-ITEM = REPRODUCTIONS["multi-maxfl"]
+ITEM = ITEMS["multi-maxfl"]
 SMALL = validate(
-    type(ITEM.config),
-    ITEM.config.model_dump()
+    type(ITEM.settings),
+    ITEM.settings.model_dump()
     | {
         "num_clients": 6,
         "num_unseen": 3,
@@ -55,7 +55,7 @@ def result(request):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_maxfl, "_ASSIGNMENTS", some)
         patch.setattr(multi_maxfl, "QUESTIONS", questions)
-        yield ITEM.run(SMALL)
+        yield ITEM.make(SMALL)
 
 
 def clients():
@@ -97,20 +97,20 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     about = json.loads(json.dumps(result.attrs["manifest"]))
     assert about["population"]["num_unseen"] == 3
     assert about["config"]["num_rounds"] == 4
-    judgement = ITEM.judge(result, SMALL)
+    measured, claims, (table,) = ITEM.judge(result, SMALL)
     appeal = 100 * result["appeal"].isel(round=-1).mean("model")
-    for claim, who in zip(judgement.claims, assignments, strict=True):
+    for claim, who in zip(claims, assignments, strict=True):
         here = appeal.sel(assignment=who)
         lead = here.sel(aggregation="MaxFL") - here.sel(aggregation="FedAvg")
         assert claim.claim.startswith(who)
-        assert f"{lead.mean().item():+.1f} ± " in claim.evidence
-    assert len(judgement.table) == 1 + len(assignments) * 2 * len(multi_maxfl.QUESTIONS)
+        assert claim.evidence.startswith(f"{lead.mean().item():.1f} ± ")
+    assert len(table.rows) == len(assignments) * 2 * len(multi_maxfl.QUESTIONS)
     last = 100 * result["appeal"].isel(round=-1).sel(assignment="MFA-RR", aggregation="MaxFL")
-    row = judgement.table[-len(multi_maxfl.QUESTIONS)]
-    assert row[:2] == ("MFA-RR, MaxFL", "which digit")
+    row = table.rows[-len(multi_maxfl.QUESTIONS)]
+    assert row[:3] == ("MFA-RR", "MaxFL", "which digit")
     mean = last.isel(model=0).mean("seed").item()
-    assert row[2].startswith(f"{mean:.1f} ± ")
-    figure = ITEM.plot(result, SMALL, judgement)
+    assert row[3].startswith(f"{mean:.1f} ± ")
+    figure = ITEM.figure(result, measured, SMALL)
     save_figure(figure, tmp_path / "figure.png")
     assert f"6 clients, {len(multi_maxfl.QUESTIONS)} models at once" in figure.get_suptitle()
     assert len(figure.axes) == len(assignments) * len(multi_maxfl.QUESTIONS)

@@ -22,20 +22,10 @@ from fedjax_mm import (
 )
 from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import Byzantine
-from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers import ITEMS
+from fedjax_mm.papers.cho2022 import comparison, table2, table4
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.cho2022.grid import at_the_end, best_points, run_comparison, warm_up
-from fedjax_mm.papers.cho2022.tables import (
-    REPRODUCTIONS as ITEMS,
-)
-from fedjax_mm.papers.cho2022.tables import (
-    exceeds,
-    hardly_varies,
-    nearly_identical,
-    not_below,
-    rows_of,
-    withstands,
-)
+from fedjax_mm.papers.cho2022.grid import best_points, run_comparison, warm_up
 from fedjax_mm.results.plots import save_figure
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -52,12 +42,22 @@ SMALL = {
     "batch_sizes": (8,),
     "record_every": 2,
 }
+NAMES = (
+    *("maxfl-table1", "maxfl-table2", "maxfl-fig3", "maxfl-fig4", "maxfl-table3"),
+    *("maxfl-table4", "maxfl-table5", "maxfl-table6", "maxfl-fig7"),
+)
+AXES = ("algorithm", "attackers", "warm-up steps")
 METRICS = ("accuracy", "appeal", "preferred_accuracy", "loss", "train_loss")
 
 
 def config_of(name, **changes):
-    item = REPRODUCTIONS[name]
-    return validate(type(item.config), item.config.model_dump() | changes)
+    item = ITEMS[name]
+    return validate(type(item.settings), item.settings.model_dump() | changes)
+
+
+def measured_of(config, values, *metrics):
+    """Metrics of the best points of a result that is made up."""
+    return comparison.measure(grid(config, values), config, id="maxfl-fig3", metrics=metrics)
 
 
 def grid(config, values):
@@ -97,6 +97,7 @@ def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
     result["accuracy"][{**top, "round": -1}] = 1.5
     result["diverged"][{**top, "seed": 1}] = 100
     best = best_points(result, config)
+    ends = comparison.measure(result, config, id="maxfl-fig3", metrics=["appeal"])
     assert best.sizes["algorithm"] == 2
     for name in ("MW-Fed", "MaxFL"):
         for share in config.byzantine:
@@ -109,8 +110,10 @@ def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
             ]
             fine = [point for point in points if (point.diverged < 0).all()]
             wanted = max(fine, key=lambda point: point.accuracy.mean("seed").item())
-            chosen = best.sel(algorithm=name, byzantine=share, warm_up_steps=100)
-            np.testing.assert_array_equal(at_the_end(chosen, "appeal"), 100 * wanted.appeal)
+            chosen = best.sel({"algorithm": name, "attackers": share, "warm-up steps": 100})
+            np.testing.assert_array_equal(chosen.appeal.isel(round=-1), wanted.appeal)
+            shown = ends.percent.sel({axis: chosen[axis].item() for axis in AXES})
+            np.testing.assert_array_equal(shown, 100 * wanted.appeal.values[None])
             for key in ("learning_rate", "local_steps", "batch_size"):
                 assert chosen[key].item() == wanted[key].item()
 
@@ -121,8 +124,8 @@ def test_a_methods_own_parameters_are_part_of_its_grid():
     best = best_points(result, config).sel(algorithm="FedProx")
     assert set(best["variant"].values.ravel()) == {"FedProx (mu = 0.1)"}
     assert config.method("FedProx (mu = 0.1)", 0.5, 3, 8).mu == 0.1
-    judgement = REPRODUCTIONS["maxfl-table1"].judge(result, config)
-    (row,) = [row for row in judgement.table if row[0] == "FedProx"]
+    (table,) = ITEMS["maxfl-table1"].judge(result, config).tables
+    (row,) = [row for row in table.rows if row[0] == "FedProx"]
     assert row[-2] == "lr 0.1, tau 10, B 32, mu = 0.1"
 
 
@@ -148,8 +151,8 @@ def ours(lead, noise=0.0):
 )
 def test_exceeding_takes_two_standard_errors(lead, noise, by, holds):
     config = config_of("maxfl-fig3", num_seeds=4)
-    best = best_points(grid(config, ours(lead, noise)), config)
-    claims = exceeds(["appeal", "unseen_appeal"], best, config, by=by)
+    measured = measured_of(config, ours(lead, noise), "appeal", "unseen_appeal")
+    claims = comparison.exceeds(measured, config, by=by)
     assert [claim.holds for claim in claims] == [holds, holds]
     assert all("SCAFFOLD" in claim.evidence for claim in claims)
 
@@ -157,17 +160,20 @@ def test_exceeding_takes_two_standard_errors(lead, noise, by, holds):
 def test_of_one_seed_nothing_holds():
     """Its spread is not known."""
     config = config_of("maxfl-fig3", num_seeds=1)
-    best = best_points(grid(config, ours(0.3)), config)
-    for claim in exceeds(["appeal"], best, config) + not_below(["appeal"], best, config):
-        assert not claim.holds
-        assert "(one seed)" in claim.evidence
+    measured = measured_of(config, ours(0.3), "appeal")
+    claims = [*comparison.exceeds(measured, config), *comparison.not_below(measured, config)]
+    assert [claim.holds for claim in claims] == [False, False]
+    for claim in claims:
+        assert "ahead of SCAFFOLD: 30.0" in claim.evidence
+        assert "±" not in claim.evidence
 
 
 def test_without_maxfl_or_without_others_nothing_is_claimed():
     for methods in ({"FedAvg": {"name": "fedavg"}}, {"MaxFL": {"name": "maxfl"}}):
         config = config_of("maxfl-table1", methods=methods)
-        judgement = REPRODUCTIONS["maxfl-table1"].judge(grid(config, ours(0.3)), config)
-        assert not any(claim.holds for claim in judgement.claims)
+        findings = ITEMS["maxfl-table1"].judge(grid(config, ours(0.3)), config)
+        assert findings.claims
+        assert not any(claim.holds for claim in findings.claims)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +181,9 @@ def test_without_maxfl_or_without_others_nothing_is_claimed():
 )
 def test_without_attackers_nothing_is_withstood(changes):
     config = config_of("maxfl-table2", **changes)
-    judgement = REPRODUCTIONS["maxfl-table2"].judge(grid(config, lambda name, **w: 0.5), config)
-    assert not any(claim.holds for claim in judgement.claims)
+    findings = ITEMS["maxfl-table2"].judge(grid(config, lambda name, **w: 0.5), config)
+    assert findings.claims
+    assert not any(claim.holds for claim in findings.claims)
 
 
 @pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
@@ -205,8 +212,8 @@ def test_attackers_are_rounded_up(clients, attackers):
 )
 def test_not_below_forgives_two_standard_errors(lead, noise, holds):
     config = config_of("maxfl-fig4", num_seeds=4)
-    best = best_points(grid(config, ours(lead, noise)), config)
-    (claim,) = not_below(["unseen_preferred_accuracy"], best, config)
+    measured = measured_of(config, ours(lead, noise), "unseen_preferred_accuracy")
+    (claim,) = comparison.not_below(measured, config)
     assert claim.holds == holds
 
 
@@ -220,8 +227,7 @@ def test_attackers_take_from_the_one_and_the_other(maxfl, mwfed, holds):
         return 0.8 - lost * (byzantine > 0)
 
     config = config_of("maxfl-table2")
-    best = best_points(grid(config, values), config)
-    claims = withstands(best, config)
+    claims = table2.withstands(measured_of(config, values, "accuracy", "unseen_accuracy"), config)
     assert [claim.holds for claim in claims] == 2 * holds
 
 
@@ -231,8 +237,8 @@ def test_the_warm_up_matters_little(step, holds):
         return 0.2 + step * warm_up_steps / 50 * (variant == "FedProx (mu = 0.1)")
 
     config = config_of("maxfl-table4")
-    best = best_points(grid(config, values), config)
-    (claim,) = hardly_varies(best, config)
+    claim, *_ = table4.claims(measured_of(config, values, "appeal"), config)
+    assert claim.claim.startswith("GM-Appeal varies by at most 5 points")
     assert claim.holds == holds
 
 
@@ -242,31 +248,34 @@ def test_nearly_identical_losses(test_loss, holds):
         return {"loss": test_loss if round else 1.0, "train_loss": 1.0}.get(name, 0.5)
 
     config = config_of("maxfl-fig7")
-    (claim,) = nearly_identical(best_points(grid(config, values), config), config)
+    (claim,) = ITEMS["maxfl-fig7"].judge(grid(config, values), config).claims
     assert claim.holds == holds
 
 
-@pytest.mark.parametrize("item", ITEMS, ids=lambda item: item.id)
-def test_published_rows_are_rows_of_ours_and_are_drawn(item):
+@pytest.mark.parametrize("name", NAMES)
+def test_published_rows_are_rows_of_ours_and_are_drawn(name):
     """What the paper has stands beside what we have: no name differs."""
-    result = grid(item.config, lambda name, **where: 0.5)
-    rows = rows_of(best_points(result, item.config))
-    for values in item.paper["values"].values():
-        assert set(values) <= set(rows)
-    judgement = item.judge(result, item.config)
-    assert len(judgement.table) == 1 + len(rows)
-    width = len(judgement.table[0]) - 3
-    assert all(len(row) == width for rows in item.paper["values"].values() for row in rows.values())
-    figure = item.plot(result, item.config, judgement)
-    assert f"T = {item.config.num_rounds}" in figure.get_suptitle()
+    item = ITEMS[name]
+    result = grid(item.settings, lambda name, **where: 0.5)
+    measured, _, (table,) = item.judge(result, item.settings)
+    rows = comparison.names_of(measured["mean"])
+    assert len(table.rows) == len(rows)
+    values = item.paper.get("values", {})
+    for numbers in values.values():
+        assert set(numbers) <= set(rows)
+        assert all(len(row) == measured.sizes["metric"] for row in numbers.values())
+    shown = [text for row in table.rows for text in row if "(" in text]
+    assert len(shown) == sum(map(len, values.get("fmnist", {}).values()))
+    figure = item.figure(result, measured, item.settings)
+    assert f"T = {item.settings.num_rounds}" in figure.get_suptitle()
 
 
 @functools.cache
 def small_instance(name, tuning_steps, *methods):
     """An item's config with some methods, and its result."""
-    item = REPRODUCTIONS[name]
-    settings = {"methods": {method: item.config.methods[method] for method in methods}}
-    settings["warm_up_steps"] = tuple(steps // 10 for steps in item.config.warm_up_steps)
+    item = ITEMS[name]
+    settings = {"methods": {method: item.settings.methods[method] for method in methods}}
+    settings["warm_up_steps"] = tuple(steps // 10 for steps in item.settings.warm_up_steps)
     config = config_of(name, **SMALL | settings | {"tuning_steps": tuning_steps})
     return config, run_comparison(config)
 
@@ -299,18 +308,18 @@ QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers a
     [
         QUICK,
         *(
-            pytest.param(item.id, item.config.tuning_steps, id=item.id, marks=pytest.mark.slow)
-            for item in ITEMS
+            pytest.param(name, ITEMS[name].settings.tuning_steps, id=name, marks=pytest.mark.slow)
+            for name in NAMES
         ),
     ],
 )
 def test_small_instances(name, tuning_steps, tmp_path):
     """Every item runs from the data to the figure; the digits stand in and it is said."""
-    item = REPRODUCTIONS[name]
+    item = ITEMS[name]
     with traced_once(name, tuning_steps, "MaxFL"):
         config, result = small_instance(name, tuning_steps, "MaxFL")
-    judgement = item.judge(result, config)
-    figure = item.plot(result, config, judgement)
+    findings = item.judge(result, config)
+    figure = item.figure(result, findings.measured, config)
     save_figure(figure, tmp_path / "figure.png")
     text = " ".join(text.get_text() for text in figure.texts)
     assert "standing in for fmnist" in figure.get_suptitle() + text

@@ -81,10 +81,13 @@ class Item(NamedTuple):
 def published(module: str, id: str) -> Mapping[str, Any]:
     """Returns an item's table in the file `published.toml` of its paper; empty if it has none.
 
+    An item's key `shares` names a table whose entries are the item's too.
+
     Args:
       module: the name of a module in the paper's folder.
       id: of the item.
     """
     file = resources.files(module.rpartition(".")[0]) / "published.toml"
-    contents: dict[str, Any] = tomllib.loads(file.read_text()).get(id, {})
-    return contents
+    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
+    contents = tables.get(id, {})
+    return tables.get(contents.get("shares", ""), {}) | contents

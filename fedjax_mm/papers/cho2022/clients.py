@@ -1,6 +1,7 @@
-"""Whom section 5 of Cho et al. trains: clients with their own data, some of them never seen."""
+"""Clients of section 5 of Cho et al.: each with data of its own, some of them never seen."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
-from fedjax_mm.data.idx import check_idx, load_idx
+from fedjax_mm.data.idx import Name, check_idx, load_idx
 from fedjax_mm.data.partition import dirichlet, label_clusters
 from fedjax_mm.data.sent140 import check_sent140, load_sent140
 from fedjax_mm.data.surrogate import surrogate_tweets
@@ -21,15 +22,11 @@ Partition = Literal["dirichlet", "clusters"]
 
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
-_IDX: dict[str, Literal["mnist", "fashion-mnist", "emnist"]] = {
-    "fmnist": "fashion-mnist",
-    "mnist": "mnist",
-    "emnist": "emnist",
-}
+_IDX: dict[str, Name] = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
 
 
 class Population(NamedTuple):
-    """How many clients there are, and how unlike each other.
+    """Numbers of clients, and how unlike each other they are.
 
     Attributes:
       num_clients: that train.
@@ -53,16 +50,11 @@ POPULATIONS: dict[str, Population] = {
     "sent140": Population(308, 619, 10, None),
     "digits": Population(10, 10, 3, 0.5, min_examples=25),
 }
-"""As published; the digits are few."""
-
-STAND_INS = (
-    "without --data DIR the digits of scikit-learn stand in for images, and invented tweets for "
-    "Sent140; accuracies and appeals are then not the paper's"
-)
+"""The published ones; the digits are few."""
 
 
 def source_of(dataset: Dataset, directory: Path | None) -> str:
-    """Which data is taken: without a folder something stands in."""
+    """Returns the name of the data that are taken: without a folder something stands in."""
     if directory is not None or dataset in ("digits", "sent140"):
         return dataset
     return "digits"
@@ -92,63 +84,50 @@ def draw_clients(
     flipped: float,
     seeds: list[int],
 ) -> FederatedData:
-    """A stack of draws, one for each seed, of seen and then unseen clients.
+    """Returns a stack of draws, one for each seed, of seen and then unseen clients.
 
     Each client's examples are divided 60 : 40 into training and test; a share of all clients has
     its labels flipped, in both.
     """
-    source = source_of(dataset, directory)
-    pool = None if source == "sent140" else _pool(source, directory)
     num_clients = population.num_clients + population.num_unseen
+    few: dict[str, Any] = {"min_examples": population.min_examples}
+    uneven = few | {"alpha": population.alpha}
+    tweets = surrogate_tweets if directory is None else partial(load_sent140, directory)
+    splits: dict[str, Any] = {
+        "clusters": partial(label_clusters, num_clusters=NUM_CLUSTERS),
+        "dirichlet": partial(dirichlet, **uneven),
+    }
+    pool = None if source_of(dataset, directory) == "sent140" else _pool(dataset, directory)
 
     def draw(seed: int) -> FederatedData:
+        test: dict[str, Any] = {"test_fraction": TEST_FRACTION, "seed": seed}
         if pool is None:
-            data = _tweets(directory, num_clients, population.min_examples, seed)
+            data = tweets(num_clients=num_clients, **few, **test)
         else:
-            parts = _deal(pool.train[1], num_clients, population, partition, seed)
-            data = federate(pool, parts, test_fraction=TEST_FRACTION, seed=seed)
-        named = flip_labels(data, fraction=flipped, seed=seed)
-        return dataclasses.replace(named, name=data.name)
+            parts = splits[partition](pool.train[1], num_clients, seed=seed)
+            data = federate(pool, parts, **test)
+        # The name of data with flips tells their number; all draws are to have one name.
+        return dataclasses.replace(flip_labels(data, fraction=flipped, seed=seed), name=data.name)
 
     return stack_data([draw(seed) for seed in seeds])
 
 
-def _pool(source: str, directory: Path | None) -> Pool:
+def _pool(dataset: Dataset, directory: Path | None) -> Pool:
     if directory is not None:
-        return load_idx(directory, name=_IDX[source])
+        return load_idx(directory, name=_IDX[dataset])
+    # Clients have test examples of their own, so the pool's are dealt to them too.
     both = digits()
     x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
     return both._replace(train=(x, y))
 
 
-def _deal(
-    labels: np.ndarray, num_clients: int, population: Population, partition: Partition, seed: int
-) -> list[np.ndarray]:
-    if partition == "clusters":
-        return label_clusters(labels, num_clients, num_clusters=NUM_CLUSTERS, seed=seed)
-    assert population.alpha is not None
-    return dirichlet(
-        labels,
-        num_clients,
-        alpha=population.alpha,
-        min_examples=population.min_examples,
-        seed=seed,
-    )
-
-
-def _tweets(
-    directory: Path | None, num_clients: int, min_examples: int, seed: int
-) -> FederatedData:
-    settings: dict[str, Any] = {"test_fraction": TEST_FRACTION, "seed": seed}
-    if directory is None:
-        return surrogate_tweets(num_clients, min_examples=min_examples, **settings)
-    return load_sent140(directory, num_clients=num_clients, min_examples=min_examples, **settings)
-
-
 def classifier(
     data: FederatedData, *, dropout_rate: float, column: int | None = None
 ) -> Classification:
-    """The perceptron of appendix D: 64-30 on images, 128-86-30 on tweets; dropout after layer 1."""
+    """Returns the perceptron of appendix D, with dropout after its first layer.
+
+    Its hidden layers are 64-30 on images, 128-86-30 on tweets.
+    """
     is_image = data.train.examples[0].ndim > 2
     hidden, scale = ((64, 30), 1 / 255) if is_image else ((128, 86, 30), None)
     module = MLP(data.num_classes, hidden, dropout_rate)

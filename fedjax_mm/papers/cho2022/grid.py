@@ -3,8 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -26,16 +25,7 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
 )
 from fedjax_mm.experiments.tasks import Config, Count, Flag, NonNegative, Positive, Seed, Share
-from fedjax_mm.papers.cho2022.clients import (
-    POPULATIONS,
-    Dataset,
-    Partition,
-    Population,
-    check_files,
-    classifier,
-    draw_clients,
-    source_of,
-)
+from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, sweep
@@ -46,7 +36,26 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which the best point of each method is looked for."""
 
+DIMS = {"byzantine": "attackers", "warm_up_steps": "warm-up steps"}
+"""The other axes by their names in tables."""
+
 _METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
+
+
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "FedAvg": {"name": "fedavg"},
+    "FedProx": {"name": "fedprox", "mu": [0.01, 0.1]},
+    "SCAFFOLD": {"name": "scaffold"},
+    "PerFedAvg": {"name": "perfedavg"},
+    "qFFL": {"name": "qffl", "q": [1.0, 10.0]},
+    "MW-Fed": {"name": "mwfed"},
+    "MaxFL": {"name": "maxfl"},
+}
+
+
+def methods(*names: str) -> dict[str, Mapping[str, Any]]:
+    """Returns the settings of some of the paper's methods; a list is a grid of the method's own."""
+    return {name: METHODS[name] for name in names}
 
 
 class Comparison(Config):
@@ -55,10 +64,10 @@ class Comparison(Config):
     In `methods` a list of values, as ``q = [1, 10]``, is a grid of the method's own.
     """
 
-    dataset: Dataset = "fmnist"
+    dataset: clients.Dataset = "fmnist"
     directory: Path | None = None
     """Of the data set's files; without them something stands in."""
-    partition: Partition = "dirichlet"
+    partition: clients.Partition = "clusters"
     num_clients: Count | None = None
     """That train; by default as many as the paper has of this data set, as the next two."""
     num_unseen: Count | None = None
@@ -87,114 +96,133 @@ class Comparison(Config):
     """Rounds between records; the largest common divisor with the rounds is taken."""
 
     @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
+    def _methods_fit(self) -> Self:
+        for name, settings in self.methods.items():
+            for key, value in settings.items():
+                # No variant would be left of the method, and none of it in the table.
+                if isinstance(value, list | tuple) and not value:
+                    raise ValueError(f"methods.{name}.{key} has no values; give at least one")
         for label, (name, _) in self.variants.items():
             try:
                 self.method(label, self.learning_rates[0], self.local_steps[0], self.batch_sizes[0])
             except ValueError as error:
                 raise ValueError(f"methods.{name}: {error}") from error
-        check_files(self.dataset, self.directory)
+        return self
+
+    @model_validator(mode="after")
+    def _clients_fit(self) -> Self:
+        clients.check_files(self.dataset, self.directory)
         population = self.population
         if population.cohort_size > population.num_clients:
             raise ValueError(
                 f"cohort_size is {population.cohort_size}; it must be at most num_clients = "
                 f"{population.num_clients}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _claims_can_be_judged(self) -> Self:
         if any(self.byzantine) and self.byzantine[0] != 0:
             raise ValueError(
                 f"byzantine is {list(self.byzantine)}; begin with 0.0, from which losses count"
             )
         if self.partition == "clusters" and self.dataset == "emnist" and self.directory:
             raise ValueError("EMNIST's 62 labels do not make 5 equal clusters; choose dirichlet")
-        for name, settings in self.methods.items():
-            for key, value in settings.items():
-                if isinstance(value, list | tuple) and not value:
-                    raise ValueError(f"methods.{name}.{key} has no values; give at least one")
         return self
 
     @property
     def variants(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Every method at every value of its own parameters: its name and its settings."""
+        """Returns every method at every value of its own parameters: its name and its settings."""
         found = {}
         for name, settings in self.methods.items():
             own = {key: value for key, value in settings.items() if isinstance(value, list | tuple)}
             for values in itertools.product(*own.values()):
                 point = dict(zip(own, values, strict=True))
                 text = ", ".join(f"{key} = {_text(value)}" for key, value in point.items())
-                label = f"{name} ({text})" if text else name
-                found[label] = name, {**settings, **point}
+                found[f"{name} ({text})" if text else name] = name, {**settings, **point}
         return found
 
-    def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
-        """A variant at a point of the grid."""
-        point = {
-            "learning_rate": learning_rate,
-            "local_steps": local_steps,
-            "batch_size": batch_size,
+    @property
+    def axes(self) -> dict[str, Sequence[Any]]:
+        """Returns the axes of the grid and their values."""
+        return {
+            "variant": list(self.variants),
+            "byzantine": self.byzantine,
+            "warm_up_steps": self.warm_up_steps,
+            "learning_rate": self.learning_rates,
+            "local_steps": self.local_steps,
+            "batch_size": self.batch_sizes,
         }
+
+    def method(self, label: str, learning_rate: float, local_steps: int, batch_size: int) -> Method:
+        """Returns a variant at a point of the grid."""
+        point = dict(zip(POINT[1:], (learning_rate, local_steps, batch_size), strict=True))
         settings = self.variants[label][1]
+        # Not every method has all of them: another one's would be an unknown setting.
         table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
         known = {key: value for key, value in point.items() if key in table.model_fields}
-        return _METHOD.validate_python({**settings, **known})
+        return _METHOD.validate_python(settings | known)
 
     @property
-    def population(self) -> Population:
-        """How many clients there are."""
-        default = POPULATIONS[source_of(self.dataset, self.directory)]
-        given = {
-            "num_clients": self.num_clients,
-            "num_unseen": self.num_unseen,
-            "cohort_size": self.cohort_size,
-        }
+    def population(self) -> clients.Population:
+        """Returns how many clients there are, by default as many as the paper has."""
+        default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
+        given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
 
     @property
-    def resolution(self) -> int:
-        """Rounds between records."""
-        return math.gcd(self.record_every, self.num_rounds)
-
-    @property
     def num_points(self) -> int:
-        """Points of the grid of each variant."""
-        sizes = (self.learning_rates, self.local_steps, self.batch_sizes)
-        return math.prod(map(len, sizes))
+        """Returns the number of points of the grid of each variant."""
+        return math.prod(len(self.axes[axis]) for axis in POINT[1:])
 
 
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
-    """Every method at every point with every seed, each seed with clients of its own.
+    """Returns every method at every point with every seed, each seed with clients of its own.
 
     Over ``(variant, byzantine, warm_up_steps, learning_rate, local_steps, batch_size, seed,
     round)``.
     """
-    population = config.population
-    words = np.random.SeedSequence(config.seed).generate_state(config.num_seeds)
     try:
-        data = draw_clients(
+        data = clients.draw_clients(
             config.dataset,
             config.directory,
-            population,
+            config.population,
             partition=config.partition,
             flipped=config.flipped,
-            seeds=[int(word) for word in words],
+            seeds=np.random.SeedSequence(config.seed).generate_state(config.num_seeds).tolist(),
         )
     except ValueError as error:
+        # Too few examples for so many clients, which only the files tell: a wrong setting.
         raise RefusedError(str(error)) from error
+    # Own models are trained before the sweep, whose manifest does not count their seconds.
     clock = time.perf_counter()
     own = warm_up(config, data, execution)
     warm_up_seconds = time.perf_counter() - clock
+    result = sweep(
+        _builder(config),
+        config.axes,
+        num_rounds=config.num_rounds,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        shared={"drawn": (data, own)},
+        per_seed={"draw": np.arange(config.num_seeds)},
+        record_every=math.gcd(config.record_every, config.num_rounds),
+        data=data.kind,
+        execution=execution,
+    )
+    about = result.attrs["manifest"]
+    about["wall_seconds"]["warm_up"] = warm_up_seconds
+    about |= {"datasets": [data.name], "population": config.population._asdict()}
+    names = [config.variants[label][0] for label in result["variant"].values]
+    return result.isel(model=0, drop=True).assign_coords(algorithm=("variant", names))
+
+
+def _builder(config: Comparison) -> Callable[..., Setup]:
+    """Returns what builds the simulation of a point and a seed."""
+    population = config.population
     num_clients, cohort_size = population.num_clients, population.cohort_size
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
     else:
-        assignment = appealing(
-            full_participation(num_clients),
-            cohort_size=cohort_size,
-            from_round=config.appealing_from,
-        )
+        # Everybody is asked; `appealing` draws the cohort from those who do not stay away.
+        everybody, first = full_participation(num_clients), config.appealing_from
+        assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
     def build(
         variant: str,
@@ -203,16 +231,17 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         learning_rate: Any,
         local_steps: int,
         batch_size: int,
-        data: FederatedData,
-        own: OwnModels,
+        drawn: tuple[FederatedData, OwnModels],
         draw: Any,
     ) -> Setup:
-        task: Any = classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        data, own = drawn
+        task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
         method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
         algorithm = method.build(1, learning_rate=learning_rate)
         place = (
             config.warm_up_steps.index(warm_up_steps),
             config.batch_sizes.index(batch_size),
+            # The rate is traced, in float32: no index() finds it among Python's floats.
             jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
             draw,
         )
@@ -232,83 +261,54 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
             algorithm = attack.wrap(algorithm, num_clients, fraction=byzantine)
         return Setup(task, algorithm, assignment, start)
 
-    result = sweep(
-        build,
-        {
-            "variant": list(config.variants),
-            "byzantine": [float(share) for share in config.byzantine],
-            "warm_up_steps": list(config.warm_up_steps),
-            "learning_rate": list(config.learning_rates),
-            "local_steps": list(config.local_steps),
-            "batch_size": list(config.batch_sizes),
-        },
-        num_rounds=config.num_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
-        shared={"data": data, "own": own},
-        per_seed={"draw": np.arange(config.num_seeds)},
-        record_every=config.resolution,
-        data=data.kind,
-        execution=execution,
-    )
-    result = result.isel(model=0, drop=True)
-    names = [config.variants[label][0] for label in result["variant"].values]
-    result = result.assign_coords(algorithm=("variant", names))
-    result.attrs["manifest"]["wall_seconds"]["warm_up"] = warm_up_seconds
-    result.attrs["manifest"] |= {
-        "config": config.model_dump(mode="json"),
-        "datasets": [data.name],
-        "population": population._asdict(),
-    }
-    return result
+    return build
 
 
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
-    """Every client's own model, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
+    """Returns every client's own model, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
 
-    They start where all methods do, and are trained once for all of them.
-
-    A threshold depends on the rate, the batches and the start: methods and numbers of local steps
-    share them, which would otherwise take most of the time where clients soon stay away.
+    They start where all methods do.
     """
+    # Methods and numbers of local steps share thresholds, which depend on the rate, the batches and
+    # the start alone. Trained once for all of them; else they take most of the time where clients
+    # soon stay away.
     num_draws, num_rates = config.num_seeds, len(config.learning_rates)
-    where = layout(num_rates * num_draws)
-    index = np.arange(where.padded(num_rates * num_draws)) % (num_rates * num_draws)
-    rates = np.asarray(config.learning_rates, np.float32)[index // num_draws]
-    pairs = where.put((rates, index % num_draws), 0)
-    found = []
+    rates = np.repeat(np.asarray(config.learning_rates, np.float32), num_draws)
+    draws = np.tile(np.arange(num_draws), num_rates)
+    where = layout(len(rates))
+    # Every device gets equally many pairs: the first ones fill up the last device.
+    num_padded = where.padded(len(rates))
+    pairs = where.put((np.resize(rates, num_padded), np.resize(draws, num_padded)), 0)
     kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
+    found = []
     for number, (num_steps, batch_size) in enumerate(kinds):
         if execution and execution.progress:
             what = f"warm-up of {num_steps} steps, batch_size={batch_size}"
             execution.progress(what, number, len(kinds))
-
-        def of_replica(
-            pair: Any, data: FederatedData, num_steps: int = num_steps, size: int = batch_size
-        ) -> OwnModels:
-            rate, draw = pair
-            task = classifier(data.select(draw), dropout_rate=config.dropout_rate)
-            return own_models(
-                _key(config, draw),
-                task,
-                _start(config, task, draw),
-                learning_rate=rate,
-                num_steps=num_steps,
-                batch_size=size,
-            )
-
-        def of_device(pairs: Any, data: FederatedData, of_replica: Any = of_replica) -> Any:
-            return lax.map(partial(of_replica, data=data), pairs)
-
-        made = jax.jit(where.over(of_device, (0, None)))(pairs, where.put(data, None))
-        found.append(where.fetch(made))
+        program = where.over(_warm_up_of(config, num_steps, batch_size), (0, None))
+        found.append(where.fetch(jax.jit(program)(pairs, where.put(data, None))))
     shape = (len(config.warm_up_steps), len(config.batch_sizes), num_rates, num_draws, -1)
 
     def joined(*parts: Any) -> Any:
-        return np.stack([x[: num_rates * num_draws] for x in parts]).reshape(shape)
+        return np.stack([x[: len(rates)] for x in parts]).reshape(shape)
 
     own: OwnModels = jax.tree.map(joined, *found)
     return own
+
+
+def _warm_up_of(config: Comparison, num_steps: int, batch_size: int) -> Callable[..., OwnModels]:
+    def of_device(pairs: Any, data: FederatedData) -> OwnModels:
+        def of_replica(pair: Any) -> OwnModels:
+            rate, draw = pair
+            task = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            key, start = _key(config, draw), _start(config, task, draw)
+            how = {"num_steps": num_steps, "batch_size": batch_size}
+            return own_models(key, task, start, learning_rate=rate, **how)
+
+        # One after the other: `own_models` already trains many clients side by side.
+        return lax.map(of_replica, pairs)
+
+    return of_device
 
 
 def _text(value: Any) -> str:
@@ -320,12 +320,12 @@ def _key(config: Comparison, draw: Any) -> Any:
 
 
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:
-    """The common initialisation of all methods and of the clients' own models."""
+    """Returns the common initialisation of all methods and of the clients' own models."""
     return task.init(jax.random.fold_in(_key(config, draw), 1))
 
 
 def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
-    """Each method at the point with the highest test accuracy of seen clients, by the last record.
+    """Returns each method at the point with the highest test accuracy of seen clients at the end.
 
     The mean over seeds decides. A point where a seed diverged is not considered, unless all are.
 
@@ -334,25 +334,17 @@ def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
       config: its settings.
 
     Returns:
-      The result over ``(algorithm, byzantine, warm_up_steps, seed, round)``, with the coordinates
-      of `POINT` over the first three.
+      The result over ``(algorithm, attackers, warm-up steps, seed, round)``, and the coordinates of
+      `POINT` over the first three.
     """
     parts = []
     for name in config.methods:
         mine = result.isel(variant=np.flatnonzero(result["algorithm"].values == name))
         mine = mine.drop_vars("algorithm").stack(point=POINT, create_index=False)
-        score = (
-            mine["accuracy"]
-            .isel(round=-1, drop=True)
-            .where(mine["diverged"] < 0)
-            .mean("seed", skipna=False)
-        )
-        best = score.fillna(-1.0).argmax("point")
+        score = mine["accuracy"].isel(round=-1, drop=True).where(mine["diverged"] < 0)
+        # Less than any accuracy, in place of NaN where a seed diverged.
+        best = score.mean("seed", skipna=False).fillna(-1.0).argmax("point")
         parts.append(mine.isel(point=best))
-    return xr.concat(parts, xr.IndexVariable("algorithm", list(config.methods)))
-
-
-def at_the_end(best: xr.Dataset, name: str) -> xr.DataArray:
-    """A metric's last record, over ``(algorithm, byzantine, warm_up_steps, seed)``; in percent."""
-    values = best[name].isel(round=-1, drop=True)
-    return 100 * values
+    names = xr.IndexVariable("algorithm", list(config.methods))
+    # coords="all": xarray drops this dimension of a coordinate that is equal for all methods.
+    return xr.concat(parts, names, coords="all").rename(DIMS)
