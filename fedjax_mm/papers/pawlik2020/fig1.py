@@ -111,7 +111,7 @@ def _in_words(measured: xr.Dataset) -> xr.Dataset:
 def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
     """Returns mean rounds, or how many runs did not reach the target."""
     measured = _in_words(measured)
-    missed = "\nin " + cells(measured.missed, form=".0f") + f" of {config.num_seeds}"
+    missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
     text = cells(measured["mean"], measured.standard_error, form=".1f")
     text = text + xr.where(measured.missed > 0, missed, "")
     return [rows(columns(text, "C"), ("target", "percent"))]

@@ -116,8 +116,8 @@ def claims(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Claim]:
     no_trend = claim(
         "at constant cost the cohort size does not matter: best accuracy has no trend (p >= 0.05)",
         p >= 0.05,
-        f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for twice the cohort; "
-        f"means {describe(best.mean('seed'), form='.3f')}",
+        f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for twice "
+        f"the cohort; means {describe(best.mean('seed'), form='.3f')}",
     )
     few = measured.distinct.sel(evaluation="as-published")
     are_fewer = few.sum() < measured.distinct.sel(evaluation="all images").sum()
@@ -173,9 +173,10 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
         author = measured.published.expand_dims(evaluation=["published"])
         mean = xr.concat([mean, author], "evaluation")
         spread = spread.reindex(evaluation=mean.evaluation)
-    panel = plots.Panel("mean of the best accuracies", _X, _Y, plots.lines(mean, spread))
+    values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
+    drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
     caption = f"Means and standard deviations of {config.num_seeds} seeds."
-    return plots.draw([[panel]], title=_title(result, config), caption=caption)
+    return plots.draw([drawn], title=_title(result, config), caption=caption)
 
 
 def _title(result: xr.Dataset, config: CohortAccuracy) -> str:
