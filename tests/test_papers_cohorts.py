@@ -89,6 +89,14 @@ def test_other_trials_have_no_printed_table():
     assert [len(axes.lines) for axes in figure.axes] == [1, 1]
 
 
+def test_only_the_papers_sizes_are_printed():
+    config = Trials(cohort_sizes=(5, 60))
+    findings = ITEM.judge(ITEM.run(config, None), config)
+    assert [claim.holds for claim in findings.claims] == [True] * 4 + [False] * 2 + [True] * 3
+    printed = findings.tables[1].rows
+    assert (printed[0][3], printed[1][3]) == ("3000", "")
+
+
 def test_the_command_writes_both_tables(tmp_path, capsys):
     with pytest.raises(SystemExit, match=r"^3$"):
         main(["reproduce", "cb-table1", "--out", str(tmp_path)])

@@ -36,10 +36,8 @@ def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
             raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
         for name, cost in costs.items():
             if cost % size:
-                raise ValueError(
-                    f"cohort_sizes has {size}, which does not divide {name} = {cost}; rounds and "
-                    "batches are whole"
-                )
+                wrong = f"cohort_sizes has {size}, which does not divide {name} = {cost}"
+                raise ValueError(f"{wrong}; rounds and batches are whole")
 
 
 def _increasing(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
@@ -79,7 +77,8 @@ class Trained(Config):
     def _clients_fit(self) -> Self:
         check_sizes(self.sizes, self.clients)
         try:
-            if self.model_fields_set:  # the defaults can be dealt
+            # The defaults can be dealt, which takes a while: only other settings are tried.
+            if self.model_fields_set:
                 self.deals(self.pool())
         except OSError as error:
             raise ValueError(str(error)) from error
@@ -150,6 +149,7 @@ class ScoredTwice(View):
         """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
         test, size, first = self.task.test, self.num_scored, jnp.int32(0)
         rows, _ = test.batch(rng_key, first, first, Batching(size, "epochs"))
+        # The drawn rows are an order, by which `evaluate` gathers images block by block.
         counts = jnp.full(1, size)
         some = ClientData(test.examples, test.offsets, counts, size, size, size, order=rows)
         every, few = (self.task.evaluate(params, data) for data in (test, some))

@@ -1,6 +1,6 @@
 """The excess noise of cohorts, section 5.4, beside the loss that cohorts cost in one round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -94,14 +94,14 @@ def _moments(
 
     def add(sums: Array, key: PRNGKeyArray) -> tuple[Array, None]:
         order = jax.random.permutation(key, len(updates))
-        # The first C of a random order are a cohort without replacement, for every C at once.
+        # The first C of a random order are a cohort without replacement: one order, all sizes.
         cohorts = jnp.cumsum((updates - mean)[order], axis=0) / sizes
         cohorts = cohorts.at[-1].set(0.0)  # all clients, without round-off
         costs = jax.vmap(excess)(mean + cohorts) - excess(mean)
         values = jnp.stack([jnp.sum(cohorts**2, axis=1), costs])
         return sums + jnp.stack([values, values**2]), None
 
-    # Sums in a scan: the cohorts of all draws at once would fill the memory.
+    # A vmap over the draws would hold the cohorts of all of them at once; a scan only adds.
     sums, _ = lax.scan(add, jnp.zeros((2, 2, len(updates))), keys)
     average, square = sums / len(keys)
     error = jnp.sqrt(jnp.maximum(square - average**2, 0) / len(keys))
@@ -111,46 +111,33 @@ def _moments(
 
 def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
     """Returns the same numbers, and eq. (27) for equal updates and for parallel ones."""
-    N = config.num_clients
-    equal = np.ones((N, 3))
-    both = np.stack([equal, np.arange(1.0, N + 1)[:, None] * equal])
-    noise = excess_noise_27(both, 1, config.learning_rate, 1.0)
+    lengths = np.stack([np.ones(config.num_clients), np.arange(1.0, config.num_clients + 1)])
+    noise = excess_noise_27(lengths[..., None] * np.ones(3), 1, config.learning_rate, 1.0)
     return result.drop_attrs().assign(equal_and_parallel=("updates", noise))
 
 
-def claims(measured: xr.Dataset, config: CohortNoise) -> Sequence[Claim]:
+def claims(measured: xr.Dataset, config: CohortNoise) -> Iterator[Claim]:
     """The two forms agree, with each other and with the measured cohorts; one remark is wrong."""
     first, second = measured.equation_27, measured.equation_28
     apart = (abs(first - second).max() / first.max()).item()
+    text = "eqs. (27) and (28) are equal"
+    yield claim(text, apart < 1e-12, f"largest difference {apart:.1e}")
     everybody, (equal, parallel) = first.values[-1], measured.equal_and_parallel.values
+    text = "the excess noise is 0 where a cohort is all clients, and for equal updates"
+    evidence = f"at C = N {everybody:.1e}, equal updates {equal:.1e}"
+    yield claim(text, everybody == 0 and abs(equal) < 1e-12, evidence)
     some = measured.isel(C=slice(-1))  # C < N
-    variance, error = some.measured
-    cost, cost_error = some.loss
-    sigmas = abs(variance - some.equation_27) / error
-    share = cost / some.equation_27
-    return (
-        claim("eqs. (27) and (28) are equal", apart < 1e-12, f"largest difference {apart:.1e}"),
-        claim(
-            "the excess noise is 0 where a cohort is all clients, and for equal updates",
-            everybody == 0 and abs(equal) < 1e-12,
-            f"at C = N {everybody:.1e}, equal updates {equal:.1e}",
-        ),
-        claim(
-            "it is L/2 gamma^2 times the variance of the cohort's mean (4 standard errors)",
-            sigmas < 4,
-            f"{config.num_seeds:,} cohorts of each size, off by {sigmas.max():.1f} at most",
-        ),
-        claim(
-            "the loss that cohorts cost in one round is not above it (4 standard errors)",
-            cost - 4 * cost_error <= some.equation_27,
-            f"cost / excess noise {share.min():.3f} to {share.max():.3f}",
-        ),
-        claim(
-            "the excess noise is 0 for parallel updates",
-            abs(parallel) < 1e-12,
-            f"updates (1, 2, ..., N) v have {parallel:.3g} at C = 1: they must be equal",
-        ),
-    )
+    (variance, error), (cost, cost_error), noise = some.measured, some.loss, some.equation_27
+    sigmas, share = abs(variance - noise) / error, cost / noise
+    text = "it is L/2 gamma^2 times the variance of the cohort's mean (4 standard errors)"
+    evidence = f"{config.num_seeds:,} cohorts of each size, off by {sigmas.max():.1f} at most"
+    yield claim(text, sigmas < 4, evidence)
+    text = "the loss that cohorts cost in one round is not above it (4 standard errors)"
+    evidence = f"cost / excess noise {share.min():.3f} to {share.max():.3f}"
+    yield claim(text, cost - 4 * cost_error <= noise, evidence)
+    text = "the excess noise is 0 for parallel updates"
+    evidence = f"updates (1, 2, ..., N) v have {parallel:.3g} at C = 1: they must be equal"
+    yield claim(text, abs(parallel) < 1e-12, evidence)
 
 
 def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:

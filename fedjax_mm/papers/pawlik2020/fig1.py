@@ -1,6 +1,6 @@
 """Figure 1: the rounds that cohorts of several sizes take to an accuracy, section 3.1."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -58,6 +58,7 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
     def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
+        # The percentage is traced, so that all deals are in one program: it is found by comparing.
         place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
         deal = jnp.asarray(seed_number, int) * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
@@ -76,7 +77,8 @@ def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
     """Returns the first round at every target, over ``(target, percent, C, seed)``; NaN if none."""
     accuracy = result.test_accuracy.transpose("percent", "C", "seed", "round")
     at, target = result["round"].values, xr.IndexVariable("target", list(config.targets))
-    # A run compares its target as float32, in which 0.9 is less than the Python number 0.9.
+    # Until compares in float32, in which 0.9 is less than Python's 0.9: compared in float64, a run
+    # that ended at its target would not have reached it.
     exact = target.values.astype(accuracy.dtype)
     first = accuracy.isel(round=0, drop=True)
     found = [first.copy(data=first_round_below(-accuracy, at, -each)) for each in exact]
@@ -86,9 +88,8 @@ def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
     return xr.Dataset({"rounds": rounds, "mean": mean, "standard_error": error, "missed": missed})
 
 
-def claims(measured: xr.Dataset, config: CohortRounds) -> Sequence[Claim]:
+def claims(measured: xr.Dataset, config: CohortRounds) -> Iterator[Claim]:
     """Larger cohorts need fewer rounds, and so do clients that are more alike."""
-    found = []
     for target in config.targets:
         # A round that was never reached is later than all others.
         rounds = measured.rounds.sel(target=target).fillna(np.inf)
@@ -98,8 +99,7 @@ def claims(measured: xr.Dataset, config: CohortRounds) -> Sequence[Claim]:
             p = trend(medians, along, rising=False)
             text = f"to {100 * target:g} %: {more} need fewer rounds (p < 0.05)"
             over_seeds = describe(medians.median("seed", skipna=False), form="g")
-            found.append(claim(text, p < 0.05, f"p = {p:.2g}; medians {over_seeds}"))
-    return found
+            yield claim(text, p < 0.05, f"p = {p:.2g}; medians {over_seeds}")
 
 
 def _in_words(measured: xr.Dataset) -> xr.Dataset:

@@ -1,7 +1,7 @@
 """The best size of cohorts at constant cost, which section 5 leaves open, beside a bound's C*."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Self
 
@@ -165,7 +165,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
 
     result = sweep(
         build,
-        # Sizes as floats, so that all are arguments of one program.
+        # Integers would make a program each; floats are arguments of one.
         {"heterogeneity": scales, "cohort": [float(C) for C in sizes]},
         num_rounds=config.contacts,
         num_seeds=config.num_seeds,
@@ -175,8 +175,8 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     )
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
-    # All runs have as many rounds as single clients need: larger cohorts are read up to their R,
-    # at the model before each round.
+    # In one program all runs have as many rounds as single clients need. Larger cohorts are read up
+    # to their R rounds, at the model before each of them.
     before = runs.where(runs["round"] < rounds)
     mean, error = estimate(before.squared_gradient.mean("round"))
     # The proof needs G along the way, and of Z^2 no more than its mean over the rounds.
@@ -188,12 +188,8 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
         rounds.values, N, np.array(sizes), E, **known, G=G.values, Z=Z.values, gap=gap[:, None]
     )
     best = optimal_cohort_size(config.contacts, N, E, **known, Z=Z.isel(C=-1).values, gap=gap)
-    found = {
-        "measured": mean,
-        "standard_error": error,
-        "bound": mean.copy(data=bound),
-        "optimal_size": ("heterogeneity", best),
-    }
+    found = {"measured": mean, "standard_error": error, "bound": mean.copy(data=bound)}
+    found["optimal_size"] = xr.DataArray(best, dims="heterogeneity")
     return xr.Dataset(found, attrs=result.attrs)
 
 
@@ -206,41 +202,32 @@ def _gap(H: np.ndarray, b: np.ndarray) -> float:
 
 def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     """Returns the same numbers and, by heterogeneity, how C* compares with the measured best C."""
-    squares = result.measured
+    squares, least = result.measured, result.measured.min("C")
+    # C* is a real number; by ratios, the size next to it.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
-    by_heterogeneity = {
-        "best C": result.C[squares.argmin("C")],
-        "C*": result.optimal_size,
-        "C* costs": squares.isel(C=nearest) / squares.min("C"),
-        "best": squares.min("C"),
-        "all clients": squares.isel(C=-1),
-        "one client": squares.isel(C=0),
+    found = {
+        "C* costs": squares.isel(C=nearest).drop_vars("C") / least,
+        "best": least,
+        "all clients": squares.isel(C=-1, drop=True),
+        "one client": squares.isel(C=0, drop=True),
     }
-    found = {name: each.drop_vars("C", errors="ignore") for name, each in by_heterogeneity.items()}
-    return result.drop_vars("optimal_size").drop_attrs().assign(found)
+    sizes = {"best C": result.C[squares.argmin("C")].drop_vars("C"), "C*": result.optimal_size}
+    return result.drop_vars("optimal_size").drop_attrs().assign(sizes | found)
 
 
-def claims(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Claim]:
+def claims(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Claim]:
     """The bound holds, and C* is near the size that was best."""
     ratio, cost, best = measured.measured / measured.bound, measured["C* costs"], measured["best C"]
-    return (
-        claim(
-            "the bound for cohorts holds for every size and heterogeneity (4 standard errors)",
-            measured.measured - 4 * measured.standard_error <= measured.bound,
-            f"measured / bound {ratio.min():.2g} to {ratio.max():.2g}, median {ratio.median():.2g}",
-        ),
-        _grow_together(
-            "at constant cost the best cohort is larger where clients differ more (p < 0.05)",
-            measured.heterogeneity,
-            best,
-        ),
-        _grow_together("C* grows with the best cohort (p < 0.05)", measured["C*"], best),
-        claim(
-            "cohorts of C* leave at most twice the squared gradient of the best cohorts",
-            cost <= 2,
-            f"{cost.max():.2f} times at most, {cost.median():.2f} in the median",
-        ),
-    )
+    least = measured.measured - 4 * measured.standard_error
+    text = "the bound for cohorts holds for every size and heterogeneity (4 standard errors)"
+    found = f"{ratio.min():.2g} to {ratio.max():.2g}, median {ratio.median():.2g}"
+    yield claim(text, least <= measured.bound, f"measured / bound {found}")
+    text = "at constant cost the best cohort is larger where clients differ more (p < 0.05)"
+    yield _grow_together(text, measured.heterogeneity, best)
+    yield _grow_together("C* grows with the best cohort (p < 0.05)", measured["C*"], best)
+    text = "cohorts of C* leave at most twice the squared gradient of the best cohorts"
+    evidence = f"{cost.max():.2f} times at most, {cost.median():.2f} in the median"
+    yield claim(text, cost <= 2, evidence)
 
 
 def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Claim:
