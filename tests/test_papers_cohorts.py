@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from fedjax_mm.cli import main
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.partition import iid
-from fedjax_mm.papers import REPRODUCTIONS
-from fedjax_mm.papers.pawlik2020.accuracy import CohortAccuracy
+from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.pawlik2020.clients import dealt, images
-from fedjax_mm.papers.pawlik2020.costs import Trials
-from fedjax_mm.papers.pawlik2020.optimum import OptimalCohort, bowls
-from fedjax_mm.papers.pawlik2020.rounds import CohortRounds
+from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise
+from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
+from fedjax_mm.papers.pawlik2020.fig2_and_3 import CohortAccuracy, published_means
+from fedjax_mm.papers.pawlik2020.optimal_cohort import OptimalCohort, bowls
+from fedjax_mm.papers.pawlik2020.table1 import Trials
 from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
 from tests.reference_cohorts import Quadratics, exact_training
 
-ITEM = REPRODUCTIONS["cb-table1"]
+ITEM = ITEMS["cb-table1"]
 positive = st.integers(1, 500)
 
 
@@ -60,27 +61,42 @@ def test_costs_name_what_is_wrong(name):
 
 def test_two_columns_of_the_printed_table_contradict_their_equations():
     """Every entry is compared: u and u_R are wrong, and by the equations u_R is constant."""
-    dataset = ITEM.run(ITEM.config, None)
-    judgement = ITEM.judge(dataset, ITEM.config)
-    wrong = [claim for claim in judgement.claims if not claim.holds]
+    dataset = ITEM.run(ITEM.settings, None)
+    findings = ITEM.judge(dataset, ITEM.settings)
+    wrong = [claim for claim in findings.claims if not claim.holds]
     assert [claim.claim.split(" is that")[0] for claim in wrong] == [
         "the printed column u",
         "the printed column u_R",
     ]
-    assert len(judgement.claims) == len(Costs._fields) + 1
-    np.testing.assert_array_equal(judgement.measured["u"], [10, 20, 30, 40, 60])
-    np.testing.assert_array_equal(judgement.measured["u_total"], 120)
-    (title, printed), *_ = judgement.more
-    assert title == "Table 1 as printed"
-    assert printed[1][-4:-2] == ("12", "144")
-    assert judgement.table[1][-4:-2] == ("10", "120")
+    assert len(findings.claims) == len(Costs._fields) + 1
+    by_equation = findings.measured.cost.sel(source="equations")
+    np.testing.assert_array_equal(by_equation.sel(measure="u"), [10, 20, 30, 40, 60])
+    np.testing.assert_array_equal(by_equation.sel(measure="u_R"), 120)
+    ours, printed = findings.tables
+    assert printed.title == "Table 1 as printed"
+    assert printed.header[-4:-2] == ours.header[-4:-2] == ("u", "u_R")
+    assert printed.rows[0][-4:-2] == ("12", "144")
+    assert ours.rows[0][:3] == ("5", "12", "60")
+    assert ours.rows[0][-4:-2] == ("10", "120")
+    assert len(ITEM.figure(dataset, findings.measured, ITEM.settings).axes) == 2
 
 
 def test_other_trials_have_no_printed_table():
     config = Trials(cohort_sizes=(2, 6), num_examples=30)
-    judgement = ITEM.judge(ITEM.run(config, None), config)
-    assert [claim.holds for claim in judgement.claims] == [True]
-    assert judgement.more == ()
+    dataset = ITEM.run(config, None)
+    findings = ITEM.judge(dataset, config)
+    assert [claim.holds for claim in findings.claims] == [True]
+    assert len(findings.tables) == 1
+    figure = ITEM.figure(dataset, findings.measured, config)
+    assert [len(axes.lines) for axes in figure.axes] == [1, 1]
+
+
+def test_only_the_papers_sizes_are_printed():
+    config = Trials(cohort_sizes=(5, 60))
+    findings = ITEM.judge(ITEM.run(config, None), config)
+    assert [claim.holds for claim in findings.claims] == [True] * 4 + [False] * 2 + [True] * 3
+    printed = findings.tables[1].rows
+    assert (printed[0][3], printed[1][3]) == ("3000", "")
 
 
 def test_the_command_writes_both_tables(tmp_path, capsys):
@@ -107,7 +123,7 @@ def test_wrong_trials_are_refused(setting, says, tmp_path, capsys):
 
 # How large cohorts should be
 
-OPTIMUM = REPRODUCTIONS["cb-optimal-cohort"]
+OPTIMUM = ITEMS["cb-optimal-cohort"]
 SMALL = OptimalCohort(
     num_clients=6, dim=3, contacts=24, heterogeneity=(0.1, 1.0, 4.0), num_seeds=200, local_steps=3
 )
@@ -138,24 +154,25 @@ def test_the_map_of_cohorts_is_that_of_exact_expectations():
 
 def test_the_optimal_cohort_is_judged_by_what_was_measured():
     dataset = optimum()
-    judgement = OPTIMUM.judge(dataset, SMALL)
-    holds = [claim.holds for claim in judgement.claims]
+    findings = OPTIMUM.judge(dataset, SMALL)
+    holds = [claim.holds for claim in findings.claims]
     assert holds[0]
     assert holds[3]
     best = dataset.C.values[dataset.measured.values.argmin(1)]
-    np.testing.assert_array_equal(judgement.measured["best_size"], best)
+    np.testing.assert_array_equal(findings.measured["best C"], best)
     assert best[0] < best[-1]
     worse = dataset.assign(bound=dataset.measured / 2)
     assert not OPTIMUM.judge(worse, SMALL).claims[0].holds
     far = dataset.assign(optimal_size=6 / (dataset.optimal_size * 0 + 1))
     assert not OPTIMUM.judge(far, SMALL).claims[3].holds
-    assert len(OPTIMUM.plot(dataset, SMALL, judgement).axes) == 2
+    assert len(OPTIMUM.figure(dataset, findings.measured, SMALL).axes) == 2
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"heterogeneity": (1.0, 0.5, 2.0)}, "it must increase"),
+        ({"heterogeneity": (1.0, 0.5, 2.0)}, "they must increase"),
+        ({"heterogeneity": (1.0, 2.0)}, "a trend needs 3 or more"),
         ({"contacts": 100}, "give a multiple of num_clients = 24"),
         ({"rate": 1.5}, "less than or equal to 1"),
     ],
@@ -163,6 +180,20 @@ def test_the_optimal_cohort_is_judged_by_what_was_measured():
 def test_wrong_maps_are_refused(change, says):
     with pytest.raises(ValueError, match=says):
         OptimalCohort(**change)
+
+
+# The excess noise of cohorts
+
+
+def test_excess_noise_is_measured():
+    item = ITEMS["theory-cohort-noise"]
+    config = CohortNoise(num_clients=8, num_seeds=2000)
+    dataset = item.run(config, None)
+    findings = item.judge(dataset, config)
+    assert [claim.holds for claim in findings.claims] == [True, True, True, True, False]
+    wrong = dataset.assign(equation_27=dataset.equation_27 * 1.2)
+    assert [claim.holds for claim in item.judge(wrong, config).claims][:3] == [False, True, False]
+    item.figure(dataset, findings.measured, config).savefig("/dev/null", format="png")
 
 
 # The figures
@@ -174,7 +205,7 @@ def linear(monkeypatch):
     monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", LogisticRegression)
 
 
-FIG1, FIG2, FIG3 = (REPRODUCTIONS[f"cb-fig{number}"] for number in (1, 2, 3))
+FIG1, FIG2, FIG3 = (ITEMS[f"cb-fig{number}"] for number in (1, 2, 3))
 FEW = CohortAccuracy(
     num_clients=12, cohort_sizes=(1, 2, 3), contacts=12, updates=60, num_seeds=4, learning_rate=0.5
 )
@@ -211,17 +242,20 @@ def test_cohorts_train_at_constant_cost_and_are_judged():
         recorded = dataset.test_accuracy.sel(C=C).notnull().sum("round")
         assert (recorded == 1 + 12 // C).all()
     assert not dataset.test_accuracy.isel(round=1).equals(dataset.published_accuracy.isel(round=1))
-    judgement = FIG3.judge(dataset, FEW)
+    findings = FIG3.judge(dataset, FEW)
     best = dataset.test_accuracy.isel(round=slice(1, None)).max("round")
-    np.testing.assert_allclose(judgement.measured["all images"]["best"], best)
-    np.testing.assert_allclose(judgement.measured["all images"]["mean"], best.mean("seed"))
-    assert [row[:3] for row in judgement.table[1:]] == [
-        ("1", "12", "60"),
-        ("2", "6", "30"),
-        ("3", "4", "20"),
+    measured = findings.measured.sel(evaluation="all images")
+    np.testing.assert_allclose(measured.best, best)
+    np.testing.assert_allclose(measured["mean"], best.mean("seed"))
+    np.testing.assert_array_equal(measured.distinct, [len(np.unique(row)) for row in best])
+    (table,) = findings.tables
+    assert [row[:4] for row in table.rows[::2]] == [
+        ("1", "all images", "12", "60"),
+        ("2", "all images", "6", "30"),
+        ("3", "all images", "4", "20"),
     ]
     for item in (FIG2, FIG3):
-        assert item.plot(dataset, FEW, judgement).axes
+        assert item.figure(dataset, findings.measured, FEW).axes
 
 
 def accuracies(best, scored=None):
@@ -254,21 +288,28 @@ def test_few_scored_images_make_groups():
 
 
 def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
+    def of(config):
+        return published_means(config).dropna("C").to_series().to_dict()
+
     author = CohortAccuracy.model_construct(**dict(CohortAccuracy()) | {"directory": tmp_path})
-    assert author.published == {5: 0.722, 10: 0.714, 15: 0.723, 20: 0.704, 30: 0.696}
+    assert of(author) == {5: 0.722, 10: 0.714, 15: 0.723, 20: 0.704, 30: 0.696}
     doubled = author.model_copy(update={"contacts": 120, "num_seeds": 3})
-    assert doubled.published[30] == 0.964
-    assert author.model_copy(update={"learning_rate": 0.2}).published == {}
-    assert author.model_copy(update={"num_clients": 100, "updates": 300}).published
-    assert author.model_copy(update={"cohort_sizes": (2, 3, 4)}).published == {}
-    assert CohortAccuracy().published == {}
+    assert of(doubled)[30] == 0.964
+    assert of(author.model_copy(update={"learning_rate": 0.2})) == {}
+    assert of(author.model_copy(update={"num_clients": 100, "updates": 300}))
+    assert of(author.model_copy(update={"cohort_sizes": (2, 3, 4)})) == {}
+    assert of(CohortAccuracy()) == {}
     means = np.array([[0.722], [0.714], [0.723]]) + 0.01 * np.random.default_rng(0).normal(
         size=(3, 20)
     )
     dataset = accuracies(means).assign_coords(C=[5, 10, 15])  # the scores are the author's
     dataset["test_accuracy"] = dataset.test_accuracy * 0.9
     few = author.model_copy(update={"cohort_sizes": (5, 10, 15)})
-    assert FIG2.judge(dataset, few).claims[-1].holds
+    findings = FIG2.judge(dataset, few)
+    assert findings.claims[-1].holds
+    texts = {row[:2]: row[4] for row in findings.tables[0].rows}
+    assert texts["5", "as-published"].endswith("(0.722)")
+    assert not texts["5", "all images"].endswith(")")
     assert not FIG2.judge(dataset - 0.2, few).claims[-1].holds
 
 
@@ -291,10 +332,10 @@ def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there():
     assert stopped.test_accuracy.isnull().any()
     assert whole.test_accuracy.notnull().all()
     one, other = (FIG1.judge(dataset, ROUNDS) for dataset in (stopped, whole))
-    np.testing.assert_array_equal(one.measured["rounds"], other.measured["rounds"])
-    assert one.table == other.table
+    np.testing.assert_array_equal(one.measured.rounds, other.measured.rounds)
+    assert one.tables == other.tables
     accuracy = whole.test_accuracy.transpose("percent", "C", "seed", "round").values
-    for target, rounds in zip(ROUNDS.targets, one.measured["rounds"], strict=True):
+    for target, rounds in zip(ROUNDS.targets, one.measured.rounds.values, strict=True):
         for place in np.ndindex(rounds.shape):
             met = np.flatnonzero(accuracy[place] >= target)
             assert rounds[place] == met[0] if len(met) else np.isnan(rounds[place])
@@ -302,7 +343,7 @@ def test_rounds_to_an_accuracy_do_not_depend_on_stopping_there():
     # teaches less than one that knows more.
     by_share = accuracy.mean((1, 3))
     assert (by_share[1:] > by_share[0]).all()
-    assert FIG1.plot(stopped, ROUNDS, one).axes
+    assert FIG1.figure(stopped, one.measured, ROUNDS).axes
 
 
 def test_fewer_rounds_are_found_along_the_right_axis():
@@ -316,10 +357,10 @@ def test_fewer_rounds_are_found_along_the_right_axis():
     config = ROUNDS.model_copy(update={"targets": (0.5,)})
     assert [claim.holds for claim in FIG1.judge(dataset, config).claims] == [True, False]
     late = dataset.where(dataset["round"] < 14, 0.0)  # some never get there: they come last
-    judgement = FIG1.judge(late, config)
-    assert np.isnan(judgement.measured["rounds"]).any()
-    assert [claim.holds for claim in judgement.claims] == [True, False]
-    assert any("not reached" in cell for row in judgement.table for cell in row)
+    findings = FIG1.judge(late, config)
+    assert np.isnan(findings.measured.rounds).any()
+    assert [claim.holds for claim in findings.claims] == [True, False]
+    assert any("not reached\nin 3 of 3" in cell for row in findings.tables[0].rows for cell in row)
 
 
 def test_a_run_that_hits_its_target_exactly_has_reached_it():
@@ -330,11 +371,12 @@ def test_a_run_that_hits_its_target_exactly_has_reached_it():
     coords = {"C": [1, 3, 6], "percent": [0.0, 50.0, 100.0], "round": np.arange(4)}
     dataset = xr.Dataset({"test_accuracy": (dims, curve)}, coords)
     config = ROUNDS.model_copy(update={"targets": (0.5, 0.9, 0.903)})
-    found = FIG1.judge(dataset.assign_attrs(manifest={"datasets": ["digits"]}), config)
-    assert [np.unique(each).tolist() for each in found.measured["rounds"][:2]] == [[1.0], [2.0]]
-    assert np.isnan(found.measured["rounds"][2]).all()
-    assert found.table[-1][0] == "90.3 %"
-    figure = FIG1.plot(dataset.assign_attrs(manifest={"datasets": ["digits"]}), config, found)
+    dataset = dataset.assign_attrs(manifest={"datasets": ["digits"]})
+    found = FIG1.judge(dataset, config)
+    assert [np.unique(each).tolist() for each in found.measured.rounds[:2]] == [[1.0], [2.0]]
+    assert np.isnan(found.measured.rounds[2]).all()
+    assert found.tables[0].rows[-1][0] == "to 90.3 %"
+    figure = FIG1.figure(dataset, found.measured, config)
     assert len(figure.axes) == 3
 
 

@@ -19,7 +19,6 @@ from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, judge_bounds, plot_bounds, run_bounds
 from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, judge_gain, plot_gain, run_gain
-from fedjax_mm.papers.pawlik2020.noise import CohortNoise, judge_noise, plot_noise, run_noise
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants
@@ -184,16 +183,6 @@ def test_gains_beside_theorem_3():
     lower["gain"][{"what": 1, "num_models": 1}] = 1.0
     assert not judge_gain(lower, config).claims[0].holds
     plot_gain(dataset, config, judgement).savefig("/dev/null", format="png")
-
-
-def test_excess_noise_is_measured():
-    config = CohortNoise(num_clients=8, num_seeds=2000)
-    dataset = run_noise(config)
-    judgement = judge_noise(dataset, config)
-    assert [claim.holds for claim in judgement.claims] == [True, True, True, True, False]
-    wrong = dataset.assign(equation_27=dataset.equation_27 * 1.2)
-    assert [claim.holds for claim in judge_noise(wrong, config).claims][:3] == [False, True, False]
-    plot_noise(dataset, config, judgement).savefig("/dev/null", format="png")
 
 
 @pytest.mark.parametrize("x64", [False, True])

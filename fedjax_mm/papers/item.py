@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Item(NamedTuple):
     settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     measure: Callable[[xr.Dataset, Any], xr.Dataset]
-    claims: Callable[[xr.Dataset, Any], Sequence[Claim]]
+    claims: Callable[[xr.Dataset, Any], Iterable[Claim]]
     table: Callable[[xr.Dataset, Any], Sequence[Table]]
     figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 

@@ -29,7 +29,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution, sweep
-from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")

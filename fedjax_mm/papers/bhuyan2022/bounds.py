@@ -24,7 +24,7 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import standard_error
 from fedjax_mm.schedules import Schedule, inverse_time, per_frame
 from fedjax_mm.sweeps.execute import Execution, sweep
-from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.quadratic import Quadratic, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants

@@ -28,7 +28,7 @@ from fedjax_mm.papers.old import Claim, Judgement, Reproduction
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import gain, standard_error
 from fedjax_mm.sweeps.execute import Execution, sweep
-from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.grid import Setup
 
 
 class Together(Trainings):

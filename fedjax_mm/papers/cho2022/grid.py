@@ -29,7 +29,7 @@ from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, sweep
-from fedjax_mm.sweeps.plan import Setup
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 

@@ -1,66 +1,87 @@
-"""Whom Pawlik trains: clients with images of MNIST, dealt anew for every seed, in cohorts."""
+"""Clients of section 3: images of MNIST, dealt again for every seed, and training in cohorts."""
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignment import mfa_rand
 from fedjax_mm.base import Batching, Params
-from fedjax_mm.data.clients import client_data, shared_client_data
+from fedjax_mm.data.clients import ClientData, client_data, shared_client_data
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.idx import check_idx, load_idx
+from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
-from fedjax_mm.papers.pawlik2020.costs import check_sizes
+from fedjax_mm.sweeps.execute import sweep
+from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
 
-STAND_IN = (
-    "without --data DIR the digits of scikit-learn stand in for MNIST, with fewer clients and "
-    "smaller cohorts; accuracies are then not the paper's"
-)
+
+def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
+    """Raises `ValueError` unless there are clients for every cohort, and it divides the costs."""
+    for size in sizes:
+        if size > num_clients:
+            raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
+        for name, cost in costs.items():
+            if cost % size:
+                wrong = f"cohort_sizes has {size}, which does not divide {name} = {cost}"
+                raise ValueError(f"{wrong}; rounds and batches are whole")
+
+
+def _increasing(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    if list(values) != sorted(set(values)):
+        raise ValueError(f"{info.field_name} is {list(values)}; they must increase")
+    return values
+
+
+def _trend(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+    if len(values) < 3:
+        raise ValueError(f"{info.field_name} is {list(values)}; a trend needs 3 or more")
+    return _increasing(values, info)
+
+
+Increasing, Trend = AfterValidator(_increasing), AfterValidator(_trend)
 
 
 class Trained(Config):
-    """What the experiments of section 3 have in common: McMahan's CNN and its clients."""
+    """Settings that Figures 1 to 3 share: McMahan's CNN and its clients."""
 
     paper_sizes: ClassVar[tuple[int, ...]]
     digits_sizes: ClassVar[tuple[int, ...]]
 
     num_clients: Annotated[Count, Field(ge=2)] | None = None
     """100 of MNIST, 24 of the digits."""
-    cohort_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] | None = None
+    cohort_sizes: Annotated[tuple[Count, ...], Trend] | None = None
     """Increasing; by default the paper's with MNIST, smaller ones with the digits."""
     learning_rate: Positive = 0.1
+    local_epochs: Count
     num_seeds: Annotated[Count, Field(ge=2)]
-    """Each deals the images anew."""
+    """Each deals the images again."""
     seed: Seed = 0
     directory: Path | None = None
     """Of MNIST's files; the digits stand in without them."""
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        if self.directory is not None:
-            try:
-                check_idx(self.directory)
-            except OSError as error:
-                raise ValueError(str(error)) from error
-        if self.sizes != sorted(set(self.sizes)):
-            raise ValueError(f"cohort_sizes is {self.sizes}; they must increase")
         check_sizes(self.sizes, self.clients)
-        if len(self.sizes) < 3:
-            raise ValueError(f"cohort_sizes is {self.sizes}; a trend needs 3 or more")
-        if self.model_fields_set:  # the defaults can be dealt
-            self.deals(self.pool())
+        try:
+            # The defaults can be dealt, which takes a while: only other settings are tried.
+            if self.model_fields_set:
+                self.deals(self.pool())
+        except OSError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @property
@@ -69,23 +90,48 @@ class Trained(Config):
         default = self.digits_sizes if self.directory is None else self.paper_sizes
         return list(self.cohort_sizes or default)
 
-    @abstractmethod
-    def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
-        """All ways in which the images are dealt with a seed."""
-
     @property
     def clients(self) -> int:
         """N."""
         return self.num_clients or (24 if self.directory is None else 100)
 
+    @abstractmethod
+    def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
+        """Returns all ways in which the images are dealt with a seed."""
+
     def pool(self) -> Pool:
-        """The images."""
+        """Returns the images."""
         return digits() if self.directory is None else load_idx(self.directory)
 
     def deals(self, pool: Pool) -> list[Parts]:
-        """All ways of the first seed, then all of the second, and so on."""
+        """Returns all ways of the first seed, then all of the second, and so on."""
         seeds = np.random.SeedSequence(self.seed).generate_state(self.num_seeds)
         return [way for seed in seeds for way in self.deal(pool.train[1], int(seed))]
+
+    def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
+        """Returns FedAvg by cohorts of C of the clients, to whom images are dealt in one way."""
+        rate, epochs = self.learning_rate, self.local_epochs
+        algorithm = fedavg(rate, epochs=epochs, batch_size=batch_size, weighted=False)
+        mine = dealt(task, deal, epochs * batch_size)
+        return Setup(mine, algorithm, mfa_rand(self.clients, 1, cohort_size=C))
+
+    def train(
+        self, build: Callable[..., Setup], axes: Mapping[str, Sequence[Any]], **how: Any
+    ) -> xr.Dataset:
+        """Returns the sweep of `build` over the cohort sizes, more axes and the seeds."""
+        pool = self.pool()
+        result = sweep(
+            build,
+            {"C": self.sizes, **axes},
+            num_seeds=self.num_seeds,
+            seed=self.seed,
+            shared={"task": images(pool, self.deals(pool))},
+            per_seed={"seed_number": np.arange(self.num_seeds)},
+            data=pool.kind,
+            **how,
+        )
+        about = result.attrs["manifest"] | {"datasets": [pool.name]}
+        return result.isel(model=0).assign_attrs(manifest=about)
 
 
 @jax.tree_util.register_dataclass
@@ -100,19 +146,12 @@ class ScoredTwice(View):
     num_scored: int = dataclasses.field(metadata={"static": True})
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
-        """Loss and accuracy on all test images, and the accuracy on some, drawn for this record."""
+        """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
         test, size, first = self.task.test, self.num_scored, jnp.int32(0)
         rows, _ = test.batch(rng_key, first, first, Batching(size, "epochs"))
-        some = dataclasses.replace(
-            test,
-            examples=test.take(rows),
-            order=None,
-            offsets=jnp.zeros(1, jnp.int32),
-            counts=jnp.full(1, size),
-            min_count=size,
-            max_count=size,
-            num_examples=size,
-        )
+        # The drawn rows are an order, by which `evaluate` gathers images block by block.
+        counts = jnp.full(1, size)
+        some = ClientData(test.examples, test.offsets, counts, size, size, size, order=rows)
         every, few = (self.task.evaluate(params, data) for data in (test, some))
         return {
             "loss": every["loss"],
@@ -122,14 +161,15 @@ class ScoredTwice(View):
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
-    """McMahan's CNN on images that are dealt in several ways; take one with `dealt`."""
-    tested = client_data([pool.test])
+    """Returns McMahan's CNN on images dealt in several ways, of which `dealt` takes one."""
+    # The ways share one copy of the images: a traced number then chooses a seed's own clients.
     train = shared_client_data(pool.train, deals)
+    tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)
     return classification(data, McMahanCNN(pool.num_classes), scale=1 / 255)
 
 
 def dealt(task: Classification, index: Any, num_scored: int) -> ScoredTwice:
-    """The task of one way to deal; at most all test images are scored."""
+    """Returns the task of one way to deal; at most all test images are scored."""
     mine = dataclasses.replace(task, train=task.train.select(index))
     return ScoredTwice(mine, mine.num_clients, min(num_scored, task.test.num_examples))

@@ -1,0 +1,143 @@
+"""Figure 1: the rounds that cohorts of several sizes take to an accuracy, section 3.1."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedjax_mm.base import Scalar
+from fedjax_mm.data.partition import Parts, iid_clients, iid_share
+from fedjax_mm.experiments.tasks import Count, Flag, Percent, Positive
+from fedjax_mm.papers.claims import Claim, claim, estimate, trend
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.pawlik2020.clients import Increasing, Trained, Trend
+from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.labels import describe
+from fedjax_mm.results.metrics import first_round_below
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.sweeps.until import Until
+
+_SCHEMES = {"iid_share": iid_share, "iid_clients": iid_clients}
+Accuracy = Annotated[Positive, Field(lt=1)]
+
+
+class CohortRounds(Trained):
+    """Settings of Figure 1: training until the test accuracy is that of the last target."""
+
+    paper_sizes = (2, 5, 10, 20, 40)
+    digits_sizes = (2, 4, 8, 12)
+
+    num_seeds: Annotated[Count, Field(ge=2)] = 3
+    scheme: Literal["iid_share", "iid_clients"] = "iid_share"
+    """The percentages are of every client's images that are IID, or of the clients."""
+    percents: Annotated[tuple[Percent, ...], Trend] = (20.0, 60.0, 100.0)
+    """The paper has 20, 40, 60, 80, 100."""
+    targets: Annotated[tuple[Accuracy, ...], Field(min_length=1), Increasing] = (0.9,)
+    """The paper has 0.99, and 0.9 in the text."""
+    max_rounds: Count = 60
+    local_epochs: Count = 10
+    batch_size: Count = 10
+    stop: Flag = True
+    """Whether runs end at their last target, or go on for all rounds."""
+
+    def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
+        """Returns the scheme's deals, one for each percentage."""
+        scheme: Any = _SCHEMES[self.scheme]
+        return [scheme(labels, self.clients, percent=p, seed=seed) for p in self.percents]
+
+
+def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
+    """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
+
+    def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
+        # The percentage is traced, so that all deals are in one program: it is found by comparing.
+        place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
+        deal = jnp.asarray(seed_number, int) * len(config.percents) + place
+        return config.setup(C, task, deal, config.batch_size)
+
+    result = config.train(
+        build,
+        {"percent": list(config.percents)},
+        num_rounds=config.max_rounds,
+        until=Until("test_accuracy", at_least=config.targets[-1]) if config.stop else None,
+        execution=execution,
+    )
+    return result[["test_accuracy"]]
+
+
+def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
+    """Returns the first round at every target, over ``(target, percent, C, seed)``; NaN if none."""
+    accuracy = result.test_accuracy.transpose("percent", "C", "seed", "round")
+    at, target = result["round"].values, xr.IndexVariable("target", list(config.targets))
+    # Until compares in float32, in which 0.9 is less than Python's 0.9: compared in float64, a run
+    # that ended at its target would not have reached it.
+    exact = target.values.astype(accuracy.dtype)
+    first = accuracy.isel(round=0, drop=True)
+    found = [first.copy(data=first_round_below(-accuracy, at, -each)) for each in exact]
+    rounds = xr.concat(found, target)
+    mean, error = estimate(rounds)
+    missed = rounds.isnull().sum("seed")
+    return xr.Dataset({"rounds": rounds, "mean": mean, "standard_error": error, "missed": missed})
+
+
+def claims(measured: xr.Dataset, config: CohortRounds) -> Iterator[Claim]:
+    """Larger cohorts need fewer rounds, and so do clients that are more alike."""
+    for target in config.targets:
+        # A round that was never reached is later than all others.
+        rounds = measured.rounds.sel(target=target).fillna(np.inf)
+        for along, more in {"C": "larger cohorts", "percent": "more IID clients"}.items():
+            # A seed's runs share clients and draws: only their median is a block of its own.
+            medians = rounds.median({"C", "percent"} - {along}, skipna=False)
+            p = trend(medians, along, rising=False)
+            text = f"to {100 * target:g} %: {more} need fewer rounds (p < 0.05)"
+            over_seeds = describe(medians.median("seed", skipna=False), form="g")
+            yield claim(text, p < 0.05, f"p = {p:.2g}; medians {over_seeds}")
+
+
+def _in_words(measured: xr.Dataset) -> xr.Dataset:
+    targets = [f"to {100 * target:g} %" for target in measured.target.values]
+    percents = [f"{percent:g} % IID" for percent in measured.percent.values]
+    return measured.assign_coords(target=targets, percent=percents)
+
+
+def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
+    """Returns mean rounds, or how many runs did not reach the target."""
+    measured = _in_words(measured)
+    missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
+    text = cells(measured["mean"], measured.standard_error, form=".1f")
+    text = text + xr.where(measured.missed > 0, missed, "")
+    return [rows(columns(text, "C"), ("target", "percent"))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Figure:
+    """Draws mean rounds to every target against C, a line for each percentage."""
+    measured = _in_words(measured)
+    mean, error, xlabel = measured["mean"], measured.standard_error, "clients in a cohort $C$"
+    drawn = plots.panels(mean, error, xlabel=xlabel, ylabel="rounds")
+    return plots.draw(
+        [drawn],
+        title=f"{result.attrs['manifest']['datasets'][0]}, {config.clients} clients, "
+        f"E = {config.local_epochs}, B = {config.batch_size}",
+        caption=f"Means and standard errors of {config.num_seeds} seeds; no point where a run did "
+        f"not get there in {config.max_rounds} rounds.",
+    )
+
+
+_item = partial(Item, run=run, measure=measure, claims=claims, table=table, figure=figure)
+
+ITEMS = (
+    _item(
+        id="cb-fig1",
+        title="Rounds to an accuracy against the size of cohorts",
+        settings=CohortRounds(),
+    ),
+)
+"""Figure 1."""

@@ -1,0 +1,201 @@
+"""Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm.data.partition import Parts
+from fedjax_mm.experiments.tasks import Count, IIDShare, PartitionConfig
+from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
+from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.pawlik2020.clients import Trained, check_sizes
+from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.labels import describe
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.sweeps.until import Until
+
+_EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
+_LARGEST_ERROR = 0.017  # of the author's means: standard deviations up to 0.17, 100 seeds
+
+
+class CohortAccuracy(Trained):
+    """Settings of Figures 2 and 3: R = c / C rounds and batches of B = u / C images."""
+
+    paper_sizes = (5, 10, 15, 20, 30)
+    digits_sizes = (2, 4, 6, 8, 12)
+
+    num_seeds: Annotated[Count, Field(ge=2)] = 10
+    contacts: Count | None = None
+    """c = R C: 60, or 120 with doubled round limits; 240 with the digits, whose clients are few."""
+    updates: Count | None = None
+    """B C: 300; 120 with the digits."""
+    local_epochs: Count = 1
+    partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
+    evaluation: Literal["all images", "as-published"] = "all images"
+    """The accuracies that are judged: the author scored E mini-batches of B test images a round."""
+
+    @model_validator(mode="after")
+    def _rounds_and_batches_are_whole(self) -> Self:
+        check_sizes(self.sizes, self.clients, **self.costs)
+        return self
+
+    def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
+        """Returns the partition's deal."""
+        return [self.partition.deal(labels, self.clients, seed)]
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """Contacts and updates."""
+        contacts, updates = (240, 120) if self.directory is None else (60, 300)
+        return {"contacts": self.contacts or contacts, "updates": self.updates or updates}
+
+
+def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Dataset:
+    """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
+    contacts, updates = config.costs.values()
+
+    def build(C: int, task: Classification, seed_number: Any) -> Setup:
+        return config.setup(C, task, seed_number, updates // C)
+
+    result = config.train(
+        build,
+        {},
+        num_rounds=contacts // config.sizes[0],
+        until=Until("client_updates", at_least=contacts),
+        execution=execution,
+    )
+    return result[list(_EVALUATIONS.values())]
+
+
+def published_means(config: CohortAccuracy) -> xr.DataArray:
+    """Returns the author's mean best accuracies by C, NaN if these are not the author's trials."""
+    same = {"learning_rate", "local_epochs", "partition"}
+    is_his = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
+    is_his &= config.directory is not None and config.clients == 100
+    by_cost = published(__name__, "cb-fig2")["mean best accuracy of 100 seeds by R C and C"]
+    known = by_cost.get(str(config.costs["contacts"]), {})
+    is_his &= config.costs["updates"] == 300
+    means = [known.get(str(C), np.nan) if is_his else np.nan for C in config.sizes]
+    return xr.DataArray(means, {"C": config.sizes})
+
+
+def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
+    """Returns best accuracies after any round, over ``(evaluation, C, seed)``, and their means."""
+    both = result[list(_EVALUATIONS.values())].sel(round=slice(1, None)).max("round")
+    best = both.astype(float).to_dataarray("evaluation").assign_coords(evaluation=[*_EVALUATIONS])
+    best = best.transpose("evaluation", "C", "seed").drop_attrs()
+    mean, error = estimate(best)
+    # Distinct values of the seeds are one more than the steps between them in their order.
+    steps = best.copy(data=np.sort(best, axis=-1)).diff("seed")
+    found = {
+        "best": best,
+        "mean": mean,
+        "standard_error": error,
+        "standard_deviation": best.std("seed", ddof=1),
+        "distinct": 1 + (steps > 0).sum("seed"),
+        "published": published_means(config),
+        "R": config.costs["contacts"] // best.C,
+        "B": config.costs["updates"] // best.C,
+    }
+    return xr.Dataset(found)
+
+
+def claims(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Claim]:
+    """Accuracy has no trend over cohort sizes; the author's evaluation makes groups of it."""
+    best = measured.best.sel(evaluation=config.evaluation)
+    p = min(1.0, 2 * min(trend(best, "C", rising=rising) for rising in (True, False)))
+    doubled = np.polyfit(np.log2(best.C), 100 * best.transpose("C", "seed"), 1)[0]
+    slope, error = estimate(xr.DataArray(doubled, dims="seed"))
+    yield claim(
+        "at constant cost the cohort size does not matter: best accuracy has no trend (p >= 0.05)",
+        p >= 0.05,
+        f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for twice "
+        f"the cohort; means {describe(best.mean('seed'), form='.3f')}",
+    )
+    few = measured.distinct.sel(evaluation="as-published")
+    are_fewer = few.sum() < measured.distinct.sel(evaluation="all images").sum()
+    yield claim(
+        "best accuracies fall into groups because the author scored E B test images a round "
+        "(as published fewer values than on all images, at most E B + 1)",
+        (few <= config.local_epochs * measured.B + 1) & are_fewer,
+        f"distinct values in {config.num_seeds} seeds: {describe(measured.distinct, form='g')}",
+    )
+    his = measured.sel(evaluation="as-published").dropna("C", subset=["published"])
+    # The paper tells standard deviations of its trials with 60 contacts only.
+    if his.sizes["C"] and config.costs["contacts"] == 60:
+        text = (
+            "mean best accuracies, scored as published, are the author's (within 4 standard errors)"
+        )
+        tolerance = 4 * np.hypot(his.standard_error, _LARGEST_ERROR)
+        yield within(text, his["mean"], his.published, tolerance, ".3f")
+
+
+def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
+    """Returns a row for each cohort size and evaluation; published means are in parentheses."""
+    author = measured.published.where(measured.evaluation == "as-published")
+    contents = {
+        "R": measured.R,
+        "B": measured.B,
+        "mean": cells(measured["mean"], measured.standard_error, author, ".3f"),
+        "sd": cells(measured.standard_deviation, form=".3f"),
+        "distinct": measured.distinct,
+    }
+    return [rows(contents, ("C", "evaluation"))]
+
+
+_X, _Y = "clients in a cohort $C$", "best test accuracy"
+
+
+def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
+    """Draws the best accuracy of every run, scored in both ways."""
+    places, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
+    # Beside each other: many runs have equal accuracies, which would hide each other.
+    beside = places[:, None] + np.linspace(-0.28, 0.28, num_seeds)
+    ticks = {f"{C:g}": float(place) for C, place in zip(measured.C.values, places, strict=True)}
+    drawn = []
+    for name in measured.evaluation.values:
+        shown = measured.sel(evaluation=name)
+        runs = plots.Line("one run", beside.ravel(), shown.best.values.ravel(), style=".")
+        means = plots.Line("mean", places, shown["mean"].values, style="_")
+        drawn.append(plots.Panel(name, _X, _Y, [runs, means], ticks=ticks))
+    caption = f"{num_seeds} runs of each size, one point each, and their means."
+    return plots.draw([drawn], title=_title(result, config), caption=caption)
+
+
+def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
+    """Draws means and standard deviations of the best accuracies, and the author's means."""
+    mean, spread = measured["mean"], measured.standard_deviation
+    if measured.published.notnull().any():
+        author = measured.published.expand_dims(evaluation=["published"])
+        mean = xr.concat([mean, author], "evaluation")
+        spread = spread.reindex(evaluation=mean.evaluation)
+    values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
+    drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
+    caption = f"Means and standard deviations of {config.num_seeds} seeds."
+    return plots.draw([drawn], title=_title(result, config), caption=caption)
+
+
+def _title(result: xr.Dataset, config: CohortAccuracy) -> str:
+    (name,) = result.attrs["manifest"]["datasets"]
+    return f"{name}, {config.clients} clients, R C = {config.costs['contacts']}"
+
+
+_item = partial(
+    Item, settings=CohortAccuracy(), run=run, measure=measure, claims=claims, table=table
+)
+
+ITEMS = (
+    _item(id="cb-fig2", title="Best accuracy of every run, by cohort size", figure=figure_2),
+    _item(
+        id="cb-fig3", title="Mean best accuracy at constant cost, by cohort size", figure=figure_3
+    ),
+)
+"""Figures 2 and 3."""

@@ -1,0 +1,275 @@
+"""The best size of cohorts at constant cost, which section 5 leaves open, beside a bound's C*."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
+from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.papers.claims import Claim, claim, estimate
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.pawlik2020.clients import Trend
+from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.results import plots
+from fedjax_mm.shuffles import permutation
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
+from fedjax_mm.theory.problem import Problem
+
+
+class OptimalCohort(Config):
+    """Settings of federated quadratics of growing heterogeneity, by cohorts of every size.
+
+    Every size has as many contacts with the server, c = R C. Heterogeneity is the root of the mean
+    squared distance of the clients' minimizers from their mean; all start at distance 1 from it.
+    """
+
+    num_clients: Annotated[Count, Field(ge=2)] = 24
+    dim: Count = 6
+    curvature: Positive = 10.0
+    """Of the largest over the smallest curvature of each client."""
+    local_steps: Count = 5
+    rate: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """gamma L E, at most 1."""
+    contacts: Count = 240
+    heterogeneity: Annotated[tuple[Positive, ...], Trend] = (
+        *(0.02, 0.05, 0.1, 0.2, 0.5),
+        *(1.0, 2.0, 5.0, 10.0),
+    )
+    num_seeds: Annotated[Count, Field(ge=2)] = 100
+    """Runs of each size and heterogeneity."""
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.contacts % self.num_clients:
+            raise ValueError(
+                f"contacts is {self.contacts}; give a multiple of num_clients = "
+                f"{self.num_clients}, so that rounds of all clients are whole"
+            )
+        return self
+
+    @property
+    def cohort_sizes(self) -> list[int]:
+        """C, wherever the rounds c / C are a whole number."""
+        return [C for C in range(1, self.num_clients + 1) if self.contacts % C == 0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Bowls:
+    """``f_i(x) = (x - b_i)^T H_i (x - b_i) / 2``, and the constants of the bound for cohorts.
+
+    Attributes:
+      H: ``[clients, d, d]``.
+      b: ``[clients, d]``.
+      learning_rate: gamma.
+      local_steps: E.
+    """
+
+    H: Array
+    b: Array
+    learning_rate: Array
+    local_steps: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return len(self.b)
+
+    def init(self, rng_key: PRNGKeyArray) -> Params:
+        """Returns a start at distance 1 from the mean of the minimizers."""
+        del rng_key
+        return jnp.full(self.b.shape[1], self.b.shape[1] ** -0.5)
+
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns 1: all clients have equal weights."""
+        del client
+        return jnp.ones(())
+
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
+        """Returns the client: gradients are full."""
+        del rng_key, step, how
+        return client
+
+    def loss(self, params: Params, batch: Index) -> Float[Array, ""]:
+        """Returns f_i."""
+        away = params - self.b[batch]
+        return away @ self.H[batch] @ away / 2
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+        """Returns ``|grad f|^2``, and the largest ``|grad f_i|^2`` and Z^2 of a round from here."""
+        del rng_key
+
+        def gradients(points: Array) -> Array:
+            return jnp.einsum("nij,nj->ni", self.H, points - self.b)
+
+        def step(points: Array, _: None) -> tuple[Array, Array]:
+            found = gradients(points)
+            return points - self.learning_rate * found, found
+
+        start = jnp.broadcast_to(params, self.b.shape)
+        _, along = lax.scan(step, start, length=self.local_steps)
+        means = along.mean(0)  # G_i / E
+        return {
+            "squared_gradient": jnp.sum(gradients(start).mean(0) ** 2),
+            "largest_gradient": jnp.max(jnp.sum(along**2, -1)),
+            "deviation": jnp.mean(jnp.sum((means - means.mean(0)) ** 2, -1)),
+        }
+
+
+def bowls(config: OptimalCohort) -> tuple[np.ndarray, np.ndarray]:
+    """Returns H ``[clients, d, d]`` with curvatures up to 1, and minimizers ``[clients, d]``."""
+    rng, d = np.random.default_rng(config.seed), config.dim
+    turns = np.linalg.qr(rng.normal(size=(config.num_clients, d, d)))[0]
+    curvatures = np.geomspace(1 / config.curvature, 1, d) if d > 1 else np.ones(1)
+    H = np.einsum("nij,j,nkj->nik", turns, curvatures, turns)
+    b = rng.normal(size=(config.num_clients, d))
+    b -= b.mean(0)
+    return H, b / np.sqrt(np.mean(np.sum(b**2, -1)))
+
+
+def cohort_of(num_clients: int, size: Scalar) -> Assignment:
+    """Returns uniform cohorts for one model, whose size may be traced."""
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del round, look
+        order = permutation(rng_key, num_clients)
+        return Groups(jnp.where(jnp.arange(num_clients) < size, order, -1)[None]), state
+
+    return Assignment(num_clients, 1, lambda rng_key: (), assign)
+
+
+def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset:
+    """Returns mean squared gradients by size and heterogeneity, their bound, and C*."""
+    H, b = bowls(config)
+    L = np.linalg.eigvalsh(H).max()
+    gamma = config.rate / (L * config.local_steps)
+    N, E = config.num_clients, config.local_steps
+    sizes, scales = config.cohort_sizes, list(config.heterogeneity)
+
+    def build(heterogeneity: Scalar, cohort: Scalar, H: Any, b: Any) -> Setup:
+        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), E)
+        return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
+
+    result = sweep(
+        build,
+        # Integers would make a program each; floats are arguments of one.
+        {"heterogeneity": scales, "cohort": [float(C) for C in sizes]},
+        num_rounds=config.contacts,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        shared={"H": H.astype(np.float32), "b": b.astype(np.float32)},
+        execution=execution,
+    )
+    runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
+    rounds = config.contacts // runs.C
+    # In one program all runs have as many rounds as single clients need. Larger cohorts are read up
+    # to their R rounds, at the model before each of them.
+    before = runs.where(runs["round"] < rounds)
+    mean, error = estimate(before.squared_gradient.mean("round"))
+    # The proof needs G along the way, and of Z^2 no more than its mean over the rounds.
+    G = np.sqrt(before.largest_gradient.max(("round", "seed")).astype(float))
+    Z = np.sqrt(before.deviation.mean(("round", "seed")).astype(float))
+    gap = np.array([_gap(H, scale * b) for scale in scales])
+    some = Problem(N=N, C=sizes, E=E, L=L, G=G.values, Z=Z.values, gap=gap[:, None])
+    bound = cohort_bound(rounds.values, some, gamma)
+    everybody = Problem(N=N, E=E, L=L, Z=Z.isel(C=-1).values, gap=gap)
+    best = optimal_cohort_size(config.contacts, everybody, gamma)
+    found = {"measured": mean, "standard_error": error, "bound": mean.copy(data=bound)}
+    found["optimal_size"] = xr.DataArray(best, dims="heterogeneity")
+    return xr.Dataset(found, attrs=result.attrs)
+
+
+def _gap(H: np.ndarray, b: np.ndarray) -> float:
+    """Returns ``f(x_0) - f*``."""
+    start, whole = np.full(b.shape[1], b.shape[1] ** -0.5), H.mean(0)
+    away = start - np.linalg.solve(whole, np.einsum("nij,nj->i", H, b) / len(b))
+    return float(away @ whole @ away / 2)
+
+
+def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
+    """Returns the same numbers and, by heterogeneity, how C* compares with the measured best C."""
+    squares, least = result.measured, result.measured.min("C")
+    # C* is a real number; by ratios, the size next to it.
+    nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
+    found = {
+        "C* costs": squares.isel(C=nearest).drop_vars("C") / least,
+        "best": least,
+        "all clients": squares.isel(C=-1, drop=True),
+        "one client": squares.isel(C=0, drop=True),
+    }
+    sizes = {"best C": result.C[squares.argmin("C")].drop_vars("C"), "C*": result.optimal_size}
+    return result.drop_vars("optimal_size").drop_attrs().assign(sizes | found)
+
+
+def claims(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Claim]:
+    """The bound holds, and C* is near the size that was best."""
+    ratio, cost, best = measured.measured / measured.bound, measured["C* costs"], measured["best C"]
+    least = measured.measured - 4 * measured.standard_error
+    text = "the bound for cohorts holds for every size and heterogeneity (4 standard errors)"
+    found = f"{ratio.min():.2g} to {ratio.max():.2g}, median {ratio.median():.2g}"
+    yield claim(text, least <= measured.bound, f"measured / bound {found}")
+    text = "at constant cost the best cohort is larger where clients differ more (p < 0.05)"
+    yield _grow_together(text, measured.heterogeneity, best)
+    yield _grow_together("C* grows with the best cohort (p < 0.05)", measured["C*"], best)
+    text = "cohorts of C* leave at most twice the squared gradient of the best cohorts"
+    evidence = f"{cost.max():.2f} times at most, {cost.median():.2f} in the median"
+    yield claim(text, cost <= 2, evidence)
+
+
+def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Claim:
+    """Claims that the rank correlation is positive (p < 0.05)."""
+    from scipy.stats import spearmanr
+
+    if np.ptp(a.values) == 0 or np.ptp(b.values) == 0:
+        return claim(text, False, "one of the two is the same everywhere")
+    found = spearmanr(a.values, b.values)
+    evidence = f"rank correlation {found.statistic:.2f}, p = {found.pvalue:.1g}"
+    return claim(text, found.statistic > 0 and found.pvalue < 0.05, evidence)
+
+
+def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
+    """Returns a row for each heterogeneity."""
+    columns = measured.drop_dims("C").data_vars.items()
+    contents = {str(name): cells(values, form=".3g") for name, values in columns}
+    return [rows(contents, ("heterogeneity",))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> Figure:
+    """Draws how much more each size leaves than the best one, by heterogeneity."""
+    best, bounded = measured["best C"].values, measured["C*"].values
+    return plots.heat_map(
+        (measured.measured / measured.best).transpose("C", "heterogeneity"),
+        {"measured best": best, "$C^*$, which minimizes the bound": bounded},
+        xlabel="heterogeneity of the clients",
+        ylabel="clients in a cohort $C$",
+        label="mean squared gradient, relative to the best $C$",
+        title=f"Cohorts of {config.num_clients} clients at {config.contacts} contacts",
+        caption=f"Federated quadratics, {config.local_steps} local steps, {config.num_seeds} runs "
+        "of each size and heterogeneity.",
+    )
+
+
+_item = partial(Item, run=run, measure=measure, claims=claims, table=table, figure=figure)
+
+ITEMS = (
+    _item(
+        id="cb-optimal-cohort",
+        title="The best cohort size at constant cost, beside C*",
+        settings=OptimalCohort(),
+    ),
+)
+"""The map of cohort sizes."""
