@@ -17,7 +17,7 @@ import rich.progress
 import xarray as xr
 
 from fedjax_mm import bench, cli
-from fedjax_mm.papers import REPRODUCTIONS
+from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.plan import Plan
 
 
@@ -66,7 +66,7 @@ def test_list_shows_every_id():
     code, out, err = call("list")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    for item in REPRODUCTIONS.values():
+    for item in ITEMS.values():
         (line,) = (line for line in lines if line.split()[:1] == [item.id])
         assert item.title in line
 
@@ -88,17 +88,17 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
             return result.load().assign_attrs(manifest=manifest)
 
     one, two = names = ("mfa-fig3", "mfa-fig4")
-    first = REPRODUCTIONS[one]._replace(run=run)
+    first = ITEMS[one]._replace(run=run)
     items = {item.id: item for item in (first, first._replace(id=two))}
-    monkeypatch.setattr(cli, "REPRODUCTIONS", items)
+    monkeypatch.setattr(cli, "ITEMS", items)
     command = ("reproduce", *names, "--rounds", 30, "--seeds", 3, "--out", tmp_path)
     assert call(*command).code in (0, 3)
     assert len(runs) == 1
     for name in names:
         assert files(tmp_path / name) == ["figure.png", "result.nc", "summary.json"]
         assert read_json(tmp_path / name / "summary.json")["id"] == name
-    other = items[two].config.model_copy(update={"num_seeds": 4})
-    items[two] = items[two]._replace(config=other)
+    other = items[two].settings.model_copy(update={"num_seeds": 4})
+    items[two] = items[two]._replace(settings=other)
     assert call(*command[:3], "--rounds", 30, "--out", tmp_path).code in (0, 3)
     assert len(runs) == 3
 
@@ -137,7 +137,7 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
     summary = read_json(directory / "summary.json")
     assert list(summary) == ["id", "paper", "measured", "claims", "data", "manifest"]
     assert (summary["id"], summary["data"]) == (name, "synthetic")
-    assert summary["paper"] == REPRODUCTIONS[name].paper
+    assert summary["paper"] == ITEMS[name].paper
     assert summary["claims"]
     for claim in summary["claims"]:
         assert {key: type(value) for key, value in claim.items()} == {
@@ -146,9 +146,10 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
             "evidence": str,
         }
         assert words(f"{claim['claim']}: {claim['evidence']}") in words(outcome.out)
-    for label in ("MFA-Rand", "MFA-RR"):
-        for number in summary["measured"][label].values():
-            assert f"{number:.4f}" in outcome.out
+    measured = xr.Dataset.from_dict(summary["measured"])
+    assert measured.algorithm.values.tolist() == ["MFA-Rand", "MFA-RR"]
+    for number in measured.to_dataarray().values.ravel():
+        assert f"{number:.4f}" in outcome.out
 
     with xr.open_dataset(directory / "result.nc") as result:
         num_models = {"mfa-fig3": 12, "mfa-fig1": 2}[name]
@@ -157,8 +158,8 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
         # The figures in the summary are those of the file.
         last = result.gap.isel(round=-1).mean(("seed", "model"))
         for label in ("MFA-Rand", "MFA-RR"):
-            measured = summary["measured"][label]["final_gap"]
-            assert measured == pytest.approx(last.sel(algorithm=label).item())
+            found = measured["gap at the end"].sel(algorithm=label).item()
+            assert found == pytest.approx(last.sel(algorithm=label).item())
 
 
 def test_summary_says_where_it_comes_from(two_figures):
@@ -170,7 +171,7 @@ def test_summary_says_where_it_comes_from(two_figures):
     assert (manifest["seed"], manifest["prng"]) == (0, "threefry2x32")
     assert set(manifest["wall_seconds"]) == {"compile", "run"}
     assert all(seconds > 0 for seconds in manifest["wall_seconds"].values())
-    default = REPRODUCTIONS["mfa-fig3"].config.model_dump()
+    default = ITEMS["mfa-fig3"].settings.model_dump()
     assert manifest["config"] == default | {"num_rounds": 30, "num_seeds": 3}
 
 
@@ -197,7 +198,7 @@ def gain(tmp_path_factory):
 
     The shorter run has the first records of the longer one, which alone is computed.
     """
-    item, results = REPRODUCTIONS["mfa-fig5"], []
+    item, results = ITEMS["mfa-fig5"], []
 
     def run(config, execution):
         if not results:
@@ -217,7 +218,7 @@ def gain(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rich.progress, "Progress", Recorder)
             patch.setattr(cli.notes, "_force_terminal", True)
-            patch.setattr(cli, "REPRODUCTIONS", {item.id: item._replace(run=run)})
+            patch.setattr(cli, "ITEMS", {item.id: item._replace(run=run)})
             command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
             return Gain(call(*command), out / "mfa-fig5", bar)
 
@@ -231,11 +232,11 @@ def test_gain_is_reproduced(gain):
     assert [claim["holds"] for claim in summary["claims"]] == [True, True]
     with xr.open_dataset(directory / "result.nc") as result:
         assert result.distance.sizes["num_models"] == 2
+    measured = xr.Dataset.from_dict(summary["measured"]).sel(E=5)
     for label in ("MFA-Rand", "MFA-RR"):
-        measured = summary["measured"][label]["E=5"]
-        assert measured["num_models"] == [1, 2]
-        single, multi = measured["rounds"]
-        assert measured["gain"] == [1.0, 2 * single / multi]
+        here = measured.sel(algorithm=label)
+        single, multi = here.rounds.sel(M=[1, 2]).values
+        assert here.gain.values.tolist() == [1.0, 2 * single / multi]
         assert f"T={multi:.0f}" in outcome.out
 
 
@@ -245,9 +246,10 @@ def test_a_claim_that_fails_is_reported_everywhere(gain):
     assert outcome.code == 3
     assert [claim["holds"] for claim in summary["claims"]] == [False, False]
     assert words(outcome.out).count("DOES NOT HOLD") == 2
-    assert outcome.out.count("not reached") == 4
-    for label in ("MFA-Rand", "MFA-RR"):
-        assert summary["measured"][label]["E=5"]["gain"] == [None, None]
+    assert outcome.out.count("not reached") == 8  # in the table, and in the evidence
+    gains = summary["measured"]["data_vars"]["gain"]
+    assert gains["dims"] == ["algorithm", "E", "M"]
+    assert gains["data"] == [[[None, None]]] * 2
     assert files(directory) == ["figure.png", "result.nc", "summary.json"]
 
 

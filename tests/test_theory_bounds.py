@@ -16,9 +16,9 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.experiments.experiment import validate
-from fedjax_mm.papers import BOUNDS, REPRODUCTIONS
-from fedjax_mm.papers.bhuyan2022.bounds import Bounds, judge_bounds, plot_bounds, run_bounds
-from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, judge_gain, plot_gain, run_gain
+from fedjax_mm.papers import BOUNDS, ITEMS
+from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
+from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, run_gain
 from fedjax_mm.simulate import advance, init
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants
@@ -42,29 +42,32 @@ def small():
     return run_bounds(SMALL)
 
 
-def failed(judgement):
-    return [claim.claim for claim in judgement.claims if not claim.holds]
+def judge_bounds(dataset, config):
+    return BOUNDS["mfa"].judge(dataset, config)
+
+
+def failed(findings):
+    return [claim.claim for claim in findings.claims if not claim.holds]
 
 
 def test_the_bounds_hold(small):
-    judgement = judge_bounds(small, SMALL)
-    assert not [claim for claim in failed(judgement) if "bound" in claim]
-    cases = judgement.measured["cases"]
-    assert len(cases) == 3 * 2 * 2
-    assert all(case["least_ratio"] > 1 - 1e-9 for case in cases)
+    findings = judge_bounds(small, SMALL)
+    assert not [claim for claim in failed(findings) if "bound" in claim]
+    measured = findings.measured
+    assert dict(measured.least_ratio.sizes) == {"algorithm": 3, "mu": 2, "M": 1, "E": 2}
+    assert (measured.least_ratio > 1 - 1e-9).all()
     # They are loose, and the more so the more local steps.
-    one, five = ([c["largest_ratio"] for c in cases if c["E"] == e] for e in (1, 5))
-    assert min(np.divide(five, one)) > 5
+    one, five = (measured.largest_ratio.sel(E=e) for e in (1, 5))
+    assert (five / one).min() > 5
 
 
 def test_a_bound_is_exact_at_the_start_of_one_model():
     """M = E = 1: the smallest of the cases with which the slow tests are full."""
     settings = {"algorithms": ["MFA-RR, 1/N"], "num_models": [1], "local_steps": [1], "mu": [0.05]}
     config = validate(Bounds, SMALL.model_dump() | settings)
-    judgement = judge_bounds(run_bounds(config), config)
-    assert not [claim for claim in failed(judgement) if "bound" in claim]
-    (case,) = judgement.measured["cases"]
-    assert case["least_ratio"] == pytest.approx(1, abs=1e-9)
+    findings = judge_bounds(run_bounds(config), config)
+    assert not [claim for claim in failed(findings) if "bound" in claim]
+    assert findings.measured.least_ratio.item() == pytest.approx(1, abs=1e-9)
 
 
 def test_a_bound_that_does_not_hold_is_found(small):
@@ -100,6 +103,7 @@ def test_a_frozen_model_would_be_found_out(small):
     assert len(claims) == 3
     assert all(claim.holds for claim in claims)
     assert all("E = 1, mu = 0.05" in claim.claim for claim in claims)
+    assert all("M = 12: " in claim.evidence for claim in claims)
 
 
 @pytest.mark.parametrize(
@@ -172,17 +176,34 @@ def test_gains_beside_theorem_3():
         GainBounds().model_dump()
         | {"num_models": [1, 2], "local_steps": [5], "num_rounds": 300, "num_seeds": 4},
     )
-    dataset = run_gain(config)
-    judgement = judge_gain(dataset, config)
-    assert judgement.claims[0].holds
-    assert judgement.claims[1].holds
-    assert judgement.measured["counterexample"]["max"] == pytest.approx(0.45, abs=0.005)
-    assert judgement.measured["counterexample"]["sum"] == pytest.approx(1.72, abs=0.005)
-    assert np.all(judgement.measured["measured"][:, 1:] > 1)
-    lower = dataset.copy(deep=True)
-    lower["gain"][{"what": 1, "num_models": 1}] = 1.0
-    assert not judge_gain(lower, config).claims[0].holds
-    plot_gain(dataset, config, judgement).savefig("/dev/null", format="png")
+    item, dataset = ITEMS["theory-gain"], run_gain(config)
+    findings = item.judge(dataset, config)
+    measured = findings.measured
+    assert [claim.holds for claim in findings.claims] == [True, True, True]
+    examples = measured.counterexample
+    assert examples.sel(reading="max").item() == pytest.approx(0.45, abs=0.005)
+    assert examples.sel(reading="sum").item() == pytest.approx(1.72, abs=0.005)
+    assert (measured.gain.sel(what="measured", M=2) > 1).all()
+    for what, number in (("the sum of (127)", 0), ("measured", 2)):
+        lower = dataset.copy(deep=True)
+        lower.gain.loc[{"what": what, "num_models": 2}] = 1.0
+        assert not item.judge(lower, config).claims[number].holds
+    item.figure(dataset, measured, config).savefig("/dev/null", format="png")
+
+
+def test_numbers_of_steps_that_theorem_3_does_not_speak_of_are_named():
+    """For a small mu, and so a small Gamma, E = 1 fails eq. (136): no gain is proven then."""
+    config = validate(
+        GainBounds,
+        GainBounds().model_dump()
+        | {"mu": [2e-4], "num_models": [1, 2], "local_steps": [1, 2]}
+        | {"num_rounds": 20, "num_seeds": 2},
+    )
+    findings = ITEMS["theory-gain"].judge(run_gain(config), config)
+    proven = findings.measured.gain.sel(what="the sum of (127)")
+    np.testing.assert_array_equal(proven.isnull().all("M"), [True, False])
+    assert "(E = 1 fails its condition (136))" in findings.claims[0].claim
+    assert findings.claims[0].holds
 
 
 @pytest.mark.parametrize("x64", [False, True])
@@ -237,31 +258,42 @@ def test_growing_samples_train_in_one_program():
 
 
 def test_figures_and_tables(small, tmp_path):
-    judgement = judge_bounds(small, SMALL)
-    header, *rows = judgement.table
-    assert len(rows) == 12
-    assert {len(row) for row in rows} == {len(header)}
-    titles = [title for title, _ in judgement.more]
-    assert len(titles) == 1  # curves only where there are few
+    errors, constants = judge_bounds(small, SMALL).tables  # curves only where there are few
+    assert len(errors.rows) == 12
+    assert {len(row) for row in errors.rows} == {len(errors.header)}
+    assert errors.header[:4] == ("algorithm", "mu", "M", "E")
+    assert [row[:2] for row in constants.rows[:2]] == [("MFA-Rand", "0.0002"), ("MFA-Rand", "0.05")]
     few = validate(
         Bounds, SMALL.model_dump() | {"mu": [0.05], "num_models": [4], "local_steps": [5]}
     )
     some = small.sel(mu=[0.05], num_models=[4], local_steps=[5])
-    judgement = judge_bounds(some, few)
-    plot_bounds(some, few, judgement).savefig(tmp_path / "figure.png")
-    assert [title for title, _ in judgement.more][1:] == [
-        f"{method}, mu = 0.05, M = 4, E = 5" for method in ALL
-    ]
+    findings = judge_bounds(some, few)
+    curves = findings.tables[2:]
+    assert [each.title for each in curves] == [f"{name}, mu = 0.05, M = 4, E = 5" for name in ALL]
+    assert [row[0] for row in curves[0].rows][:2] == ["0", "12"]
+    assert {row[-1] for row in curves[0].rows} == {"holds"}
+    tampered = judge_bounds(some.assign(bound=some.bound / 1e4), few).tables[2]
+    assert "DOES NOT HOLD" in {row[-1] for row in tampered.rows}
+
+    figure = BOUNDS["mfa"].figure(some, findings.measured, few)
+    figure.savefig(tmp_path / "figure.png")
+    for axes, name in zip(figure.axes, ALL, strict=True):
+        here = some.sel(algorithm=name, mu=0.05, num_models=4, local_steps=5)
+        drawn = {bars.get_label(): bars[0] for bars in axes.containers}
+        assert set(drawn) == {"M = 4", "bound, M = 4"}
+        np.testing.assert_allclose(drawn["M = 4"].get_xdata(), here["round"] + 1)
+        np.testing.assert_allclose(drawn["M = 4"].get_ydata(), here.distance.mean("seed"))
+        np.testing.assert_allclose(drawn["bound, M = 4"].get_ydata(), here.bound)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["theory-mfa-rand", "theory-mfa-rr"])
 def test_the_bounds_hold_in_full(name):
     """2,000 rounds, 200 seeds, M in {1, 2, 4, 12}, E in {1, 5}, mu in {2e-4, 0.05}."""
-    item = REPRODUCTIONS[name]
-    judgement = item.judge(item.run(item.config, None), item.config)
-    assert failed(judgement) == []
+    item = ITEMS[name]
+    findings = item.judge(item.run(item.settings, None), item.settings)
+    assert failed(findings) == []
 
 
 def test_the_command_shows_all_methods():
-    assert BOUNDS["mfa"].config.algorithms == ALL
+    assert BOUNDS["mfa"].settings.algorithms == ALL

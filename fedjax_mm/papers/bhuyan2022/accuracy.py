@@ -1,31 +1,24 @@
-"""What Figures 6 and 7 and Tables 4 and 5 of Bhuyan et al. have in common."""
+"""Accuracies in section 7: settings of the runs, and the rounds that they take to a target."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.tasks import Config, Count, Seed
-from fedjax_mm.papers.old import Judgement
+from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.results.metrics import first_round_below
 
 PARTS = ("train", "test")
-SURROGATE = (
-    "CelebA may not be redistributed: without --data DIR a surrogate of invented images runs the "
-    "same pipeline (by default 28 x 28 pixels and 12 to 24 images a client instead of 84 x 84 and "
-    "5 or more; set image_size, images_per_client), and its accuracies are not the paper's"
-)
-ABOVE_MAJORITY = 8  # points by which FedAvg should beat the most frequent class
-NOT_GIVEN = "the text says what is trained, not the rate nor the batches; LEAF's defaults are used"
-DRAWS = "the draw of the data moves accuracies by 4 to 14 points: means are over draws of the data"
+_ABOVE = 8  # points by which FedAvg should beat the most frequent class
 
 
 class Trainings(Config):
-    """What the experiments of section 7 have in common."""
+    """Settings that all experiments of section 7 have."""
 
     num_clients: Count
     num_rounds: Count
@@ -35,64 +28,66 @@ class Trainings(Config):
     record_every: Count = 1
     """Rounds between records; the largest common divisor with T_1 is taken."""
     directory: Path | None = None
-    """CelebA's own files; without them a surrogate is made."""
+    """Folder of CelebA's own files; without it a surrogate is made."""
 
     @property
     def resolution(self) -> int:
-        """Rounds between records."""
+        """Returns the rounds between records."""
         return math.gcd(self.record_every, self.num_rounds)
 
-
-def accuracies_of(
-    result: xr.Dataset, config: Config, datasets: Sequence[FederatedData]
-) -> xr.Dataset:
-    """The accuracies of a sweep, with the settings and the datasets in the manifest."""
-    names = [f"{part}_accuracy" for part in PARTS]
-    accuracies = result[names]
-    about = {
-        "config": config.model_dump(mode="json"),
-        "datasets": list(dict.fromkeys(data.name for data in datasets)),
-    }
-    accuracies.attrs["manifest"] = result.attrs["manifest"] | about
-    return accuracies
+    @property
+    def data_seeds(self) -> list[int]:
+        """Returns a seed for every draw of the data; another `seed` gives others."""
+        words = np.random.SeedSequence(self.seed).generate_state(self.num_seeds)
+        return [int(word) for word in words]
 
 
-def joined(first: xr.Dataset, second: xr.Dataset, dim: str) -> xr.Dataset:
-    """The runs of two sweeps along an axis, with the wall seconds of both in the manifest."""
-    both = xr.concat([first, second], dim, join="outer", combine_attrs="override")
-    seconds = [each.attrs["manifest"]["wall_seconds"] for each in (first, second)]
-    total = {name: sum(each[name] for each in seconds) for name in seconds[0]}
-    return both.assign_attrs(manifest=second.attrs["manifest"] | {"wall_seconds": total})
+def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
+    """Returns the draw of the data that a run with this seed has; `seed` may be traced."""
+    # CelebA's files are a single draw for all seeds.
+    return stack.select(seed % len(stack.train.counts))
 
 
-def majority(store: ClientData, column: int | None = None) -> float:
-    """The share of the most frequent label among one client store's examples."""
-    first = int(store.offsets.min())
-    labels = np.asarray(store.gathered().examples[1])[first : first + int(store.counts.sum())]
-    labels = labels if labels.ndim == 1 else labels[:, column or 0]
-    return float(np.bincount(labels).max() / len(labels))
+def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0) -> list[float]:
+    """Returns the share of the most frequent label in the data of every seed."""
+    shares = []
+    for seed in range(num_seeds):
+        store = getattr(draw_of(stack, seed), part)
+        first = int(store.offsets.min())
+        labels = np.asarray(store.gathered().examples[1])[first : first + int(store.counts.sum())]
+        labels = labels if labels.ndim == 1 else labels[:, column]
+        shares.append(float(np.bincount(labels).max() / len(labels)))
+    return shares
+
+
+def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
+    """Returns the accuracies of a sweep, with the names of the data in the manifest."""
+    names = list(dict.fromkeys(stack.name for stack in stacks))
+    about = result.attrs["manifest"] | {"datasets": names}
+    return result[[f"{part}_accuracy" for part in PARTS]].assign_attrs(manifest=about)
+
+
+def by_part(result: xr.Dataset, name: str) -> xr.DataArray:
+    """Returns shares of the training and the test examples, over a first dimension "part"."""
+    parts = xr.IndexVariable("part", list(PARTS))
+    return xr.concat([result[f"{part}_{name}"].rename(name) for part in PARTS], parts)
 
 
 def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataArray:
-    """The first recorded round at which every model has reached its target; NaN if none.
-
-    What a model has before it is trained does not count: the search begins after round 0.
+    """Returns the first recorded round at which every model has reached its target; NaN if none.
 
     Args:
       accuracy: over ``(..., round, model)``; NaN where a model is not there.
       targets: for some of the other dimensions.
     """
-    shortfall = (targets - accuracy).max("model")
-    dims = [dim for dim in shortfall.dims if dim != "round"]
-    values = shortfall.transpose(*dims, "round").sel(round=shortfall["round"] > 0)
-    rounds = first_round_below(values.values, values["round"].values, 0.0)
-    return xr.DataArray(rounds, {dim: values[dim] for dim in dims}, dims)
+    # A model that is good by its start has not learned anything: round 0 does not count.
+    trained = accuracy.sel(round=accuracy["round"] > 0)
+    shortfall = (targets - trained).max("model").transpose(..., "round")
+    rounds = first_round_below(shortfall.values, shortfall["round"].values, 0.0)
+    return shortfall.isel(round=0, drop=True).copy(data=rounds)
 
 
-def verdict(judgement: Judgement) -> str:
-    """Which claims do not hold, for a caption."""
-    failed = [claim.claim for claim in judgement.claims if not claim.holds]
-    if not failed:
-        return "All claims hold."
-    others = " The other claims hold." if len(failed) < len(judgement.claims) else ""
-    return f"DOES NOT HOLD: {'; '.join(failed)}.{others}"
+def beats_majority(who: str, ahead: xr.DataArray, evidence: str) -> Claim:
+    """Claims that accuracies are far enough ahead of the most frequent class, in points."""
+    text = f"{who} is at least {_ABOVE} points above the most frequent class"
+    return claim(text, ahead >= _ABOVE, evidence)

@@ -1,10 +1,8 @@
-"""What section 7 of Bhuyan et al. trains: LEAF's logistic regression and LEAF's CNN on CelebA."""
+"""Learners of section 7: LEAF's logistic regression on Synthetic, and LEAF's CNN on CelebA."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
-import numpy as np
 from pydantic import Field
 
 from fedjax_mm.algorithms.fedavg import fedavg
@@ -14,6 +12,7 @@ from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
 
@@ -24,13 +23,8 @@ ATTRIBUTES = (
 """The nine facial attributes of Table 4."""
 
 
-def _seeds(seed: int, num_seeds: int) -> list[int]:
-    """Seeds of data; those of another seed are others."""
-    return [int(word) for word in np.random.SeedSequence(seed).generate_state(num_seeds)]
-
-
 class _Learner(Config):
-    """How LEAF trains: epochs of minibatches with a summed loss, one start shared by all models."""
+    """LEAF's training: epochs of minibatches with a summed loss; all models start alike."""
 
     learning_rate: Positive
     batch_size: Count = 10
@@ -38,11 +32,11 @@ class _Learner(Config):
     start_seed: Seed = 0
 
     def algorithm(self) -> Algorithm:
-        """FedAvg, weighted by examples."""
+        """Returns FedAvg, weighted by examples."""
         return fedavg(self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
 
     def start(self, task: Classification) -> Any:
-        """Initial parameters."""
+        """Returns the initial parameters."""
         return task.init(jax.random.key(self.start_seed))
 
 
@@ -56,33 +50,26 @@ class SyntheticLearner(_Learner):
     beta: Positive = 1.0
     learning_rate: Positive = 3e-4
 
-    def data(
-        self, num_clients: int, num_seeds: int, seed: int, directory: Path | None
-    ) -> FederatedData:
-        """A stack of draws, one for each seed."""
-        del directory
-        draws = [
-            synthetic(
-                num_clients,
-                alpha=self.alpha,
-                beta=self.beta,
-                dim=self.dim,
-                num_classes=self.num_classes,
-                seed=each,
-            )
-            for each in _seeds(seed, num_seeds)
-        ]
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the name of the one model."""
+        return ("Logistic regression",)
+
+    def data(self, runs: Trainings) -> FederatedData:
+        """Returns a stack of draws, one for each seed."""
+        how = self.model_dump(include={"alpha", "beta", "dim", "num_classes"})
+        draws = [synthetic(runs.num_clients, seed=seed, **how) for seed in runs.data_seeds]
         return stack_data(draws)
 
-    def task(self, data: FederatedData, column: int | None = None) -> Classification:
-        """What one model learns; `data` is one of the stack."""
+    def task(self, data: FederatedData, column: int = 0) -> Classification:
+        """Returns the task of the one model on one draw."""
         del column
         module = LogisticRegression(self.num_classes, sigmoid_head=True)
         return classification(data, module, reduction="sum")
 
 
 class FacesLearner(_Learner):
-    """LEAF's CNN on one attribute of CelebA, or of a surrogate where there is no directory."""
+    """LEAF's CNN on attributes of CelebA, or of a surrogate where there are no files."""
 
     name: Literal["faces"] = "faces"
     attributes: Annotated[tuple[str, ...], Field(min_length=1)] = ATTRIBUTES[:1]
@@ -90,34 +77,37 @@ class FacesLearner(_Learner):
     images_per_client: tuple[Count, Count] = (12, 24)
     learning_rate: Positive = 0.1
 
-    def data(
-        self, num_clients: int, num_seeds: int, seed: int, directory: Path | None
-    ) -> FederatedData:
-        """A stack of surrogates, one for each seed; of the files there is only one."""
-        if directory is not None:
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the names of the models, one for each attribute."""
+        return self.attributes
+
+    def data(self, runs: Trainings) -> FederatedData:
+        """Returns a stack of surrogates, one for each seed, or of the files alone."""
+        if runs.directory is not None:
             faces = load_celeba(
-                directory,
+                runs.directory,
                 attributes=self.attributes,
                 image_size=self.image_size or 84,
-                num_clients=num_clients,
+                num_clients=runs.num_clients,
                 balance=len(self.attributes) == 1,
-                seed=seed,
+                seed=runs.seed,
             )
             return stack_data([faces])
         draws = [
             surrogate_faces(
-                num_clients,
+                runs.num_clients,
                 num_attributes=len(self.attributes),
                 image_size=self.image_size or 28,
                 examples_per_client=self.images_per_client,
-                seed=each,
+                seed=seed,
             )
-            for each in _seeds(seed, num_seeds)
+            for seed in runs.data_seeds
         ]
         return stack_data(draws)
 
-    def task(self, data: FederatedData, column: int | None = 0) -> Classification:
-        """What one model learns; `data` is one of the stack."""
+    def task(self, data: FederatedData, column: int = 0) -> Classification:
+        """Returns the task of the model of one attribute on one draw."""
         return classification(data, CelebACNN(2), reduction="sum", column=column, block_size=64)
 
 

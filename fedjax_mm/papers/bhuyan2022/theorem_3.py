@@ -1,7 +1,7 @@
-"""Bhuyan, Moharir, Joshi, Theorem 3: the gain that is proven beside the one that is measured."""
+"""Theorem 3: the gain that is proven beside the one that is measured."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -11,7 +11,9 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.tasks import Count, Positive
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds
-from fedjax_mm.papers.old import Claim, Judgement, Reproduction
+from fedjax_mm.papers.claims import Claim, claim, increasing
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
 from fedjax_mm.results.metrics import first_round_below, gain
 from fedjax_mm.sweeps.execute import Execution
@@ -20,7 +22,7 @@ from fedjax_mm.theory.problem import Problem, Rate
 
 
 class GainBounds(Bounds):
-    """Settings: Theorem 3 beside measured rounds to a distance."""
+    """Settings of Theorem 3 beside measured rounds to a distance."""
 
     algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
@@ -48,7 +50,7 @@ class GainBounds(Bounds):
 
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
-    """As `run_bounds`, with the gains: measured, from (127), and with the theorem's maximum."""
+    """Returns what `run_bounds` does, and gains: measured, from (127), and with a maximum."""
     dataset = run_bounds(config, execution).isel(algorithm=0, mu=0)
     dims = ("local_steps", "num_models", "round")
     error = dataset.distance.mean("seed").transpose(*dims)
@@ -90,106 +92,97 @@ def _theorem_3(
 
 
 def _gain(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
-    """Returns Theorem 3's gain."""
     names = ("N", "E", "mu", "L", "Gamma", "G", "sigma")
     problem = Problem(M=M, **{name: constants[name] for name in names})
     rate = Rate(constants["beta"], constants["gamma"])
     return mfa.theorem_3(problem, rate, constants["D"], constants["epsilon"], reading)
 
 
-def judge_gain(dataset: xr.Dataset, config: GainBounds) -> Judgement:
-    """Whether gains exceed 1 and increase, proven and measured."""
-    gains = {str(what): dataset.gain.sel(what=what).values for what in dataset.what.values}
-    steps, meant = dataset.local_steps.values, dataset.condition.values
-    more = [i for i, m in enumerate(config.num_models) if m > 1]
-    proven, measured = gains["the sum of (127)"], gains["measured"]
-    counterexample: dict[str, Any] = {
-        "N": 4,
-        "E": 2,
-        "mu": 1.0,
-        "L": 12.5,
-        "Gamma": 0.0,
-        "G": 1.0,
-        "sigma": 0.0,
-    }
-    counterexample |= {"beta": 2.0, "gamma": 100.0, "D": 36 / 101}
-    counterexample["epsilon"] = math.sqrt(0.999 * counterexample["D"])
-    by_sum, by_max = (_gain(2, counterexample, reading).item() for reading in ("sum", "max"))
+_COUNTEREXAMPLE: dict[str, Any] = {
+    "N": 4,
+    "E": 2,
+    "mu": 1.0,
+    "L": 12.5,
+    "Gamma": 0.0,
+    "G": 1.0,
+    "sigma": 0.0,
+    "beta": 2.0,
+    "gamma": 100.0,
+    "D": 36 / 101,
+    "epsilon": math.sqrt(0.999 * 36 / 101),
+}
 
-    def text(values: np.ndarray) -> str:
-        return "; ".join(
-            f"E = {e}: {', '.join(f'{g:.2f}' for g in row)}"
-            for e, row in zip(steps, values, strict=True)
-        )
 
-    excluded = ", ".join(f"E = {e}" for e in steps[~meant])
-    claims = (
-        Claim(
+def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
+    """Returns gains, proven and measured, and those of the counterexample with two models."""
+    readings: tuple[Any, Any] = ("sum", "max")
+    examples = [_gain(2, _COUNTEREXAMPLE, each).item() for each in readings]
+    gains = result.gain.transpose("local_steps", "what", "num_models")
+    measured = xr.Dataset({"gain": gains, "condition": result.condition})
+    measured = measured.assign(counterexample=xr.DataArray(examples, {"reading": list(readings)}))
+    return measured.rename(num_models="M", local_steps="E")
+
+
+def claims(measured: xr.Dataset, config: GainBounds) -> Sequence[Claim]:
+    """Gains increase with M, from the 1 of one model; not those with a maximum."""
+    is_meant = measured.condition
+    proven = measured.gain.sel(what="the sum of (127)", E=is_meant)
+    excluded = ", ".join(f"E = {steps}" for steps in measured.E.values[~is_meant.values])
+    fails = f" ({excluded} fails its condition (136))" if excluded else ""
+    by_sum, by_max = measured.counterexample.values
+    return [
+        increasing(
             "Theorem 3, with the sum of its proof: the gain is above 1 and increases with M <= N/2"
-            + (f" ({excluded} fails its condition (136))" if excluded else ""),
-            bool(np.all(np.diff(proven[meant]) > 0) and np.all(proven[meant][:, more] > 1)),
-            text(proven[meant]) if meant.all() else text(proven),
+            + fails,
+            proven,
+            "M",
         ),
-        Claim(
+        claim(
             "with Theorem 1's maximum in place of the sum the claim is false (counterexample)",
             by_max < 1 < by_sum,
             f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum",
         ),
-        Claim(
+        increasing(
             "the measured gain is above 1 and increases with M",
-            bool(np.all(np.diff(measured) > 0) and np.all(measured[:, more] > 1)),
-            text(measured),
+            measured.gain.sel(what="measured"),
+            "M",
         ),
-    )
-    header = ("E", "gain", *(f"M = {m}" for m in config.num_models))
-    rows = [
-        (str(e), what, *(f"{g:.3f}" for g in values[i]))
-        for i, e in enumerate(steps)
-        for what, values in gains.items()
     ]
-    return Judgement(
-        gains | {"local_steps": steps, "counterexample": {"sum": by_sum, "max": by_max}},
-        claims,
-        (header, *rows),
-    )
 
 
-def plot_gain(dataset: xr.Dataset, config: GainBounds, judgement: Judgement) -> Figure:
-    """Gains against M, one panel per E."""
-    gains = dataset.gain.rename(num_models="M").transpose("local_steps", "what", "M")
-    titled = gains.assign_coords(local_steps=[f"E = {e}" for e in gains.local_steps.values])
-    return plots.lines_with_errors(
-        titled,
-        titled * np.nan,
-        x="M",
-        series="what",
-        panel="local_steps",
-        series_label="{}",
+def table(measured: xr.Dataset, config: GainBounds) -> Sequence[Table]:
+    """Returns all gains."""
+    gains = cells(measured.gain, form=".3f", missing="none").rename(what="gain")
+    return [rows(columns(gains, "M"), ("E", "gain"))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figure:
+    """Draws gains against M, a panel for each E."""
+    drawn = plots.panels(
+        measured.gain,
         xlabel="number of models $M$",
         ylabel="gain $g = M\\,T_1 / T_M$",
+        more=[plots.diagonal("g = M", measured.M.values)],
+    )
+    return plots.draw(
+        [drawn],
         title=f"Theorem 3 and measured gains of MFA-Rand, quadratic, N = {config.num_clients}, "
         rf"$\mu$ = {config.mu[0]:g}",
         caption=f"Measured: rounds until the mean error is {config.threshold:g} of that at the "
-        "start. "
-        + " ".join(
-            f"{'Holds' if claim.holds else 'DOES NOT HOLD'}: {claim.claim}."
-            for claim in judgement.claims
-        ),
-        diagonal="g = M",
+        "start.",
     )
 
 
-REPRODUCTIONS = (
-    Reproduction(
+ITEMS = (
+    Item(
         id="theory-gain",
-        paper={
-            "statement": "Theorem 3: the gain is above 1 and increases with M for M <= N/2",
-            "open": ["the proof uses a sum where Theorem 1 has a maximum; both are drawn"],
-        },
-        config=GainBounds(),
+        title="Theorem 3's gain beside measured gains",
+        settings=GainBounds(),
         run=run_gain,
-        judge=judge_gain,
-        plot=plot_gain,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
     ),
 )
 """Theorem 3."""

@@ -1,0 +1,347 @@
+"""Figures 6 and 7: the gain of training several models of one task."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.base import Params
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.tasks import Count, Flag, Positive
+from fedjax_mm.papers.bhuyan2022.accuracy import (
+    PARTS,
+    Trainings,
+    accuracies_of,
+    beats_majority,
+    by_part,
+    draw_of,
+    majorities,
+    rounds_to_targets,
+)
+from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, SyntheticLearner
+from fedjax_mm.papers.claims import Claim, Estimate, claim, estimate
+from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.labels import describe
+from fedjax_mm.results.metrics import gain
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.view import View
+from fedjax_mm.sweeps.until import Until
+
+_ALGORITHMS = ("MFA-Rand", "MFA-RR")
+
+
+class GainVersusModels(Trainings):
+    """Settings of Figures 6 and 7: several models of one task, until all are as good as FedAvg's.
+
+    Multi-model training may take `budget` times T_1 rounds.
+    """
+
+    learner: Learner
+    cohort_size: Count | None = None
+    redraw: Literal["frame", "round"] = "frame"
+    """When MFA-RR draws a cohort; see `mfa_rr`."""
+    num_models: Annotated[tuple[Count, ...], Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
+    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
+    tolerance: Positive
+    """Points by which FedAvg's accuracies may differ from the published ones."""
+    stop: Flag = True
+    """Whether runs end once they have reached FedAvg's accuracies, or go on for all rounds."""
+
+    @model_validator(mode="after")
+    def _models_fit(self) -> Self:
+        if list(self.num_models) != sorted({1, *self.num_models}):
+            raise ValueError(
+                f"num_models is {list(self.num_models)}; it must increase from 1, the baseline"
+            )
+        for num_models in self.num_models:
+            mfa_rr(self.num_clients, num_models, cohort_size=self.cohort_size)
+        return self
+
+    @property
+    def most_rounds(self) -> int:
+        """Returns the budget in rounds, all recorded."""
+        return math.ceil(self.budget * self.num_rounds / self.resolution) * self.resolution
+
+    def setup(
+        self, algorithm: str, num_models: int, data: FederatedData, draw: Any, targets: Array
+    ) -> Setup:
+        """Returns one algorithm with M models of the draw's task, which aim at its targets."""
+        learner, draw = self.learner, jnp.asarray(draw, int)
+        task = learner.task(draw_of(data, draw))
+        aiming = _Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
+        assign = partial(mfa_rr, redraw=self.redraw) if algorithm == "MFA-RR" else mfa_rand
+        assignment = assign(self.num_clients, num_models, cohort_size=self.cohort_size)
+        return Setup(aiming, learner.algorithm(), assignment, learner.start(task))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Aiming(View):
+    """A task that also records by how much a model's accuracies fall short of its targets.
+
+    Attributes:
+      targets: ``[parts]``.
+    """
+
+    targets: Array
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+        """Returns the task's metrics and the largest shortfall."""
+        found = self.task.metrics(rng_key, params)
+        reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
+        return found | {"shortfall": jnp.max(self.targets - reached)}
+
+
+def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
+    """Returns accuracies of every model, for both algorithms and every M."""
+    execution, data = execution or Execution(), config.learner.data(config)
+
+    def runs(stage: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
+        saved = execution.checkpoints and execution.checkpoints.stage(stage)
+        with saved or nullcontext():
+            return sweep(
+                config.setup,
+                {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
+                num_rounds=rounds,
+                num_seeds=config.num_seeds,
+                seed=config.seed,
+                shared={"data": data, "targets": targets},
+                per_seed={"draw": np.arange(config.num_seeds)},
+                record_every=config.resolution,
+                until=Until("shortfall", at_most=0.0) if config.stop else None,
+                data=data.kind,
+                execution=execution._replace(checkpoints=saved),
+            )
+
+    # FedAvg on one model comes first, with targets that no accuracy reaches: its accuracies after
+    # T_1 rounds are the targets of several models, at which these end.
+    beyond = np.full((len(_ALGORITHMS), config.num_seeds, len(PARTS)), 2, np.float32)
+    alone = runs("alone", (1,), config.num_rounds, beyond)
+    curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
+    curves = curves.transpose("round", "algorithm", "seed", "part")
+    start, end = curves.values[0], curves.values[-1]
+    # A target that the start meets would end a run there, where it does not count.
+    targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
+    together = runs("together", config.num_models[1:], config.most_rounds, targets)
+    about = [each.attrs["manifest"] for each in (alone, together)]
+    seconds = {
+        name: sum(each["wall_seconds"][name] for each in about) for name in ("compile", "run")
+    }
+    both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
+    both.attrs["manifest"] = about[1] | {"wall_seconds": seconds, "draws": len(data.train.counts)}
+    return accuracies_of(both, [data]).assign(
+        {f"{part}_majority": ("seed", majorities(data, part, config.num_seeds)) for part in PARTS}
+    )
+
+
+def median(samples: xr.DataArray) -> Estimate:
+    """Returns the median over seeds, and its standard error by the bootstrap.
+
+    Args:
+      samples: over dimensions with "seed"; -inf and inf are below and above all other numbers.
+    """
+    # Where accuracies go up and down, a target may be passed by chance early on: a single seed can
+    # then rule a mean, but not a median.
+    values = samples.transpose(..., "seed")
+    size, center = samples.sizes["seed"], values.isel(seed=0, drop=True)
+    drawn = np.random.default_rng(0).integers(size, size=(1000, size))
+    with np.errstate(invalid="ignore"):  # inf - inf
+        middle = np.median(values.values, axis=-1)
+        resampled = np.sort(np.median(values.values[..., drawn], axis=-1), axis=-1)
+        error = (resampled[..., 841] - resampled[..., 158]) / 2  # one standard error each way
+    is_known = np.isfinite(error) & (size > 1)
+    return Estimate(center.copy(data=middle), center.copy(data=np.where(is_known, error, np.nan)))
+
+
+def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusModels) -> xr.Dataset:
+    """Returns FedAvg's accuracies in percent, and g = M T_1 / T_M with its median over seeds."""
+    curves = by_part(result, "accuracy").rename(num_models="M")
+    targets = curves.sel(M=1, round=config.num_rounds, drop=True).isel(model=0, drop=True)
+    rounds = rounds_to_targets(curves, targets).transpose("part", "algorithm", "M", "seed")
+    gains = rounds.copy(data=gain(rounds.M.values[:, None], config.num_rounds, rounds.values))
+    # A gain that was not reached is below all others.
+    middle = median(gains.fillna(-np.inf))
+    is_known = np.isfinite(middle.mean)
+    accuracy = 100 * targets.sel(algorithm="MFA-RR", drop=True)
+    majority = 100 * by_part(result, "majority")
+    return xr.Dataset(
+        {
+            "accuracy": accuracy.mean("seed"),
+            "accuracy_standard_error": estimate(accuracy).error,
+            "accuracy_per_seed": accuracy,
+            "majority": majority.mean("seed"),
+            "majority_per_seed": majority,
+            "published": ("part", [paper[part] for part in PARTS]),
+            "gain": middle.mean.where(is_known),
+            "gain_standard_error": middle.error.where(is_known),
+            "gain_per_seed": gains,
+            "reached": gains.notnull().sum("seed"),
+        },
+        attrs={"data": result.attrs["manifest"]["data"]},
+    )
+
+
+def claims(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Claim]:
+    """FedAvg learns, as well as published; the gain is above 1, increases and is below M."""
+    evidence = (
+        f"{describe(measured.accuracy, measured.accuracy_standard_error, '.1f')} (published "
+        f"{describe(measured.published, form='g')}; most frequent class "
+        f"{describe(measured.majority, form='.1f')})"
+    )
+    after = f"FedAvg after {config.num_rounds} rounds"
+    near = f"{after} is within {config.tolerance:g} points of the published"
+    is_near = abs(measured.accuracy - measured.published) <= config.tolerance
+    found = [
+        claim(near, is_near, evidence),
+        beats_majority("FedAvg", measured.accuracy - measured.majority, evidence),
+    ]
+    if measured.attrs["data"] == "surrogate":
+        found = found[1:]
+    return [*found, *(each for part in PARTS for each in _of_gains(part, measured.sel(part=part)))]
+
+
+def _of_gains(part: str, measured: xr.Dataset) -> list[Claim]:
+    """Claims about the median, which is NaN where it was not reached: then they fail.
+
+    Within the budget it is then only known that it is less than M over the budget.
+    """
+    middle, text = measured.gain, describe(measured.gain, measured.gain_standard_error)
+    more = middle.isel(M=slice(1, None))
+    error = measured.gain_standard_error.fillna(0).values  # an unknown error forgives nothing
+    noise = 2 * np.hypot(error[:, 1:], error[:, :-1])
+    seeds = measured.gain_per_seed.fillna(-np.inf)
+    rand, rr = (seeds.sel(algorithm=name, drop=True) for name in _ALGORITHMS)
+    with np.errstate(invalid="ignore"):
+        ahead = median((rr - rand).fillna(-np.inf))  # neither was reached
+    return [
+        claim(f"{part}: the gain is above 1 for every M > 1", more > 1, text),
+        claim(
+            f"{part}: the gain increases with M (up to 2 standard errors)",
+            middle.diff("M") + noise >= 0,
+            text,
+        ),
+        claim(f"{part}: the gain is sub-linear, below M", more < more.M, text),
+        claim(
+            f"{part}: MFA-RR's gain is not below MFA-Rand's (up to 2 standard errors)",
+            ahead.mean + 2 * ahead.error.fillna(0) >= 0,
+            f"RR minus Rand, by seeds: {ahead.text()}",
+        ),
+    ]
+
+
+def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
+    """Returns the median gains, and how many seeds did not get there."""
+    missed = config.num_seeds - measured.reached
+    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
+    gains = cells(measured.gain, measured.gain_standard_error, missing="no median")
+    gains = gains + xr.where(missed > 0, text, "")
+    return [rows(columns(gains, "M"), ("part", "algorithm"))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -> Figure:
+    """Draws FedAvg's accuracy with its baselines, and the gain against M for train and test."""
+    curves = by_part(result, "accuracy").sel(algorithm="MFA-RR", num_models=1, drop=True)
+    curves = 100 * curves.isel(model=0, drop=True).sel(round=slice(0, config.num_rounds))
+    ends = xr.DataArray(np.zeros(2), {"round": [0, config.num_rounds]})
+    mean, error = estimate(curves)
+    fedavg = [
+        *plots.lines(mean, error, "-"),
+        *plots.lines(measured.published + ends, style="--", label="published, "),
+        *plots.lines(measured.majority + ends, style=":", label="most frequent class, "),
+    ]
+    gains = plots.panels(
+        measured.gain,
+        measured.gain_standard_error,
+        xlabel="number of models $M$",
+        ylabel="gain $g = M\\,T_1 / T_M$",
+        more=[plots.diagonal("g = M", measured.M.values)],
+    )
+    accuracy = plots.Panel("FedAvg on one model", "round $t$", "accuracy in percent", fedavg)
+    about = result.attrs["manifest"]
+    who = f"K = {config.cohort_size} of N" if config.cohort_size else "N"
+    return plots.draw(
+        [[accuracy, *gains]],
+        title=f"{about['datasets'][0]} ({about['data']} data), {who} = {config.num_clients} "
+        f"clients, $T_1$ = {config.num_rounds}",
+        caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
+        "accuracies and median gains, with standard errors; recorded every "
+        f"{config.resolution} rounds. A seed that did not reach its targets within "
+        f"{config.most_rounds} rounds counts as the lowest gain.",
+    )
+
+
+def _figure(id: str, title: str, learner: SyntheticLearner | FacesLearner, **settings: Any) -> Item:
+    return Item(
+        id,
+        title,
+        settings=GainVersusModels(learner=learner, **settings),
+        run=run_gain,
+        measure=partial(measure, published(__name__, id)["FedAvg's accuracy"]),
+        claims=claims,
+        table=table,
+        figure=figure,
+    )
+
+
+_A = SyntheticLearner(dim=60, num_classes=5)
+_B = SyntheticLearner(dim=30, num_classes=10)
+_FULL: dict[str, Any] = {"num_clients": 100, "num_rounds": 70, "num_seeds": 8, "tolerance": 12}
+_PARTIAL = _FULL | {"num_clients": 200, "cohort_size": 32, "num_rounds": 200}
+_PARTIAL |= {"tolerance": 15, "record_every": 2}
+_FACES: dict[str, Any] = {"num_clients": 96, "num_rounds": 75, "num_seeds": 2, "tolerance": 15}
+_FACES |= {"record_every": 5, "num_models": (1, 2, 4, 8), "budget": 2.0}
+
+ITEMS = (
+    _figure(
+        id="mfa-fig6a",
+        title="Gain against M, Synthetic(1,1)-A, all 100 clients",
+        learner=_A,
+        **_FULL,
+    ),
+    _figure(
+        id="mfa-fig6b",
+        title="Gain against M, Synthetic(1,1)-B, all 100 clients",
+        learner=_B,
+        **_FULL,
+    ),
+    _figure(
+        id="mfa-fig6c",
+        title="Gain against M, CNN on CelebA, all 96 clients",
+        learner=FacesLearner(),
+        **_FACES,
+    ),
+    _figure(
+        id="mfa-fig7a",
+        title="Gain against M, Synthetic(1,1)-A, 32 of 200 clients",
+        learner=_A,
+        **_PARTIAL,
+    ),
+    _figure(
+        id="mfa-fig7b",
+        title="Gain against M, Synthetic(1,1)-B, 32 of 200 clients",
+        learner=_B,
+        **_PARTIAL,
+    ),
+    _figure(
+        id="mfa-fig7c",
+        title="Gain against M, CNN on CelebA, 24 of 96 clients",
+        learner=FacesLearner(),
+        **_FACES,
+        cohort_size=24,
+    ),
+)
+"""Figures 6 and 7."""

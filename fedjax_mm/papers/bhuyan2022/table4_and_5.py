@@ -1,0 +1,213 @@
+"""Tables 4 and 5: different models trained together, each to be as good as FedAvg alone made it."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Self
+
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm.assignment import mfa_rr, sequential
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.papers.bhuyan2022 import accuracy as accuracies
+from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings
+from fedjax_mm.papers.bhuyan2022.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
+from fedjax_mm.papers.claims import Claim, claim, estimate
+from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.results import plots
+from fedjax_mm.results.labels import describe
+from fedjax_mm.results.metrics import gain
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+
+_ALONE, _TOGETHER = "FedAvg, one by one", "MFA-RR"
+_WHEN = {"T_1": "FedAvg alone, $T_1$", "T_M": "MFA-RR, $T_M$", "majority": "most frequent class"}
+
+
+class Together(Trainings):
+    """Settings of Tables 4 and 5."""
+
+    learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
+
+    @property
+    def models(self) -> list[tuple[str, int, int]]:
+        """Returns every model's name, its learner, and its column of the labels."""
+        return [
+            (name, i, column)
+            for i, learner in enumerate(self.learners)
+            for column, name in enumerate(learner.models)
+        ]
+
+    @model_validator(mode="after")
+    def _models_fit(self) -> Self:
+        mfa_rr(self.num_clients, len(self.models))
+        return self
+
+    def setup(self, algorithm: str, data: Sequence[FederatedData], draw: Any) -> Setup:
+        """Returns FedAvg on one model after the other, or MFA-RR on all."""
+        draw = jnp.asarray(draw, int)
+        draws = [accuracies.draw_of(stack, draw) for stack in data]
+        tasks = [self.learners[i].task(draws[i], column) for _, i, column in self.models]
+        training = [learner.algorithm() for learner in self.learners]
+        which = [i for _, i, _ in self.models]
+        starts = [self.learners[i].start(task) for i, task in zip(which, tasks, strict=True)]
+        assignment = (
+            mfa_rr(self.num_clients, len(tasks))
+            if algorithm == _TOGETHER
+            else sequential(self.num_clients, len(tasks), rounds_per_model=self.num_rounds)
+        )
+        # Models of one learner start alike, and are stacked; those of several have a start each.
+        start = starts if len(self.learners) > 1 else starts[0]
+        return Setup(tasks, [training[i] for i in which], assignment, start)
+
+
+def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
+    """Returns accuracies of FedAvg and of MFA-RR, for equally many rounds."""
+    stacks = [learner.data(config) for learner in config.learners]
+    kinds = {stack.kind for stack in stacks}
+    result = sweep(
+        config.setup,
+        {"algorithm": [_ALONE, _TOGETHER]},
+        num_rounds=len(config.models) * config.num_rounds,
+        num_seeds=config.num_seeds,
+        seed=config.seed,
+        shared={"data": stacks},
+        per_seed={"draw": np.arange(config.num_seeds)},
+        record_every=config.resolution,
+        data=next(kind for kind in ("surrogate", "real", "synthetic") if kind in kinds),
+        execution=execution,
+    )
+    majorities = {
+        f"{part}_majority": (
+            "model",
+            [
+                np.mean(accuracies.majorities(stacks[i], part, config.num_seeds, column))
+                for _, i, column in config.models
+            ],
+        )
+        for part in PARTS
+    }
+    names = [name for name, _, _ in config.models]
+    found = accuracies.accuracies_of(result, stacks).assign(majorities)
+    return found.assign_coords(name=("model", names))
+
+
+def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Together) -> xr.Dataset:
+    """Returns accuracies in percent, and T_M, when every model has the accuracy of FedAvg alone."""
+    names, curves = result.name.values.tolist(), accuracies.by_part(result, "accuracy")
+    # Each model's target is its accuracy after its own turn of T_1 rounds.
+    turns = xr.DataArray(config.num_rounds * (1 + np.arange(len(names))), dims="model")
+    alone = curves.sel(algorithm=_ALONE, drop=True).sel(round=turns).drop_vars("round")
+    together = curves.sel(algorithm=_TOGETHER, drop=True)
+    rounds = accuracies.rounds_to_targets(together, alone)
+    gains = rounds.copy(data=gain(len(names), config.num_rounds, rounds.values))
+    last = rounds.fillna(together["round"][-1]).astype(int)
+    at_last = together.sel(round=last).drop_vars("round")
+    shares = [alone.mean("seed"), at_last.mean("seed"), accuracies.by_part(result, "majority")]
+    percents = [100 * share for share in shares]
+    accuracy = xr.concat(percents, xr.IndexVariable("when", list(_WHEN)))
+    accuracy = accuracy.transpose("part", "when", "model").drop_vars("name")
+    nothing = 4 * [np.nan]
+    values = np.reshape([paper["values"].get(name, nothing) for name in names], (-1, 2, 2))
+    known = accuracy.isel(when=slice(2)).copy(data=values.transpose(1, 2, 0))
+    mean, error = estimate(gains)
+    measured = xr.Dataset(
+        {
+            "accuracy": accuracy,
+            "published": known.reindex_like(accuracy),
+            "rounds": rounds,
+            "gain_per_seed": gains,
+            "gain": mean,
+            "gain_standard_error": error,
+            "reached": gains.notnull().sum("seed"),
+            "published_gain": ("part", [paper["gain"][part] for part in PARTS]),
+        }
+    )
+    labels = [f"{n} {i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+    return measured.assign_coords(model=labels)
+
+
+def claims(measured: xr.Dataset, config: Together) -> Sequence[Claim]:
+    """All models together are as good as alone, in fewer rounds; and alone they learn."""
+    text = "every model is at least as good as FedAvg alone made it, with a gain above 1"
+    found = []
+    for part in PARTS:
+        here = measured.sel(part=part)
+        evidence = (
+            f"gain {describe(here.gain, here.gain_standard_error)}, T_M = "
+            f"{describe(here.rounds.mean('seed', skipna=False), form='.0f')}, reached in "
+            f"{here.reached:d} of {config.num_seeds} (published {here.published_gain:g})"
+        )
+        found.append(claim(f"{part}: {text}", here.gain_per_seed > 1, evidence))
+    alone, majority = (measured.accuracy.sel(when=when) for when in ("T_1", "majority"))
+    ahead = alone - majority
+    return [*found, accuracies.beats_majority("FedAvg alone", ahead, describe(ahead, form="+.1f"))]
+
+
+def table(measured: xr.Dataset, config: Together) -> Sequence[Table]:
+    """Returns accuracies in percent and gains, with what is published."""
+    text = cells(measured.accuracy, published=measured.published, form=".1f")
+    places = [(part, when) for part in PARTS for when in _WHEN]
+    found = {f"{part}, {when}": text.sel(part=part, when=when) for part, when in places}
+    gains = {
+        "gain": cells(measured.gain, measured.gain_standard_error, measured.published_gain),
+        "T_M": cells(measured.rounds.mean("seed", skipna=False), form=".0f"),
+        "reached": measured.reached.astype(str) + f" of {config.num_seeds}",
+    }
+    return [rows(found, ("model",)), rows(gains, ("part",), "Rounds until all are as good")]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Together) -> Figure:
+    """Draws every model's accuracy alone and together, ours and the paper's."""
+    about, names = result.attrs["manifest"], measured.model.values.tolist()
+    panels = []
+    for part in PARTS:
+        here = measured.sel(part=part)
+        series = {label: here.accuracy.sel(when=when) for when, label in _WHEN.items()}
+        series |= {f"published, ${w}$": here.published.sel(when=w) for w in ("T_1", "T_M")}
+        title = f"{part}: gain {describe(here.gain)} (published {here.published_gain:g})"
+        panels.append(plots.points(names, title, series, "accuracy in percent"))
+    return plots.draw(
+        [panels],
+        title=f"{' and '.join(about['datasets'])} ({about['data']} data), "
+        f"N = {config.num_clients}, M = {len(names)}, $T_1$ = {config.num_rounds}",
+        caption=f"Means over {config.num_seeds} seeds. T_M is the first recorded round at which "
+        "every model has at least the accuracy that FedAvg alone gave it after T_1 rounds; where "
+        f"that was not reached, the last of {len(names) * config.num_rounds} rounds.",
+    )
+
+
+def _table(id: str, title: str, **settings: Any) -> Item:
+    return Item(
+        id,
+        title,
+        settings=Together(num_clients=96, num_seeds=2, **settings),
+        run=run_together,
+        measure=partial(measure, published(__name__, id)),
+        claims=claims,
+        table=table,
+        figure=figure,
+    )
+
+
+ITEMS = (
+    _table(
+        id="mfa-table4",
+        title="MFA-RR on nine CNNs, one for each facial attribute",
+        learners=(FacesLearner(attributes=ATTRIBUTES),),
+        num_rounds=50,
+        record_every=5,
+    ),
+    _table(
+        id="mfa-table5",
+        title="MFA-RR on a logistic regression and a CNN together",
+        learners=(SyntheticLearner(), FacesLearner()),
+        num_rounds=100,
+        record_every=2,
+    ),
+)
+"""Tables 4 and 5."""
