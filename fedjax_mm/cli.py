@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedjax_mm.sweeps.errors import DivergenceError, InterruptedRunError, RefusedError
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
+from fedjax_mm.sweeps.errors import DivergenceError, InterruptedRunError, RefusedError
 
 if TYPE_CHECKING:
     import xarray as xr

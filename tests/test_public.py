@@ -148,7 +148,7 @@ from jax._src import xla_bridge
 assert not xla_bridge._backends, 'a backend was started'
 assert not jax.config.jax_enable_x64
 """
-MORE = "from fedjax_mm import cli, bench, papers; list(papers.REPRODUCTIONS.values())"
+MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from fedjax_mm.experiments.overrides import load as load
 from fedjax_mm.experiments.overrides import validate as validate
 from fedjax_mm.experiments.tasks import QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.tasks.requirements import OwnModels, Tuning
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.requirements import OwnModels, Tuning
 
 Precision = Literal["float32", "float64"]
 

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.sweeps.errors import DivergenceError, RefusedError
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import DivergenceError, RefusedError
 from fedjax_mm.sweeps.grid import Grid, Runs, Setup
 from fedjax_mm.sweeps.journal import Journal, Progress, noted_signals
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records

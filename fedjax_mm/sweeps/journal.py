@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from fedjax_mm.checks import check_alike
-from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.devices import agree
+from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Carry, Record
 

@@ -38,8 +38,8 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.view import View
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.view import View
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 

@@ -22,8 +22,8 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.classification import Classification
 
 _SCHEMES = {"iid_share": iid_share, "iid_clients": iid_clients}
 Accuracy = Annotated[Positive, Field(lt=1)]

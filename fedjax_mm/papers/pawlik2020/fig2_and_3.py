@@ -19,8 +19,8 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.classification import Classification
 
 _EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
 _LARGEST_ERROR = 0.017  # of the author's means: standard deviations up to 0.17, 100 seeds

@@ -19,8 +19,8 @@ from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.theory.problem import Problem
 from fedjax_mm.theory.fairness import Costs, costs
+from fedjax_mm.theory.problem import Problem
 
 _SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # by eqs. (1) to (8)
 _CONSTANT = ["g_R", "g'", "g'_R", "u_R", "c", "c'"]  # section 2.3.9

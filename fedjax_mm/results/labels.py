@@ -1,0 +1,75 @@
+"""Numbers and coordinates in words, for tables, figures and the evidence of claims."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+
+def label(dim: str, value: Any) -> str:
+    """Returns a coordinate in words.
+
+    Example:
+      >>> label("algorithm", "MFA-RR"), label("M", 12), label("mu", 0.05)
+      ('MFA-RR', 'M = 12', 'mu = 0.05')
+    """
+    value = value.item() if isinstance(value, np.generic | np.ndarray) else value
+    return value if isinstance(value, str) else f"{dim} = {value:g}"
+
+
+def places(
+    values: xr.DataArray | xr.Dataset, *dims: str
+) -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yields every combination of coordinates, and the same in words; the last changes fastest."""
+    for combination in product(*(values[dim].values for dim in dims)):
+        at = dict(zip(dims, combination, strict=True))
+        yield at, [label(dim, value) for dim, value in at.items()]
+
+
+def number(value: float, error: float = np.nan, form: str = ".2f", missing: str = "none") -> str:
+    """Returns a value with its standard error, where that is known.
+
+    Args:
+      value: NaN if there is none.
+      error: NaN if it is unknown, as for a single seed.
+      form: of both numbers, as in format strings.
+      missing: the text in place of NaN.
+
+    Example:
+      >>> number(1.234, 0.05), number(1.234), number(float("nan"), missing="not reached")
+      ('1.23 ± 0.05', '1.23', 'not reached')
+    """
+    if np.isnan(value):
+        return missing
+    return f"{value:{form}}" + (f" ± {error:{form}}" if np.isfinite(error) else "")
+
+
+def describe(
+    values: xr.DataArray,
+    error: xr.DataArray | None = None,
+    form: str = ".2f",
+    missing: str = "not reached",
+) -> str:
+    """Returns all values in words, those along the last dimension beside each other.
+
+    Example:
+      >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})
+      >>> describe(gains)
+      'MFA-RR: M = 1: 1.00, M = 2: 1.90'
+    """
+    if not values.dims:
+        return number(values.item(), np.nan if error is None else error.item(), form, missing)
+    errors = xr.full_like(values, np.nan, float) if error is None else error
+    *outer, last = map(str, values.dims)
+    groups = []
+    for at, words in places(values, *outer):
+        numbers = zip(values.sel(at).values, errors.sel(at).values, strict=True)
+        names = [label(last, value) for value in values[last].values]
+        each = ", ".join(
+            f"{name}: {number(*pair, form, missing)}"
+            for name, pair in zip(names, numbers, strict=True)
+        )
+        groups.append(f"{', '.join(words)}: {each}" if words else each)
+    return "; ".join(groups)
