@@ -64,7 +64,7 @@ def test_ids_are_unique_and_in_order():
     maxfl = [f"maxfl-fig{number}" for number in (3, 4, "5a", "5b", 6, 7, 8)]
     maxfl += [f"maxfl-table{number}" for number in range(1, 7)]
     cohorts = ["cb-fig1", "cb-fig2", "cb-fig3", "cb-optimal-cohort", "cb-table1"]
-    order = ["multi-maxfl", *mfa, *maxfl, *cohorts, "theory-cohort-noise"]
+    order = [*mfa, *maxfl, *cohorts, "theory-cohort-noise", "multi-maxfl"]
     assert list(ITEMS) == (order if IS_CONVERTED else [name for name in order if name in ITEMS])
     assert set(mfa) <= set(ITEMS)
     assert len({ITEMS.title(name) for name in ITEMS}) == len(ITEMS)

@@ -56,10 +56,11 @@ def _places() -> dict[str, _Place]:
     return dict(sorted(found.items(), key=_in_order))
 
 
-def _in_order(place: tuple[str, _Place]) -> tuple[str, list[str]]:
+def _in_order(place: tuple[str, _Place]) -> tuple[int, str, list[str]]:
     key, (_, module) = place
-    # Numbers as numbers: Figure 10 comes after Figure 9.
-    return module.rpartition(".")[0], [part.zfill(3) for part in re.split(r"(\d+)", key)]
+    # Numbers as numbers: Figure 10 comes after Figure 9. Items of no paper come last.
+    numbered = [part.zfill(3) for part in re.split(r"(\d+)", key)]
+    return -module.count("."), module.rpartition(".")[0], numbered
 
 
 _ALL = _places()

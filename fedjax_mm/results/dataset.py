@@ -68,7 +68,9 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
     }
     rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
-    dataset = xr.Dataset({name: (axes, x) for name, x in (metrics | counts | sizes).items()}, coords)
+    dataset = xr.Dataset(
+        {name: (axes, x) for name, x in (metrics | counts | sizes).items()}, coords
+    )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     return dataset

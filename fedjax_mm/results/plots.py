@@ -14,8 +14,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from fedjax_mm.results.labels import label as in_words
 from fedjax_mm.files import write_aside
+from fedjax_mm.results.labels import label as in_words
 
 _STYLE: dict[Any, Any] = {
     "font.family": "serif",
