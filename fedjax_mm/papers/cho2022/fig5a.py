@@ -29,7 +29,9 @@ Heterogeneity = Annotated[NonNegative, Field(le=100)]
 class TwoClients(descents.Draws):
     """Settings of Figure 5(a): theta_1 = 0, theta_2 = 2 gamma_G."""
 
-    gamma_g_squared: Annotated[tuple[Heterogeneity, ...], Field(min_length=2)] = tuple(range(21))
+    gamma_g_squared: Annotated[
+        tuple[Heterogeneity, ...], Field(min_length=2), descents.Distinct
+    ] = tuple(range(21))
 
 
 def run_two(config: TwoClients, execution: Execution | None = None) -> xr.Dataset:
