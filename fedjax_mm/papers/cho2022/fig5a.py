@@ -83,7 +83,7 @@ def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: TwoClients) -> Sequence[Claim]:
-    """Both bounds and the exact probability are met; convex surrogates change nothing."""
+    """FedAvg and MaxFL meet their bounds; convex surrogates have FedAvg's solution."""
     fedavg, maxfl = (measured.sel(objective=name) for name in ("FedAvg", "MaxFL"))
     bound, floor, most = measured["Lemma A.1"], measured["Theorem A.1"], measured.deviation.max()
     speaks, ratio = bound < 1, (fedavg.appeal / bound).where(bound < 1)

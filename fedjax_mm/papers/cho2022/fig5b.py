@@ -101,7 +101,7 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
-    """One minimum for similar clients, two for different ones."""
+    """Similar clients give one minimum, different ones two."""
     gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
     nearest, farthest = measured.nearest.item(), measured.farthest.item()
     small, large, many = gamma**2 < 1, gamma**2 > 2, (measured.number > 2).sum()

@@ -97,7 +97,7 @@ def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: ThreeClients) -> Sequence[Claim]:
-    """Statements about single draws, judged over draws."""
+    """Judges statements about single draws over all draws."""
 
     def evidence(case: int, *events: str) -> str:
         at = {"case": case, "event": list(events), "objective": ["MaxFL", "FedAvg", _LEAD]}
