@@ -473,11 +473,11 @@ def test_cases_1_and_2_are_reported_as_found(three):
     mean = three[2].measured["mean"]
     spread = 4 * np.sqrt(0.25 / 8000) + 5e-3
     for case, event, numbers, name, share in (
-        (1, "all three", ["3"], "MaxFL", 0.24),
-        (1, "all three", ["3"], "FedAvg", 0.37),
+        (1, "all three", ["all three"], "MaxFL", 0.24),
+        (1, "all three", ["all three"], "FedAvg", 0.37),
         # The middle client is pulled to the nearer other.
-        (2, "at least one", ["1", "2", "3"], "MaxFL", 0.20),
-        (2, "at least one", ["1", "2", "3"], "FedAvg", 0.70),
+        (2, "at least one", ["one", "two", "all three"], "MaxFL", 0.20),
+        (2, "at least one", ["one", "two", "all three"], "FedAvg", 0.70),
     ):
         found = mean.sel(case=case, objective=name)
         assert found.sel(event=numbers).sum() == pytest.approx(share, abs=spread), (case, name)
@@ -492,7 +492,7 @@ def test_distributions_have_standard_errors(three):
             numbers = findings.measured.sel(case=case, objective=name)
             number = dataset.satisfied.sel(case=case, objective=name).sum("client").values
             p = np.bincount(number, minlength=4) / config.num_seeds
-            shares = numbers.sel(event=["0", "1", "2", "3"])
+            shares = numbers.sel(event=["none", "one", "two", "all three"])
             np.testing.assert_allclose(shares["mean"], p)
             np.testing.assert_allclose(
                 shares.standard_error, np.sqrt(p * (1 - p) / (len(number) - 1))
@@ -665,11 +665,13 @@ def test_the_command_line_writes_the_files(name, sizes, tmp_path):
     [
         ("maxfl-fig5a", "num_seeds=1", "num_seeds = 1"),
         ("maxfl-fig5a", "gamma_g_squared=[1, 200]", "less than or equal to 100"),
+        ("maxfl-fig5a", "gamma_g_squared=[1, 2, 1]", "give each once"),
         ("maxfl-fig5a", "gamma=0.0", "gamma = 0.0"),
         ("maxfl-fig6", "case_1=[1, inf, 2]", "input should be a finite number"),
         ("maxfl-fig6", "case_1=[1, 2]", "case_1.2: missing"),
         ("maxfl-fig5b", "largest=-1.0", "largest"),
         ("maxfl-fig8", "epsilon=0.0", "epsilon"),
+        ("maxfl-fig8", "gamma_hat=[0.5, 0.5]", "give each once"),
     ],
 )
 def test_wrong_settings_are_refused(name, settings, message):

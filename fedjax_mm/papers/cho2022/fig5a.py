@@ -29,7 +29,9 @@ Heterogeneity = Annotated[NonNegative, Field(le=100)]
 class TwoClients(descents.Draws):
     """Settings of Figure 5(a): theta_1 = 0, theta_2 = 2 gamma_G."""
 
-    gamma_g_squared: Annotated[tuple[Heterogeneity, ...], Field(min_length=2)] = tuple(range(21))
+    gamma_g_squared: Annotated[
+        tuple[Heterogeneity, ...], Field(min_length=2), descents.Distinct
+    ] = tuple(range(21))
 
 
 def run_two(config: TwoClients, execution: Execution | None = None) -> xr.Dataset:
@@ -81,7 +83,7 @@ def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: TwoClients) -> Sequence[Claim]:
-    """Both bounds and the exact probability are met; convex surrogates change nothing."""
+    """FedAvg and MaxFL meet their bounds; convex surrogates have FedAvg's solution."""
     fedavg, maxfl = (measured.sel(objective=name) for name in ("FedAvg", "MaxFL"))
     bound, floor, most = measured["Lemma A.1"], measured["Theorem A.1"], measured.deviation.max()
     speaks, ratio = bound < 1, (fedavg.appeal / bound).where(bound < 1)

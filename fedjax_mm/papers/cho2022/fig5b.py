@@ -101,7 +101,7 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
-    """One minimum for similar clients, two for different ones."""
+    """Similar clients give one minimum, different ones two."""
     gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
     nearest, farthest = measured.nearest.item(), measured.farthest.item()
     small, large, many = gamma**2 < 1, gamma**2 > 2, (measured.number > 2).sum()
@@ -127,8 +127,9 @@ def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
 
 
 def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:
-    """Returns the minima at nine gamma_hat."""
-    some = measured.isel(gamma_hat=np.linspace(0, config.num_points - 1, 9).astype(int))
+    """Returns the minima at nine gamma_hat, or at all if there are fewer."""
+    nine = np.unique(np.linspace(0, config.num_points - 1, 9).astype(int))
+    some = measured.isel(gamma_hat=nine)
     where = columns(cells(some.minima, form="+.4f", missing=""), "minimum")
     return [rows({"minima": some.number, **where}, ("gamma_hat",))]
 
