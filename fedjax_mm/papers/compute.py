@@ -13,8 +13,9 @@ from fedjax_mm.results.dataset import manifest
 def compute(
     program: Callable[..., Mapping[str, Any]],
     arguments: Sequence[Any],
-    dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Any],
+    over: str,
+    dims: Mapping[str, str],
     *,
     seed: int = 0,
 ) -> xr.Dataset:
@@ -23,8 +24,9 @@ def compute(
     Args:
       program: from the arguments to arrays by name.
       arguments: arrays, or pytrees of them.
-      dims: of every result.
       coords: of the dimensions.
+      over: the dimensions of the arrays, with spaces between them.
+      dims: those of arrays that have others, by name.
       seed: of all draws, for the manifest.
     """
     with jax.enable_x64(True):
@@ -34,5 +36,5 @@ def compute(
         values = jax.device_get(compiled(*arguments))
     seconds = {"compile": ready - start, "run": time.perf_counter() - ready}
     about = manifest({}, seed=seed, data="synthetic") | {"wall_seconds": seconds}
-    variables = {name: (dims[name], value) for name, value in values.items()}
+    variables = {name: (dims.get(name, over).split(), value) for name, value in values.items()}
     return xr.Dataset(variables, coords, {"manifest": about})

@@ -1,7 +1,6 @@
 """Mean estimation in appendix A: local minima in many draws, and what Figures 5, 6 and 8 share."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -14,8 +13,8 @@ from pydantic import AfterValidator, Field
 
 from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.compute import compute
 from fedjax_mm.results import plots
-from fedjax_mm.results.dataset import manifest
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.theory.minimize import local_minimum
 
@@ -119,36 +118,7 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
     coords = {"objective": list(OBJECTIVES), "client": np.arange(1, len(points[0]) + 1)}
     over = f"{dim} draw objective"
     dims = {"satisfied": f"{over} client", "empirical_mean": f"{dim} draw client"}
-    return compute(program, arguments, coords, over, dims, config.seed)
-
-
-def compute(
-    program: Callable[..., Mapping[str, Any]],
-    arguments: Sequence[Any],
-    coords: Mapping[str, Any],
-    over: str,
-    dims: Mapping[str, str],
-    seed: int = 0,
-) -> xr.Dataset:
-    """Returns the results of a compiled program in double precision, with a manifest.
-
-    Args:
-      program: from the arguments to arrays by name.
-      arguments: arrays.
-      coords: of the dimensions.
-      over: the dimensions of the arrays, with spaces between them.
-      dims: those of arrays that have others, by name.
-      seed: of all draws, for the manifest.
-    """
-    with jax.enable_x64(True):
-        start = time.perf_counter()
-        compiled = jax.jit(program).lower(*arguments).compile()
-        ready = time.perf_counter()
-        values = jax.device_get(compiled(*arguments))
-    seconds = {"compile": ready - start, "run": time.perf_counter() - ready}
-    about = manifest({}, seed=seed, data="synthetic") | {"wall_seconds": seconds}
-    variables = {name: (dims.get(name, over).split(), value) for name, value in values.items()}
-    return xr.Dataset(variables, coords, {"manifest": about})
+    return compute(program, arguments, coords, over, dims, seed=config.seed)
 
 
 def convergence(result: xr.Dataset) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import Field
 from fedjax_mm.experiments.tasks import Config, Count, Positive
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
@@ -59,7 +60,7 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
     coords = {"gamma_hat": gamma_hat, "w": w, "searched_gamma_hat": fine, "start": starts}
     dims = {"objective": "gamma_hat w"}
     over = "searched_gamma_hat start"
-    return descents.compute(program, tuple(coords.values()), coords, over, dims)
+    return compute(program, tuple(coords.values()), coords, over, dims)
 
 
 def critical_gamma_hat() -> float:

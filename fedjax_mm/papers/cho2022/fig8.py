@@ -15,6 +15,7 @@ from pydantic import Field
 from fedjax_mm.experiments.tasks import Config, Count, Positive
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
@@ -90,7 +91,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
     dims = {"constant_rate": "gamma_hat", "minimum": "gamma_hat start"}
     dims["path"] = "gamma_hat rule start round"
     program = jax.vmap(at, (0, None, None))
-    return descents.compute(program, (gamma_hat, w, starts), coords, "gamma_hat w", dims)
+    return compute(program, (gamma_hat, w, starts), coords, "gamma_hat w", dims)
 
 
 def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:

@@ -48,10 +48,9 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
         L = float(exact_constants(task).L.value)
         keys = jax.random.split(draw_key, config.num_seeds)
     sizes = np.arange(1, config.num_clients + 1)
-    dims = dict.fromkeys(("measured", "loss"), ("statistic", "C"))
     coords = {"C": sizes, "statistic": ["mean", "standard_error"]}
     arguments = keys, task, params, updates, gamma
-    found = compute(_moments, arguments, dims, coords, seed=config.seed)
+    found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
     G = np.asarray(updates)
     return found.assign(
         measured=L / 2 * gamma**2 * found.measured,
