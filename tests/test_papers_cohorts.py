@@ -310,6 +310,10 @@ def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
     texts = {row[:2]: row[4] for row in findings.tables[0].rows}
     assert texts["5", "as-published"].endswith("(0.722)")
     assert not texts["5", "all images"].endswith(")")
+    shown = dataset.assign_attrs(manifest={"datasets": ["MNIST"]})
+    (axes,) = FIG3.figure(shown, findings.measured, few).axes
+    drawn = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert drawn == ["all images", "as-published", "published"]
     assert not FIG2.judge(dataset - 0.2, few).claims[-1].holds
 
 

@@ -30,7 +30,7 @@ from fedjax_mm.tasks.view import View
 
 
 def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
-    """Raises `ValueError` unless there are clients for every cohort, and it divides the costs."""
+    """Raises `ValueError` unless clients fill every cohort and all sizes divide the costs."""
     for size in sizes:
         if size > num_clients:
             raise ValueError(f"cohort_sizes has {size}; there are only num_clients = {num_clients}")
@@ -71,7 +71,7 @@ class Trained(Config):
     """Each deals the images again."""
     seed: Seed = 0
     directory: Path | None = None
-    """Of MNIST's files; the digits stand in without them."""
+    """The folder of MNIST's files; the digits stand in without it."""
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:

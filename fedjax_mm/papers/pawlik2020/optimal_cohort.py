@@ -39,7 +39,7 @@ class OptimalCohort(Config):
     num_clients: Annotated[Count, Field(ge=2)] = 24
     dim: Count = 6
     curvature: Positive = 10.0
-    """Of the largest over the smallest curvature of each client."""
+    """The largest over the smallest curvature of each client."""
     local_steps: Count = 5
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     """gamma L E, at most 1."""

@@ -108,8 +108,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Trials) -> Figure:
     return plots.draw(
         [drawn],
         title=f"Costs of trials with {config.contacts} contacts",
-        caption="Local updates of a client by eqs. (5) and (6)"
-        + ", and as Table 1 prints them." * (measured.sizes["source"] == 2),
+        caption="By eqs. (5) and (6), and as Table 1 prints them if it has these trials.",
     )
 
 
