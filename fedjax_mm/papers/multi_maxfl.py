@@ -126,7 +126,7 @@ def _build(
     local = {"local_steps": config.local_steps, "batch_size": config.batch_size}
     algorithm = _AGGREGATIONS[aggregation](config.learning_rate, **local)
     groups = _ASSIGNMENTS[assignment](config.num_clients, len(QUESTIONS))
-    # Everybody of a group may train: nobody is drawn, but who is not pleased stays away.
+    # Cohorts are as large as all groups: a client trains unless the model does not appeal to it.
     invited = {"cohort_size": config.num_clients, "from_round": config.appealing_from}
     tasks = [task_of(column) for column in range(len(QUESTIONS))]
     return Setup(tasks, algorithm, appealing(groups, **invited))
@@ -148,7 +148,7 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Claim]:
-    """MaxFL's appeal is ahead at the end, in the mean over the models."""
+    """Claims that MaxFL's appeal is ahead at the end, in the mean over the models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     text = "MaxFL's mean appeal exceeds FedAvg's by more than 2 standard errors"
