@@ -33,7 +33,7 @@ from fedjax_mm.sweeps.plan import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
-"""What the three models learn of the same images."""
+"""The three models' questions about the same images."""
 
 _ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _AGGREGATIONS: Mapping[str, Any] = {"FedAvg": fedavg, "MaxFL": maxfl}
@@ -133,7 +133,7 @@ def _build(
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns appeal and accuracy of every model over the rounds, in percent."""
+    """Returns every model's appeal and accuracy over the rounds, and rounds that it skipped."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].to_array("metric")
     percent = percent.assign_coords(metric=list(_METRICS.values()))
@@ -169,6 +169,7 @@ def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Figure:
     """Draws appeal over the rounds: a panel for each assignment and model."""
     appeal = measured.sel(metric="GM-Appeal")
+    # Rows of panels, panels, lines and x, in the order in which `plots.panels` takes dimensions.
     dims = ("assignment", "question", "aggregation", "round")
     mean, error = (appeal[name].transpose(*dims) for name in ("mean", "standard error"))
     how: dict[str, Any] = {"xlabel": "round", "style": "-"}

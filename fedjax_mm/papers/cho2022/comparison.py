@@ -82,6 +82,7 @@ def unattacked(values: Any) -> Any:
 
 def squeezed(values: Any) -> Any:
     """Returns values without the dimensions that have one coordinate, but for the methods."""
+    # Most tables have no attackers and one warm-up, and need no columns for them.
     alone = [dim for dim in ("attackers", "warm-up steps") if values.sizes[dim] == 1]
     return values.squeeze(alone, drop=True)
 
@@ -101,6 +102,7 @@ def ahead(measured: xr.Dataset, metric: str) -> xr.DataArray:
 
 def of_method(values: xr.DataArray, name: str) -> xr.DataArray:
     """Returns the values of a method; NaN if it is not there."""
+    # reindex, not sel: where a method is left out, claims about it do not hold; nothing is raised.
     return values.reindex(algorithm=[name]).isel(algorithm=0, drop=True)
 
 
