@@ -264,8 +264,14 @@ def test_published_rows_are_rows_of_ours_and_are_drawn(name):
     for numbers in values.values():
         assert set(numbers) <= set(rows)
         assert all(len(row) == measured.sizes["metric"] for row in numbers.values())
-    shown = [text for row in table.rows for text in row if "(" in text]
-    assert len(shown) == sum(map(len, values.get("fmnist", {}).values()))
+    paper = values.get("fmnist", {})
+    for label, row, numbers in zip(
+        rows, table.rows, measured.published.stack(row=AXES).values.T, strict=True
+    ):
+        shown = [text for text in row if text.startswith("50.0")]
+        wanted = paper.get(label, [np.nan] * measured.sizes["metric"])
+        np.testing.assert_array_equal(numbers, wanted)
+        assert shown == [f"50.0 ± 0.0 ({x:g})" if np.isfinite(x) else "50.0 ± 0.0" for x in wanted]
     figure = item.figure(result, measured, item.settings)
     assert f"T = {item.settings.num_rounds}" in figure.get_suptitle()
 

@@ -89,5 +89,7 @@ def published(module: str, id: str) -> Mapping[str, Any]:
     """
     file = resources.files(module.rpartition(".")[0]) / "published.toml"
     tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
-    contents = tables.get(id, {})
-    return tables.get(contents.get("shares", ""), {}) | contents
+    own = tables.get(id, {})
+    shared = tables.get(own.pop("shares", ""), {})
+    # The item's own entries come first, and count where both tables have one.
+    return own | shared | own

@@ -33,7 +33,7 @@ from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
-"""What the three models learn of the same images."""
+"""The three models' questions about the same images."""
 
 _ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _AGGREGATIONS: Mapping[str, Any] = {"FedAvg": fedavg, "MaxFL": maxfl}
@@ -126,14 +126,14 @@ def _build(
     local = {"local_steps": config.local_steps, "batch_size": config.batch_size}
     algorithm = _AGGREGATIONS[aggregation](config.learning_rate, **local)
     groups = _ASSIGNMENTS[assignment](config.num_clients, len(QUESTIONS))
-    # Everybody of a group may train: nobody is drawn, but who is not pleased stays away.
+    # Cohorts are as large as all groups: a client trains unless the model does not appeal to it.
     invited = {"cohort_size": config.num_clients, "from_round": config.appealing_from}
     tasks = [task_of(column) for column in range(len(QUESTIONS))]
     return Setup(tasks, algorithm, appealing(groups, **invited))
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
-    """Returns appeal and accuracy of every model over the rounds, in percent."""
+    """Returns every model's appeal and accuracy over the rounds, and rounds that it skipped."""
     by_question = result.swap_dims(model="question")
     percent = 100 * by_question[list(_METRICS)].to_array("metric")
     percent = percent.assign_coords(metric=list(_METRICS.values()))
@@ -148,7 +148,7 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
 
 
 def claims(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Claim]:
-    """MaxFL's appeal is ahead at the end, in the mean over the models."""
+    """Claims that MaxFL's appeal is ahead at the end, in the mean over the models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     text = "MaxFL's mean appeal exceeds FedAvg's by more than 2 standard errors"
@@ -169,6 +169,7 @@ def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Figure:
     """Draws appeal over the rounds: a panel for each assignment and model."""
     appeal = measured.sel(metric="GM-Appeal")
+    # Rows of panels, panels, lines and x, in the order in which `plots.panels` takes dimensions.
     dims = ("assignment", "question", "aggregation", "round")
     mean, error = (appeal[name].transpose(*dims) for name in ("mean", "standard error"))
     how: dict[str, Any] = {"xlabel": "round", "style": "-"}

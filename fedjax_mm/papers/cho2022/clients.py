@@ -67,10 +67,8 @@ def check_files(dataset: Dataset, directory: Path | None) -> None:
     if dataset == "digits":
         raise ValueError("the digits come with scikit-learn; leave out --data")
     try:
-        if dataset == "sent140":
-            check_sent140(directory)
-        else:
-            check_idx(directory, name=_IDX[dataset])
+        check = check_sent140 if dataset == "sent140" else partial(check_idx, name=_IDX[dataset])
+        check(directory)
     except OSError as error:
         raise ValueError(str(error)) from error
 

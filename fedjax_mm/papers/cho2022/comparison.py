@@ -1,6 +1,6 @@
 """Tables of section 5 of Cho et al.: methods at their best points, beside published numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,7 @@ def unattacked(values: Any) -> Any:
 
 def squeezed(values: Any) -> Any:
     """Returns values without the dimensions that have one coordinate, but for the methods."""
+    # Most tables have no attackers and one warm-up, and need no columns for them.
     alone = [dim for dim in ("attackers", "warm-up steps") if values.sizes[dim] == 1]
     return values.squeeze(alone, drop=True)
 
@@ -101,26 +102,26 @@ def ahead(measured: xr.Dataset, metric: str) -> xr.DataArray:
 
 def of_method(values: xr.DataArray, name: str) -> xr.DataArray:
     """Returns the values of a method; NaN if it is not there."""
+    # reindex, not sel: where a method is left out, claims about it do not hold; nothing is raised.
     return values.reindex(algorithm=[name]).isel(algorithm=0, drop=True)
 
 
 def exceeds(measured: xr.Dataset, settings: Comparison, *, by: float = 0.0) -> list[Claim]:
     """Claims that MaxFL is above every other method, and by `by` points or more, in all metrics."""
-    text = "MaxFL exceeds every other method by more than 2 standard errors"
-    text += f", and at least {by:g} points" if by else ""
-    return [
-        claims.exceeds(f"{metric}: {text}", ahead(measured, metric), by=by, form=".1f")
-        for metric in measured["metric"].values
-    ]
+    least = f", and at least {by:g} points" if by else ""
+    text = f"MaxFL exceeds every other method by more than 2 standard errors{least}"
+    return _in_all_metrics(measured, partial(claims.exceeds, by=by), text)
 
 
 def not_below(measured: xr.Dataset, settings: Comparison) -> list[Claim]:
     """Claims that MaxFL is not below any other method, in all metrics."""
     text = "MaxFL is not below any other method (2 standard errors)"
-    return [
-        claims.not_below(f"{metric}: {text}", ahead(measured, metric), form=".1f")
-        for metric in measured["metric"].values
-    ]
+    return _in_all_metrics(measured, claims.not_below, text)
+
+
+def _in_all_metrics(measured: xr.Dataset, claimed: Callable[..., Claim], text: str) -> list[Claim]:
+    titles = measured["metric"].values
+    return [claimed(f"{title}: {text}", ahead(measured, title), form=".1f") for title in titles]
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:

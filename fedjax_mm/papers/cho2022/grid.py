@@ -41,7 +41,6 @@ DIMS = {"byzantine": "attackers", "warm_up_steps": "warm-up steps"}
 
 _METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
 
-
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "FedAvg": {"name": "fedavg"},
     "FedProx": {"name": "fedprox", "mu": [0.01, 0.1]},
@@ -66,21 +65,21 @@ class Comparison(Config):
 
     dataset: clients.Dataset = "fmnist"
     directory: Path | None = None
-    """Of the data set's files; without them something stands in."""
+    """The folder of the data set's files; without it something stands in."""
     partition: clients.Partition = "clusters"
     num_clients: Count | None = None
-    """That train; by default as many as the paper has of this data set, as the next two."""
+    """The clients that train; this and the next two are the paper's for this data set if None."""
     num_unseen: Count | None = None
     cohort_size: Count | None = None
     flipped: Share = 0.3
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.5
     appealing_from: Count | None = None
-    """The first round in which clients stay away to whom the model does not appeal; None: none."""
+    """The first round in which a client stays away if the model does not appeal to it."""
     byzantine: Annotated[tuple[Share, ...], Field(min_length=1)] = (0.0,)
+    """Shares of the clients that attack."""
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
     attackers_stay: Flag = True
-    """What attackers do; see `byzantine`."""
     warm_up_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
     tuning_steps: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
@@ -214,7 +213,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
 
 
 def _builder(config: Comparison) -> Callable[..., Setup]:
-    """Returns what builds the simulation of a point and a seed."""
+    """Returns the function that builds the simulation of a point and a seed."""
     population = config.population
     num_clients, cohort_size = population.num_clients, population.cohort_size
     if config.appealing_from is None:

@@ -5,6 +5,7 @@ from functools import partial
 from fedjax_mm.papers.cho2022.comparison import exceeds, item
 from fedjax_mm.papers.cho2022.grid import Comparison, methods
 
+# Table 5 shows other metrics of the same runs: with equal settings they are run once.
 SETTINGS = Comparison(
     tuning_steps=5,
     methods=methods("FedAvg", "FedProx", "SCAFFOLD", "PerFedAvg", "MW-Fed", "MaxFL"),
