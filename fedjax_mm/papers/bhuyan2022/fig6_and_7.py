@@ -148,7 +148,7 @@ def median(samples: xr.DataArray) -> Estimate:
     values = samples.transpose(..., "seed")
     size, center = samples.sizes["seed"], values.isel(seed=0, drop=True)
     drawn = np.random.default_rng(0).integers(size, size=(1000, size))
-    with np.errstate(invalid="ignore"):  # inf - inf
+    with np.errstate(invalid="ignore"):  # inf - inf, of seeds that did not get there
         middle = np.median(values.values, axis=-1)
         resampled = np.sort(np.median(values.values[..., drawn], axis=-1), axis=-1)
         error = (resampled[..., 841] - resampled[..., 158]) / 2  # one standard error each way
@@ -203,10 +203,8 @@ def claims(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Claim]:
 
 
 def _of_gains(part: str, measured: xr.Dataset) -> list[Claim]:
-    """Claims about the median, which is NaN where it was not reached: then they fail.
-
-    Within the budget it is then only known that it is less than M over the budget.
-    """
+    # A median that was not reached is NaN, which makes the first three claims fail: all that is
+    # known is that it is less than M over the budget.
     middle, text = measured.gain, describe(measured.gain, measured.gain_standard_error)
     more = middle.isel(M=slice(1, None))
     error = measured.gain_standard_error.fillna(0).values  # an unknown error forgives nothing
@@ -214,7 +212,8 @@ def _of_gains(part: str, measured: xr.Dataset) -> list[Claim]:
     seeds = measured.gain_per_seed.fillna(-np.inf)
     rand, rr = (seeds.sel(algorithm=name, drop=True) for name in _ALGORITHMS)
     with np.errstate(invalid="ignore"):
-        ahead = median((rr - rand).fillna(-np.inf))  # neither was reached
+        # Where one of both was not reached the other is ahead, and where neither was, MFA-Rand.
+        ahead = median((rr - rand).fillna(-np.inf))
     rises, leads = middle.diff("M") + noise >= 0, ahead.mean + 2 * ahead.error.fillna(0) >= 0
     errors, by_seeds = "(up to 2 standard errors)", f"RR minus Rand, by seeds: {ahead.text()}"
     return [
@@ -245,7 +244,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
         *plots.lines(measured.published + ends, style="--", label="published, "),
         *plots.lines(measured.majority + ends, style=":", label="most frequent class, "),
     ]
-    gains = gain_panels(measured.gain, measured.gain_standard_error)
+    panels = gain_panels(measured.gain, measured.gain_standard_error)
+    gains = [panel._replace(title=f"gain, {panel.title} accuracy") for panel in panels]
     levels = plots.Panel("FedAvg on one model", "round $t$", "accuracy in percent", fedavg)
     about = result.attrs["manifest"]
     who = f"K = {config.cohort_size} of N" if config.cohort_size else "N"

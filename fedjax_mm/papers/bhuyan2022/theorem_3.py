@@ -54,6 +54,7 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
     start = error.isel(round=0).mean().item()
     rounds = first_round_below(error, error["round"], config.threshold * start)
     models = np.asarray(config.num_models)
+    # All clients' full gradients: sigma = 0. All models start at zeros: D is one number.
     constants = {"N": config.num_clients, "sigma": 0.0, "D": start**2}
     constants |= config.constants("MFA-Rand", config.mu[0])
     constants |= {"G": dataset.G.max().item(), "epsilon": config.threshold * start}
@@ -88,6 +89,7 @@ def _theorem_3(
     return result
 
 
+# Theorem 1's maximum is the start's term for one model and the noise's for two.
 _COUNTEREXAMPLE: dict[str, Any] = {"N": 4, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0}
 _COUNTEREXAMPLE |= {"sigma": 0.0, "beta": 2.0, "gamma": 100.0, "D": 36 / 101}
 _COUNTEREXAMPLE["epsilon"] = math.sqrt(0.999 * _COUNTEREXAMPLE["D"])
@@ -115,6 +117,7 @@ def claims(measured: xr.Dataset, config: GainBounds) -> Sequence[Claim]:
     false = "with Theorem 1's maximum in place of the sum the claim is false (counterexample)"
     example = f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum"
     found = measured.gain.sel(what="measured")
+    # One model's gain is 1: gains that increase from there are above 1.
     return [
         increasing(proof, proven, "M"),
         claim(false, by_max < 1 < by_sum, example),
