@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import ascii_lowercase
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -191,7 +192,8 @@ def draw(
         width, height = len(rows[0]), len(rows)
         figure = Figure(figsize=(max(9.0, 4.4 * width), 0.9 + 3.4 * height))
         grid = figure.subplots(height, width, squeeze=False)
-        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        # "a" to "z", then "aa" to "zz": a grid of bounds can have more panels than letters.
+        letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
         for row, columns in zip(rows, grid, strict=True):
             for j, (axes, panel) in enumerate(zip(columns, row, strict=True)):
                 is_shared = share and j > 0 and panel.ylabel == row[j - 1].ylabel

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import jax
@@ -42,13 +41,13 @@ class _Statement(NamedTuple):
 
     Attributes:
       theorem: its name.
-      bound: on E|w_t - w*|, from t and its constants.
-      assignment: who trains what.
+      bound: on E|w_t - w*|, from t and the constants.
+      assignment: the factory of the method's assignment, from N and M.
       server_scale: of FedAvg's server.
       is_proven: whether the theorem is about this server.
-      largest_rate: that the theorem admits at the start, times L.
-      counts_frames: whether its rate and its bound do.
-      exponent: of its bound.
+      largest_rate: the largest rate that the theorem admits at the start, times L.
+      counts_frames: whether the rate and the bound depend on frames, not on rounds.
+      exponent: of the bound.
     """
 
     theorem: str
@@ -61,12 +60,12 @@ class _Statement(NamedTuple):
     exponent: float
 
     def rate(self, smoothness: Any, mu: Any, config: "Bounds") -> tuple[Any, Any]:
-        """Beta and gamma of its learning rate beta / (t + gamma)."""
+        """Returns beta and gamma of the learning rate beta / (t + gamma)."""
         beta = config.contraction / mu
         return beta, beta * smoothness / (config.rate * self.largest_rate)
 
     def schedule(self, task: Quadratic, num_models: int, config: "Bounds") -> Schedule:
-        """Its learning rate."""
+        """Returns the learning rate with M models."""
         schedule = inverse_time(*self.rate(task.smoothness, task.mu, config))
         return per_frame(schedule, num_models) if self.counts_frames else schedule
 
@@ -90,11 +89,11 @@ _METHODS: Mapping[Method, _Statement] = {
     "MFA-RR, 1/N": _Statement(server_scale="1/N", is_proven=True, **_RR),
     "MFA-RR, mean": _Statement(server_scale="mean", is_proven=False, **_RR),
 }
-"""What is compared with a bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
+"""Methods with a bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
 
 
 class Bounds(Config):
-    """Settings: the quadratic from zeros, with schedules that satisfy the theorems."""
+    """Settings of bounds on the quadratic from zeros, with schedules that the theorems admit."""
 
     algorithms: Annotated[tuple[Method, ...], Field(min_length=1)]
     num_clients: Annotated[Count, Field(ge=2)] = 24
@@ -123,20 +122,21 @@ class Bounds(Config):
             if len(set(values)) < len(values):
                 raise ValueError(f"{name} is {list(values)}; give each value once")
         for num_models in self.num_models:
-            mfa_rand(self.num_clients, num_models)
+            mfa_rand(self.num_clients, num_models)  # refuses more models than clients
         for method, mu in itertools.product(self.algorithms, self.mu):
             numbers = self.rates(method, mu) | {"N": self.num_clients, "M": 1, "E": 1}
             _METHODS[method].bound(1, Gamma=0.0, G=1.0, distance=1.0, **numbers)
         return self
 
     def rates(self, method: Method, mu: float) -> dict[str, float]:
-        """The constants of the theorem's hypotheses: mu, L, beta, gamma. This starts no device."""
+        """Returns the constants of the theorem's hypotheses: mu, L, beta, gamma."""
+        # Settings are checked before JAX may start its devices: this is NumPy.
         smoothness = mu + largest_curvature(self.num_clients, self.block_size)
         beta, gamma = _METHODS[method].rate(smoothness, mu, self)
         return {"mu": mu, "L": smoothness, "beta": beta, "gamma": gamma}
 
     def constants(self, method: Method, mu: float) -> dict[str, float]:
-        """Those that do not depend on the run: mu, L, Gamma, beta, gamma."""
+        """Returns the constants that do not depend on the run: mu, L, Gamma, beta, gamma."""
         with jax.enable_x64(True):
             exact = exact_constants(quadratic(self.num_clients, self.block_size, mu=mu))
         return self.rates(method, mu) | {"Gamma": float(exact.Gamma.value)}
@@ -177,10 +177,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
         result = sweep(
             build,
             {"algorithm": list(config.algorithms)} | axes,
-            num_rounds=config.num_rounds,
-            num_seeds=config.num_seeds,
-            seed=config.seed,
-            record_every=config.record_every,
+            **config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"}),
             on_divergence="stop",
             execution=execution,
         )
@@ -251,37 +248,39 @@ def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
 
 def claims(measured: xr.Dataset, config: Bounds) -> Sequence[Claim]:
     """Every bound holds, errors fall as fast as it does, and it is no bound of frozen models."""
-    found = []
-    for method in config.algorithms:
-        statement, here = _METHODS[method], measured.sel(algorithm=method)
-        least, most = here.least_ratio.min(("mu", "M")), here.largest_ratio.max(("mu", "M"))
-        flat = here.stack(case=("mu", "M", "E"))
-        slow = flat.isel(case=flat.exponent_high.argmin("case"))
-        where = ", ".join(label(dim, slow[dim].item()) for dim in ("mu", "M", "E"))
-        exponents = [slow[f"exponent{end}"].item() for end in ("", "_low", "_high")]
-        time = "t/M + gamma" if statement.counts_frames else "t + gamma"
-        proof = "" if statement.is_proven else " (proven for the factor 1/N only)"
-        found += [
-            claim(
-                f"{method}: {statement.theorem}'s bound holds at every recorded round{proof}",
-                here.least_ratio >= 1 - _ROUND_OFF,  # equal at the start, if M = E = 1
-                f"bound / error at least {describe(least, form='.3g')}; "
-                f"at most {describe(most, form='.3g')}",
-            ),
-            claim(
-                f"{method}: errors fall at least as ({time})^-{statement.exponent:g} "
-                f"in the later half{proof}",
-                slow.exponent_high >= statement.exponent,
-                "the slowest, at {}: {:.2f} ({:.2f} to {:.2f})".format(where, *exponents),
-            ),
-        ]
+    return [claim for name in config.algorithms for claim in _of_method(name, measured)]
+
+
+def _of_method(method: Method, measured: xr.Dataset) -> list[Claim]:
+    statement, here = _METHODS[method], measured.sel(algorithm=method)
+    proof = "" if statement.is_proven else " (proven for the factor 1/N only)"
+    least, most = here.least_ratio.min(("mu", "M")), here.largest_ratio.max(("mu", "M"))
+    ratios = "at least {}; at most {}".format(*(describe(x, form=".3g") for x in (least, most)))
+    flat = here.stack(case=("mu", "M", "E"))
+    slow = flat.isel(case=flat.exponent_high.argmin("case"))
+    where = ", ".join(label(dim, slow[dim].item()) for dim in ("mu", "M", "E"))
+    exponents = [slow[f"exponent{end}"].item() for end in ("", "_low", "_high")]
+    time = "t/M + gamma" if statement.counts_frames else "t + gamma"
+    falls = f"errors fall at least as ({time})^-{statement.exponent:g} in the later half"
+    found = [
+        claim(
+            f"{method}: {statement.theorem}'s bound holds at every recorded round{proof}",
+            here.least_ratio >= 1 - _ROUND_OFF,  # equal at the start, if M = E = 1
+            f"bound / error {ratios}",
+        ),
+        claim(
+            f"{method}: {falls}{proof}",
+            slow.exponent_high >= statement.exponent,
+            "the slowest, at {}: {:.2f} ({:.2f} to {:.2f})".format(where, *exponents),
+        ),
+    ]
+    if 1 in here.E.values:
         # A check that cannot fail would say nothing: a model that never moves must be found out.
-        if 1 in here.E.values:
-            frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
-            text = f"{method}: a model frozen at its start would violate {statement.theorem} within"
-            text += f" {_FROZEN:,} rounds (E = 1, mu = {frozen.mu:g})"
-            evidence = f"in the round {describe(frozen, form=',.0f', missing='never')}"
-            found.append(claim(text, frozen <= _FROZEN, evidence))
+        frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
+        text = f"{method}: a model frozen at its start would violate {statement.theorem} within"
+        text += f" {_FROZEN:,} rounds (E = 1, mu = {frozen.mu:g})"
+        evidence = f"in the round {describe(frozen, form=',.0f', missing='never')}"
+        found.append(claim(text, frozen <= _FROZEN, evidence))
     return found
 
 
@@ -320,20 +319,13 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
     """Draws measured errors and bounds over rounds, a panel for every method, mu and E."""
     curves = result[["distance", "bound"]].mean("seed").assign_coords(round=result["round"] + 1)
     curves = curves.rename(num_models="M", local_steps="E").transpose(..., "M", "round")
-    panels = [
-        plots.Panel(
-            ", ".join(words),
-            "$t$ (the start is 1)",
-            r"$E|w_t - w_*|$",
-            [
-                *plots.lines(curves.distance.sel(at), style="-"),
-                *plots.lines(curves.bound.sel(at), style="--", label="bound, "),
-            ],
-            scale="log",
-            xscale="log",
-        )
-        for at, words in places(curves, "algorithm", "mu", "E")
-    ]
+    panels = []
+    for at, words in places(curves, "algorithm", "mu", "E"):
+        here = curves.sel(at)
+        drawn = plots.lines(here.distance, style="-")
+        drawn += plots.lines(here.bound, style="--", label="bound, ")
+        axes = (", ".join(words), "$t$ (the start is 1)", r"$E|w_t - w_*|$")
+        panels.append(plots.Panel(*axes, drawn, scale="log", xscale="log"))
     width = curves.sizes["E"]
     return plots.draw(
         [panels[i : i + width] for i in range(0, len(panels), width)],
@@ -344,23 +336,17 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounds) -> Figure:
     )
 
 
-_beside = partial(Item, run=run_bounds, measure=measure, claims=claims, table=table, figure=figure)
+def _beside(settings: Bounds, id: str, title: str) -> Item:
+    return Item(id, title, settings, run_bounds, measure, claims, table, figure)
+
+
+_RAND = Bounds(algorithms=("MFA-Rand",))
+_ROUND_ROBIN = Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean"))
+_BOTH = Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,))
 
 ITEMS = (
-    _beside(
-        id="theory-mfa-rand",
-        title="Theorem 1's bound beside MFA-Rand's error",
-        settings=Bounds(algorithms=("MFA-Rand",)),
-    ),
-    _beside(
-        id="theory-mfa-rr",
-        title="Corollary 1's bound beside MFA-RR's error",
-        settings=Bounds(algorithms=("MFA-RR, 1/N", "MFA-RR, mean")),
-    ),
-    _beside(
-        id="bounds-mfa",
-        title="bounds and errors of MFA-Rand and MFA-RR",
-        settings=Bounds(algorithms=tuple(_METHODS), mu=(0.05,), num_models=(12,), local_steps=(5,)),
-    ),
+    _beside(_RAND, id="theory-mfa-rand", title="Theorem 1's bound beside MFA-Rand's error"),
+    _beside(_ROUND_ROBIN, id="theory-mfa-rr", title="Corollary 1's bound beside MFA-RR's error"),
+    _beside(_BOTH, id="bounds-mfa", title="bounds and errors of MFA-Rand and MFA-RR"),
 )
 """Theorem 1 and Corollary 1, and what `fedjax-mm bounds mfa` shows."""

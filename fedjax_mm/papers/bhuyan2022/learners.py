@@ -90,7 +90,7 @@ class FacesLearner(_Learner):
                 attributes=self.attributes,
                 image_size=self.image_size or 84,
                 num_clients=runs.num_clients,
-                balance=len(self.attributes) == 1,
+                balance=len(self.attributes) == 1,  # no images are balanced in several at once
                 seed=runs.seed,
             )
             return stack_data([faces])

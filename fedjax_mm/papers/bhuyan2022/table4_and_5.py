@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.assignment import mfa_rr, sequential
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.papers.bhuyan2022 import accuracy as accuracies
+from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings
 from fedjax_mm.papers.bhuyan2022.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.claims import Claim, claim, estimate
@@ -50,18 +50,16 @@ class Together(Trainings):
     def setup(self, algorithm: str, data: Sequence[FederatedData], draw: Any) -> Setup:
         """Returns FedAvg on one model after the other, or MFA-RR on all."""
         draw = jnp.asarray(draw, int)
-        draws = [accuracies.draw_of(stack, draw) for stack in data]
+        draws = [accuracy.draw_of(stack, draw) for stack in data]
         tasks = [self.learners[i].task(draws[i], column) for _, i, column in self.models]
         training = [learner.algorithm() for learner in self.learners]
         which = [i for _, i, _ in self.models]
         starts = [self.learners[i].start(task) for i, task in zip(which, tasks, strict=True)]
-        assignment = (
-            mfa_rr(self.num_clients, len(tasks))
-            if algorithm == _TOGETHER
-            else sequential(self.num_clients, len(tasks), rounds_per_model=self.num_rounds)
-        )
+        one_by_one = partial(sequential, rounds_per_model=self.num_rounds)
+        assign = one_by_one if algorithm == _ALONE else mfa_rr
         # Models of one learner start alike, and are stacked; those of several have a start each.
         start = starts if len(self.learners) > 1 else starts[0]
+        assignment = assign(self.num_clients, len(tasks))
         return Setup(tasks, [training[i] for i in which], assignment, start)
 
 
@@ -81,44 +79,39 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
         data=next(kind for kind in ("surrogate", "real", "synthetic") if kind in kinds),
         execution=execution,
     )
-    majorities = {
-        f"{part}_majority": (
-            "model",
-            [
-                np.mean(accuracies.majorities(stacks[i], part, config.num_seeds, column))
-                for _, i, column in config.models
-            ],
-        )
-        for part in PARTS
-    }
-    names = [name for name, _, _ in config.models]
-    found = accuracies.accuracies_of(result, stacks).assign(majorities)
-    return found.assign_coords(name=("model", names))
+    found = accuracy.accuracies_of(result, stacks)
+    for part in PARTS:
+        shares = [
+            np.mean(accuracy.majorities(stacks[i], part, config.num_seeds, column))
+            for _, i, column in config.models
+        ]
+        found[f"{part}_majority"] = "model", shares
+    return found.assign_coords(name=("model", [name for name, _, _ in config.models]))
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Together) -> xr.Dataset:
     """Returns accuracies in percent, and T_M, when every model has the accuracy of FedAvg alone."""
-    names, curves = result.name.values.tolist(), accuracies.by_part(result, "accuracy")
+    names, curves = result.name.values.tolist(), accuracy.by_part(result, "accuracy")
     # Each model's target is its accuracy after its own turn of T_1 rounds.
     turns = xr.DataArray(config.num_rounds * (1 + np.arange(len(names))), dims="model")
     alone = curves.sel(algorithm=_ALONE, drop=True).sel(round=turns).drop_vars("round")
     together = curves.sel(algorithm=_TOGETHER, drop=True)
-    rounds = accuracies.rounds_to_targets(together, alone)
+    rounds = accuracy.rounds_to_targets(together, alone)
     gains = rounds.copy(data=gain(len(names), config.num_rounds, rounds.values))
     last = rounds.fillna(together["round"][-1]).astype(int)
     at_last = together.sel(round=last).drop_vars("round")
-    shares = [alone.mean("seed"), at_last.mean("seed"), accuracies.by_part(result, "majority")]
+    shares = [alone.mean("seed"), at_last.mean("seed"), accuracy.by_part(result, "majority")]
     percents = [100 * share for share in shares]
-    accuracy = xr.concat(percents, xr.IndexVariable("when", list(_WHEN)))
-    accuracy = accuracy.transpose("part", "when", "model").drop_vars("name")
+    ours = xr.concat(percents, xr.IndexVariable("when", list(_WHEN)))
+    ours = ours.transpose("part", "when", "model").drop_vars("name")
     nothing = 4 * [np.nan]
     values = np.reshape([paper["values"].get(name, nothing) for name in names], (-1, 2, 2))
-    known = accuracy.isel(when=slice(2)).copy(data=values.transpose(1, 2, 0))
+    known = ours.isel(when=slice(2)).copy(data=values.transpose(1, 2, 0))
     mean, error = estimate(gains)
     measured = xr.Dataset(
         {
-            "accuracy": accuracy,
-            "published": known.reindex_like(accuracy),
+            "accuracy": ours,
+            "published": known.reindex_like(ours),
             "rounds": rounds,
             "gain_per_seed": gains,
             "gain": mean,
@@ -145,7 +138,7 @@ def claims(measured: xr.Dataset, config: Together) -> Sequence[Claim]:
         found.append(claim(f"{part}: {text}", here.gain_per_seed > 1, evidence))
     alone, majority = (measured.accuracy.sel(when=when) for when in ("T_1", "majority"))
     ahead = alone - majority
-    return [*found, accuracies.beats_majority("FedAvg alone", ahead, describe(ahead, form="+.1f"))]
+    return [*found, accuracy.beats_majority("FedAvg alone", ahead, describe(ahead, form="+.1f"))]
 
 
 def table(measured: xr.Dataset, config: Together) -> Sequence[Table]:
@@ -181,33 +174,28 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Together) -> Figure
     )
 
 
-def _table(id: str, title: str, **settings: Any) -> Item:
-    return Item(
-        id,
-        title,
-        settings=Together(num_clients=96, num_seeds=2, **settings),
-        run=run_together,
-        measure=partial(measure, published(__name__, id)),
-        claims=claims,
-        table=table,
-        figure=figure,
-    )
+def _table(settings: Together, id: str, title: str) -> Item:
+    of_paper = partial(measure, published(__name__, id))
+    return Item(id, title, settings, run_together, of_paper, claims, table, figure)
 
+
+_MIXED = Together(
+    learners=(SyntheticLearner(), FacesLearner()),
+    num_clients=96,
+    num_rounds=100,
+    num_seeds=2,
+    record_every=2,
+)
+_FACES = Together(
+    learners=(FacesLearner(attributes=ATTRIBUTES),),
+    num_clients=96,
+    num_rounds=50,
+    num_seeds=2,
+    record_every=5,
+)
 
 ITEMS = (
-    _table(
-        id="mfa-table4",
-        title="MFA-RR on nine CNNs, one for each facial attribute",
-        learners=(FacesLearner(attributes=ATTRIBUTES),),
-        num_rounds=50,
-        record_every=5,
-    ),
-    _table(
-        id="mfa-table5",
-        title="MFA-RR on a logistic regression and a CNN together",
-        learners=(SyntheticLearner(), FacesLearner()),
-        num_rounds=100,
-        record_every=2,
-    ),
+    _table(_FACES, id="mfa-table4", title="MFA-RR on nine CNNs, one for each facial attribute"),
+    _table(_MIXED, id="mfa-table5", title="MFA-RR on a logistic regression and a CNN together"),
 )
 """Tables 4 and 5."""

@@ -1,0 +1,35 @@
+"""Gains over sequential FedAvg against the number of models, in Figures 5 to 7 and Theorem 3."""
+
+from typing import Annotated
+
+import xarray as xr
+from pydantic import AfterValidator
+
+from fedjax_mm.experiments.tasks import Count
+from fedjax_mm.results import plots
+
+
+def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:
+    if list(num_models) != sorted({1, *num_models}):
+        raise ValueError("it must increase from 1, the baseline")
+    return num_models
+
+
+Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
+"""Numbers of models, the first of which is 1."""
+
+
+def gain_panels(gains: xr.DataArray, errors: xr.DataArray | None = None) -> list[plots.Panel]:
+    """Returns a panel for each coordinate of the first dimension, with a line for each series.
+
+    Args:
+      gains: over ``(panel, series, "M")``; NaN where a target was not reached.
+      errors: standard errors, likewise.
+    """
+    return plots.panels(
+        gains,
+        errors,
+        xlabel="number of models $M$",
+        ylabel="gain $g = M\\,T_1 / T_M$",
+        more=[plots.diagonal("g = M", gains.M.values)],
+    )
