@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from fedjax_mm.experiments.experiment import Experiment
-    from fedjax_mm.experiments.tasks import Config
+    from fedjax_mm.experiments.fields import Config
     from fedjax_mm.sweeps.execute import Execution
     from fedjax_mm.sweeps.journal import Progress as Report
     from fedjax_mm.sweeps.plan import Plan
@@ -345,7 +345,7 @@ def _scaled(item: Item, clients: str | None, data: Path | None, dataset: str | N
 
 
 def _configure(item: Item, settings: Sequence[str]) -> Config:
-    from fedjax_mm.experiments.experiment import validate
+    from fedjax_mm.experiments.overrides import validate
 
     try:
         return validate(type(item.settings), item.settings.model_dump(), settings)

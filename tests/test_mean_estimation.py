@@ -25,7 +25,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
-from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
 from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat

@@ -15,7 +15,7 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_maxfl
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask

@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Checkpoints, Execution, InterruptedRunError
-from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.bhuyan2022.accuracy import rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median

@@ -20,8 +20,8 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.experiments.experiment import validate
 from fedjax_mm.experiments.methods import Byzantine
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.cho2022 import comparison, table2, table4
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients

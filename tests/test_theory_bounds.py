@@ -15,7 +15,7 @@ from fedjax_mm import (
     quadratic,
     simulate,
 )
-from fedjax_mm.experiments.experiment import validate
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
 from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, run_gain

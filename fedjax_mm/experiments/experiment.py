@@ -16,8 +16,6 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requiring,
 )
-from fedjax_mm.experiments.overrides import load as load
-from fedjax_mm.experiments.overrides import validate as validate
 from fedjax_mm.experiments.tasks import QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Until
@@ -218,7 +216,3 @@ def _check_on_quadratic(config: Config, table: str = "") -> None:
             raise ValueError(
                 f"{table}{key} is {value}; the quadratic has no examples: leave it out{instead}"
             )
-
-
-Sweep = Experiment
-"""The former name of an experiment with axes."""

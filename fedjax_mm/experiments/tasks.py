@@ -17,15 +17,19 @@ from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiments.fields import Config as Config
-from fedjax_mm.experiments.fields import Count as Count
-from fedjax_mm.experiments.fields import Flag as Flag
-from fedjax_mm.experiments.fields import NonNegative as NonNegative
-from fedjax_mm.experiments.fields import Percent as Percent
-from fedjax_mm.experiments.fields import Positive as Positive
-from fedjax_mm.experiments.fields import Seed as Seed
-from fedjax_mm.experiments.fields import Share as Share
-from fedjax_mm.experiments.fields import named, one_of, table_of
+from fedjax_mm.experiments.fields import (
+    Config,
+    Count,
+    Flag,
+    NonNegative,
+    Percent,
+    Positive,
+    Seed,
+    Share,
+    named,
+    one_of,
+    table_of,
+)
 from fedjax_mm.tasks.quadratic import quadratic
 
 Model = Literal["logistic", "mlp", "cnn"]

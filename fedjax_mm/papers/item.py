@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
-    from fedjax_mm.experiments.tasks import Config
+    from fedjax_mm.experiments.fields import Config
     from fedjax_mm.papers.claims import Claim
     from fedjax_mm.papers.tables import Table
     from fedjax_mm.sweeps.execute import Execution

@@ -22,7 +22,7 @@ from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed, Share
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, Share
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.claims import Claim, estimate, exceeds
 from fedjax_mm.papers.item import Item

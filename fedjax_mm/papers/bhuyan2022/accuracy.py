@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.tasks import Config, Count, Seed
+from fedjax_mm.experiments.fields import Config, Count, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.results.metrics import first_round_below
 

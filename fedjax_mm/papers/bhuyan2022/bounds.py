@@ -17,7 +17,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment
 from fedjax_mm.experiments.experiment import Precision
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, rows

@@ -8,10 +8,11 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
-from fedjax_mm.experiments.experiment import Sweep, validate
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
-from fedjax_mm.experiments.tasks import Count, Positive
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.claims import Claim, estimate, increasing
@@ -40,11 +41,11 @@ class GainSweep(BothOnQuadratic):
         self.sweep()
         return self
 
-    def sweep(self) -> Sweep:
+    def sweep(self) -> Experiment:
         """Returns both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
         base = self.at(max(self.num_models), self.local_steps[0])
-        return validate(Sweep, base.model_dump() | {"axes": axes})
+        return validate(Experiment, base.model_dump() | {"axes": axes})
 
 
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Params
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.tasks import Count, Flag, Positive
+from fedjax_mm.experiments.fields import Count, Flag, Positive
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels

@@ -5,7 +5,7 @@ from typing import Annotated
 import xarray as xr
 from pydantic import AfterValidator
 
-from fedjax_mm.experiments.tasks import Count
+from fedjax_mm.experiments.fields import Count
 from fedjax_mm.results import plots
 
 

@@ -11,7 +11,7 @@ from fedjax_mm.data.celeba import load_celeba
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression

@@ -4,9 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedjax_mm.experiments.experiment import Experiment, Precision, validate
+from fedjax_mm.experiments.experiment import Experiment, Precision
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.experiments.methods import InverseTime
-from fedjax_mm.experiments.tasks import Config, Count, Positive, QuadraticConfig, Seed
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.tasks import QuadraticConfig
 
 _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, Self
 
 import numpy as np
@@ -10,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
-from fedjax_mm.experiments.tasks import Count, Positive
+from fedjax_mm.experiments.fields import Count, Positive
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
 from fedjax_mm.papers.claims import Claim, claim, increasing
@@ -86,11 +85,11 @@ def _theorem_3(
     is_meant = _condition(steps, constants)
     result = np.full((len(steps), len(models)), np.nan)
     if rows := np.flatnonzero(is_meant).tolist():
-        result[rows] = _gain(models, dict(constants, E=steps[rows]), reading)
+        result[rows] = _proven(models, dict(constants, E=steps[rows]), reading)
     return result
 
 
-def _gain(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
+def _proven(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
     names = ("N", "E", "mu", "L", "Gamma", "G", "sigma")
     problem = Problem(M=M, **{name: constants[name] for name in names})
     rate = Rate(constants["beta"], constants["gamma"])
@@ -106,7 +105,7 @@ _COUNTEREXAMPLE["epsilon"] = math.sqrt(0.999 * _COUNTEREXAMPLE["D"])
 def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
     """Returns gains, proven and measured, and those of the counterexample with two models."""
     readings: tuple[Any, Any] = ("sum", "max")
-    examples = [_gain(2, _COUNTEREXAMPLE, each).item() for each in readings]
+    examples = [_proven(2, _COUNTEREXAMPLE, each).item() for each in readings]
     gains = result.gain.transpose("local_steps", "what", "num_models")
     measured = xr.Dataset({"gain": gains, "condition": result.condition})
     measured = measured.assign(counterexample=xr.DataArray(examples, {"reading": list(readings)}))
@@ -150,13 +149,16 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainBounds) -> Figu
     )
 
 
-_gain = partial(Item, run=run_gain, measure=measure, claims=claims, table=table, figure=figure)
-
 ITEMS = (
-    _gain(
+    Item(
         id="theory-gain",
         title="Theorem 3's gain beside measured gains",
         settings=GainBounds(),
+        run=run_gain,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
     ),
 )
 """Theorem 3."""

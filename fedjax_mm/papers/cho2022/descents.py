@@ -11,7 +11,7 @@ import xarray as xr
 from jax import lax
 from pydantic import AfterValidator, Field
 
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.results import plots

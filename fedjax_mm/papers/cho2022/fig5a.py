@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fedjax_mm.experiments.tasks import NonNegative
+from fedjax_mm.experiments.fields import NonNegative
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.item import Item

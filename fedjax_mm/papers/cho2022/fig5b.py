@@ -12,7 +12,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fedjax_mm.experiments.tasks import Config, Count, Positive
+from fedjax_mm.experiments.fields import Config, Count, Positive
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute

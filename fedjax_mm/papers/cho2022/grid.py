@@ -17,6 +17,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.fields import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.experiments.methods import (
     DEFAULT_METHOD,
     METHOD_TABLES,
@@ -24,7 +25,6 @@ from fedjax_mm.experiments.methods import (
     Method,
     MethodConfig,
 )
-from fedjax_mm.experiments.tasks import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError

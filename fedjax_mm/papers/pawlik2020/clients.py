@@ -21,7 +21,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification, classification

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedjax_mm.base import Scalar
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
-from fedjax_mm.experiments.tasks import Count, Flag, Percent, Positive
+from fedjax_mm.experiments.fields import Count, Flag, Percent, Positive
 from fedjax_mm.papers.claims import Claim, claim, estimate, trend
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Increasing, Trained, Trend

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.tasks import Count, IIDShare, PartitionConfig
+from fedjax_mm.experiments.fields import Count
+from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.pawlik2020.clients import Trained, check_sizes

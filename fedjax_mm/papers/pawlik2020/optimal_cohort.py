@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
-from fedjax_mm.experiments.tasks import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Trend

@@ -10,7 +10,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
-from fedjax_mm.experiments.tasks import Config, Count
+from fedjax_mm.experiments.fields import Config, Count
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.pawlik2020.clients import check_sizes
