@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fedjax_mm import afl, ditto, fedavg, fedprox, maxfl, mwfed, perfedavg, prsgd, qffl, scaffold
 from fedjax_mm.base import Algorithm
 from fedjax_mm.simulate import Models
-from tests import reference_maxfl as oracle
+from tests.oracles import maxfl as oracle
 
 
 class Method(NamedTuple):

@@ -11,8 +11,8 @@ from fedjax_mm import Experiment, run
 from fedjax_mm.cli import app
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.overrides import validate
+from tests.experiments.test_method_tables import EXAMPLES, METHOD
 from tests.helpers import slow_unless
-from tests.test_algorithm_configs import EXAMPLES, METHOD
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

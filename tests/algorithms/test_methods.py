@@ -23,8 +23,8 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.tasks.view import View, client_losses
+from tests.algorithms.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
 from tests.helpers import Measured, Towards, replay, roll_out, slow_unless
-from tests.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
 from tests.methods import METHODS, VARIANTS
 
 pytestmark = pytest.mark.usefixtures("x64")

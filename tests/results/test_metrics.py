@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import first_round_below, gain, log_gap, standard_error
-from tests import reference
+from tests.oracles import multi_model as reference
 
 
 def test_first_round_below_agrees_with_the_oracle():

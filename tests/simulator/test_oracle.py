@@ -27,8 +27,8 @@ from fedjax_mm.base import Batching
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import LogisticRegression
-from tests import reference
 from tests.helpers import replay, roll_out, slow_unless
+from tests.oracles import multi_model as reference
 
 pytestmark = pytest.mark.usefixtures("x64")
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_mm import quadratic
 from fedjax_mm.base import Batching
-from tests import reference
+from tests.oracles import multi_model as reference
 
 SIZES = [(24, 4, 2e-4), (5, 4, 2e-4), (2, 1, 0.5), (1, 3, 0.1), (7, 2, 1e-8), (3, 5, 100.0)]
 every_size = pytest.mark.parametrize(("num_clients", "block_size", "mu"), SIZES)

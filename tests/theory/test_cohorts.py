@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fedjax_mm.theory import cohorts
 from fedjax_mm.theory.problem import Problem
-from tests.reference_cohorts import Quadratics, exact_training
+from tests.oracles.cohorts import Quadratics, exact_training
 from tests.statements import evaluate
 
 MANY = settings(deadline=None, max_examples=150)

@@ -17,8 +17,8 @@ from fedjax_mm.theory.constants import (
     extreme_eigenvalues,
     gradient_bound,
 )
-from tests import reference
 from tests.helpers import slow_unless
+from tests.oracles import multi_model as reference
 
 compiled_quadratic = jax.jit(
     lambda num_clients, block_size, mu: quadratic(num_clients, block_size, mu=mu),

@@ -24,7 +24,7 @@ from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
 from fedjax_mm.theory.problem import Problem, Rate
-from tests import reference
+from tests.oracles import multi_model as reference
 
 ALL = ("MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean")
 SMALL = Bounds(

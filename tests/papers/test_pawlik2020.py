@@ -25,7 +25,7 @@ from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
-from tests.reference_cohorts import Quadratics, exact_training
+from tests.oracles.cohorts import Quadratics, exact_training
 
 ITEM = ITEMS["cb-table1"]
 positive = st.integers(1, 500)

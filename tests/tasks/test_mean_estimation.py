@@ -33,9 +33,9 @@ from fedjax_mm.papers.cho2022.fig6 import ThreeClients
 from fedjax_mm.papers.cho2022.fig8 import Rate
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES
 from fedjax_mm.tasks.view import client_losses, thresholds
-from tests import reference
 from tests.compiling import optimised
 from tests.helpers import slow_unless
+from tests.oracles import multi_model as reference
 
 pytestmark = pytest.mark.usefixtures("x64")
 

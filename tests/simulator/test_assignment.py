@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
-from tests import reference
 from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of
+from tests.oracles import multi_model as reference
 
 
 @st.composite

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, prsgd, quadratic, simulate
-from tests import method_problems, reference, reference_cohorts
+from tests.algorithms import method_problems
 from tests.helpers import replay, roll_out
+from tests.oracles import cohorts as reference_cohorts
+from tests.oracles import multi_model as reference
 
 GAMMA, ROUNDS, KEY = 0.05, 6, jax.random.key(method_problems.SEED)
 

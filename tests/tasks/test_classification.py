@@ -17,8 +17,8 @@ from fedjax_mm.data.clients import client_data, shared_client_data
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression
-from tests import reference
 from tests.helpers import labelled_data, slow_unless
+from tests.oracles import multi_model as reference
 
 DATA = labelled_data()
 SIZES = [1, 7, 1000, None]

@@ -25,8 +25,8 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Batching
 from fedjax_mm.local import train_locally
-from tests import reference
 from tests.helpers import Towards, roll_out
+from tests.oracles import multi_model as reference
 
 
 class Heavy(Towards):

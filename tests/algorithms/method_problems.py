@@ -14,8 +14,8 @@ from fedjax_mm import classification, client_data, keys, least_squares
 from fedjax_mm.base import Batching
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.networks import LogisticRegression
-from tests import reference
-from tests.reference_maxfl import Problem
+from tests.oracles import multi_model as reference
+from tests.oracles.maxfl import Problem
 
 SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # that are drawn for the oracle
 N, DIM, CLASSES, BATCH = 7, 4, 3, 3

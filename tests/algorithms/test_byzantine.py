@@ -25,10 +25,10 @@ from fedjax_mm import (
 )
 from fedjax_mm.algorithms.attackers import dense_update
 from fedjax_mm.tasks.view import client_losses, thresholds
-from tests import reference_maxfl as oracle
+from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N
 from tests.helpers import Measured, replay, roll_out
-from tests.method_problems import BATCH, PROBLEMS, SEED, N
 from tests.methods import METHODS
+from tests.oracles import maxfl as oracle
 
 TASK = quadratic(12, 80, mu=0.1)
 ATTACKS = jnp.arange(12) < 3
