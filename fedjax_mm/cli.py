@@ -122,7 +122,7 @@ def _fail(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def _checking_input() -> Iterator[None]:
-    """What is wrong in here is the user's input; what is wrong elsewhere is ours."""
+    """Raises `InputError` for what the user gave; other errors are the program's own."""
     try:
         yield
     except (ValueError, OSError) as error:

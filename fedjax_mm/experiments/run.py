@@ -55,7 +55,7 @@ def run(
 
 
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
-    """What `run` would do: the programs, compiled, their batches, memory and local trainings."""
+    """Returns the plan of `run`: compiled programs, their batches, memory and local trainings."""
     with jax.enable_x64(experiment.precision == "float64"):
         return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
 

@@ -32,6 +32,7 @@ _STYLE: dict[Any, Any] = {
 _COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_PANELS = 6
+_MOST_BARS = 30  # of a line; more standard errors are a band
 GRAY = "0.55"
 
 
@@ -165,7 +166,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
       ylabel: on the left.
     """
     places = np.arange(len(names))
-    shifts = np.linspace(-0.24, 0.24, len(series))
+    shifts = np.linspace(-0.24, 0.24, len(series)) if len(series) > 1 else [0.0]
     pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
     drawn = [
         Line(label, places + shift, np.asarray(y, float), errors, "?")
@@ -234,10 +235,14 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
     if line.style == "bar":
         axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
         return
+    errors = line.errors
+    if errors is not None and len(line.x) > _MOST_BARS:  # bars so close would be a block
+        axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
+        errors = None
     is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
     fmt = line.style.replace("?", marker)
-    axes.errorbar(line.x, line.y, line.errors, fmt=fmt, **how, **sizes)
+    axes.errorbar(line.x, line.y, errors, fmt=fmt, **how, **sizes)
 
 
 def _at(errors: xr.DataArray | None, dim: str, index: int) -> xr.DataArray | None:

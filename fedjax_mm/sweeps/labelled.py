@@ -45,7 +45,7 @@ class Result:
             array[(*index, rows, slice(program.num_models))] = np.swapaxes(values[rows], 0, 1)
 
     def _message_sizes(self) -> dict[str, Any]:
-        """Of every point, ``[*axes, seeds, 1, models]``."""
+        """Returns the sizes at every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
         for program in self.plan.grid.programs:
