@@ -72,8 +72,14 @@ def increasing(text: str, values: xr.DataArray, along: str, evidence: str = "") 
 
 
 def below(text: str, values: xr.DataArray, limit: Any, form: str = ".2f") -> Claim:
-    """Claims that every value is below a limit."""
-    return claim(text, values < limit, describe(values, form=form))
+    """Claims that every value is below a limit, a number or an array.
+
+    Example:
+      >>> below("the error is small", xr.DataArray(0.1), 0.5)
+      Claim(claim='the error is small', holds=True, evidence='0.10, against 0.50')
+    """
+    evidence = f"{describe(values, form=form)}, against {describe(xr.DataArray(limit), form=form)}"
+    return claim(text, values < limit, evidence)
 
 
 def within(

@@ -68,9 +68,7 @@ def test_ids_are_unique_and_in_order():
 
 def test_items_found_by_reading_are_those_found_by_importing():
     modules = [
-        importlib.import_module(name)
-        for name, source in sources()
-        if "\nITEMS = (" in source
+        importlib.import_module(name) for name, source in sources() if "\nITEMS = (" in source
     ]
     imported = {
         item.id: item.title
