@@ -69,10 +69,10 @@ from .tasks.mean_estimation import (
     mean_estimation,
     relu_objective,
 )
+from .tasks.minimize import Minimum, local_minimum
 from .tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from .tasks.quadratic import Quadratic, quadratic
 from .tasks.requirements import OwnModels, Tuning, own_models, requiring
-from .theory.minimize import Minimum, local_minimum
 
 __all__ = [
     "MLP",

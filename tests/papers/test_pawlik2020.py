@@ -401,7 +401,7 @@ def test_a_run_that_hits_its_target_exactly_has_reached_it():
         (
             "cb-fig2",
             'partition={name="iid_share",percent=80.0,labels_per_client=11}',
-            "labels_per_client is 11 of 10 labels",
+            "labels_per_client is 11; it must lie between 1 and the number of labels = 10",
         ),
         ("cb-fig3", "directory=/nowhere", "/nowhere"),
     ],

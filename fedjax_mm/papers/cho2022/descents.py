@@ -16,7 +16,7 @@ from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.results import plots
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
-from fedjax_mm.theory.minimize import local_minimum
+from fedjax_mm.tasks.minimize import local_minimum
 
 _BEYOND = 2.0  # how far models go beyond the clients' own ones
 

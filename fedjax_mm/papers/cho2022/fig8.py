@@ -23,7 +23,7 @@ from fedjax_mm.results.labels import describe
 from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
-from fedjax_mm.theory.minimize import local_minimum
+from fedjax_mm.tasks.minimize import local_minimum
 
 _AROUND = 0.5  # models closer to a minimum are not called flat
 _RULES = ("adaptive", "constant")
