@@ -1,0 +1,1 @@
+"""Results: labelled Datasets with manifests, measures of curves, and figures."""
