@@ -31,6 +31,9 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
     try:
         write(aside)
+        with aside.open("rb+") as file:
+            # A rename may reach the disk before what was written: a power cut would leave nothing.
+            os.fsync(file.fileno())
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

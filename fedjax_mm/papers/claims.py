@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
     def text(self, form: str = ".2f") -> str:
         """Returns all means with their errors."""
-        return describe(self.mean, self.error, form)
+        return describe(self.mean, self.error, form, missing="unknown")
 
 
 def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
@@ -86,7 +86,9 @@ def within(
     text: str, values: xr.DataArray, target: Any, tolerance: Any, form: str = ".2f"
 ) -> Claim:
     """Claims that every value is at most a tolerance away from its target."""
-    return claim(text, abs(values - target) <= tolerance, describe(values, form=form))
+    goal, margin = xr.broadcast(xr.DataArray(target), xr.DataArray(tolerance))
+    evidence = f"{describe(values, None, form, 'unknown')}, against {describe(goal, margin, form)}"
+    return claim(text, abs(values - target) <= tolerance, evidence)
 
 
 def trend(samples: xr.DataArray, along: str, *, rising: bool) -> float:

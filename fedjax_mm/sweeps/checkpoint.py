@@ -1,8 +1,8 @@
 """Unfinished runs on disk: saved whole or not at all, and continued by the same program only."""
 
 import errno
+import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,17 +195,20 @@ class Checkpoints:
         Raises:
           OSError: if it cannot be written, the disk being full for instance.
         """
-        problem: OSError | None = None
+        problem: Exception | None = None
         try:
             if self._is_first:
                 self._part(part).mkdir(exist_ok=True)
-                write_aside(self._part(part) / f"{rounds}.npz", partial(_write, arrays))
+                for stale in self._part(part).glob(".*.part"):  # of a save that was killed
+                    stale.unlink(missing_ok=True)
+                path = self._part(part) / f"{rounds}.npz"
+                write_aside(path, partial(_write, arrays, _label(path)))
                 for old in self._saved(part)[2:]:
                     old.unlink()
-        except OSError as error:
+        except Exception as error:
             problem = error
         if agree(problem is not None)[0]:  # else the other processes would wait for the first
-            is_full = problem is not None and problem.errno == errno.ENOSPC
+            is_full = isinstance(problem, OSError) and problem.errno == errno.ENOSPC
             reason = "no space left on the disk" if is_full else str(problem)
             remedy = "make room and continue" if is_full else "continue"
             raise OSError(
@@ -220,7 +223,10 @@ class Checkpoints:
                 with path.open("rb") as file, np.load(file) as saved:
                     types, *arrays = saved.values()
                 # NumPy's format knows no bfloat16: such arrays come back as bytes.
-                typed = [x.view(name) for x, name in zip(arrays, types.tolist(), strict=True)]
+                *names, digest = types.tolist()
+                typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
+                if digest != _digest(_label(path), typed):
+                    raise ValueError("its digest is another one")
                 return Saved(int(path.stem), typed)
             except Exception as error:  # whatever a damaged file makes its readers raise
                 reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
@@ -235,17 +241,30 @@ class Checkpoints:
 
     def _saved(self, part: int) -> list[Path]:
         """The states of a part, the newest first."""
-        return sorted(self._part(part).glob("[0-9]*.npz"), key=lambda x: int(x.stem), reverse=True)
+        paths = [path for path in self._part(part).glob("*.npz") if path.stem.isdecimal()]
+        return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
 
-def _write(arrays: Sequence[Any], path: Path) -> None:
-    """Writes arrays and their types; the format has a checksum of each array."""
+def _write(arrays: Sequence[Any], label: str, path: Path) -> None:
+    """Writes arrays after their types and a digest."""
     plain = [np.asarray(x) for x in arrays]
+    types = [*(str(x.dtype) for x in plain), _digest(label, plain)]
     with path.open("wb") as file:
-        np.savez(file, np.array([str(x.dtype) for x in plain], str), *plain)
-        file.flush()
-        # A rename may reach the disk before what was written: a power cut would leave nothing.
-        os.fsync(file.fileno())
+        np.savez(file, np.array(types, str), *plain)
+
+
+def _label(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
+    """Returns a digest of arrays and of where they are saved."""
+    # A zip file's checksums are of the arrays, not of their names: one flipped bit may swap two.
+    found = hashlib.sha256(label.encode())
+    for x in arrays:
+        found.update(f"{x.dtype} {x.shape}".encode())
+        found.update(x.tobytes())
+    return found.hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -76,6 +76,8 @@ class Grid:
     until: Until | None = None
 
     def __post_init__(self) -> None:
+        for name in ("shared", "per_seed"):
+            object.__setattr__(self, name, getattr(self, name) or {})  # None is nothing, too
         if self.until is not None:
             self.until.check()
         for name in ("num_rounds", "num_seeds", "record_every"):

@@ -662,6 +662,25 @@ def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
     assert passed_over > size / 3 / 2  # not all bytes matter, such as a date
 
 
+def test_arrays_of_one_shape_are_not_swapped_by_a_flipped_bit(tmp_path):
+    """The zip file's directory names the arrays, and has no checksum of its own."""
+    arrays = [np.full(3, i, np.float32) for i in range(8)]
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(0, 1, arrays)
+        path = tmp_path / "unfinished" / "part-0000" / "1.npz"
+        whole = path.read_bytes()
+        names = [i for i in range(len(whole)) if whole[i : i + 4] == b"arr_"]
+        for place in [i + 4 for i in names[len(names) // 2 :]]:  # the digit, in the directory
+            changed = bytearray(whole)
+            changed[place] ^= 1
+            path.write_bytes(changed)
+            with pytest.warns(UserWarning, match="is damaged"):
+                assert checkpoints.load(0) is None
+        path.with_name("2.npz").write_bytes(whole)  # of another round
+        with pytest.warns(UserWarning, match="digest"):
+            assert checkpoints.load(0) is None
+
+
 # A full disk
 
 
@@ -762,7 +781,8 @@ def test_what_a_killed_process_had_half_written_is_cleared_away(tmp_path):
     with Checkpoints(tmp_path / "grid") as checkpoints:
         checkpoints.save(0, 1, some_arrays(1))
     part = tmp_path / "grid" / "unfinished" / "part-0000"
-    (part / ".2.npz.part").write_bytes((part / "1.npz").read_bytes()[:99])
+    for number in (2, 3):
+        (part / f".{number}.npz.part").write_bytes((part / "1.npz").read_bytes()[:99])
     with Checkpoints(tmp_path / "grid", resume=True) as checkpoints:
         assert checkpoints.load(0).rounds == 1
         checkpoints.save(0, 2, some_arrays(2))
