@@ -113,7 +113,7 @@ def test_a_frozen_model_would_be_found_out(small):
         ({"rate": 2.0, "algorithms": ["MFA-RR, 1/N"]}, r"Theorem 2 needs gamma > beta L - 1"),
         ({"contraction": 1.0}, r"needs beta > 1/mu; given beta = 5000, mu = 0.0002"),
         ({"num_models": [30]}, "num_models is 30"),
-        ({"num_models": [2, 2]}, "give each value once"),
+        ({"num_models": [2, 2]}, "give each once"),
         ({"record_every": 7}, "must divide 240 rounds"),
     ],
 )

@@ -71,10 +71,8 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
 
 def claims(measured: xr.Dataset, config: GainSweep) -> Sequence[Claim]:
     """The gain increases with M; a target that was not reached makes that false."""
-    return [
-        increasing(f"{name}: the gain increases with M", measured.gain.sel(algorithm=name), "M")
-        for name in measured.algorithm.values
-    ]
+    text = "the gain increases with M"
+    return [increasing(f"{each.algorithm.item()}: {text}", each, "M") for each in measured.gain]
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:
