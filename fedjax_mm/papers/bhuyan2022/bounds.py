@@ -193,7 +193,7 @@ def symbols(dataset: xr.Dataset, config: Bounds) -> list[xr.Dataset]:
         Gamma = "mu", [float(exact_constants(task).Gamma.value) for task in tasks]
     start = dataset.distance.isel(round=0, drop=True).mean("seed")
     found = dataset[["G"]].assign(distance=start, Gamma=Gamma)
-    return [config.constants(name).merge(found.sel(algorithm=name)) for name in config.algorithms]
+    return [config.constants(name).assign(found.sel(algorithm=name)) for name in config.algorithms]
 
 
 def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
@@ -225,7 +225,7 @@ def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
     # The later the records, the further apart they are.
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
     measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
-    measured = measured.merge(xr.concat(numbers, "algorithm", data_vars="all"))
+    measured = measured.assign(xr.concat(numbers, "algorithm", data_vars="all"))
     ends = {"least": ratio.min("round", skipna=False), "largest": ratio.max("round", skipna=False)}
     return measured.assign({f"{end}_ratio": found for end, found in ends.items()})
 

@@ -139,8 +139,7 @@ def claims(measured: xr.Dataset, config: Together) -> Sequence[Claim]:
 def table(measured: xr.Dataset, config: Together) -> Sequence[Table]:
     """Returns accuracies in percent and gains, with what is published."""
     text = cells(measured.accuracy, published=measured.published, form=".1f")
-    places = [(part, when) for part in PARTS for when in _WHEN]
-    found = {f"{part}, {when}": text.sel(part=part, when=when) for part, when in places}
+    found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}
     gains = {
         "gain": cells(measured.gain, measured.gain_standard_error, measured.published_gain),
         "T_M": cells(measured.rounds.mean("seed", skipna=False), form=".0f"),
