@@ -106,8 +106,7 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
                 config.setup,
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
-                num_seeds=config.num_seeds,
-                seed=config.seed,
+                **config.model_dump(include={"num_seeds", "seed"}),
                 shared={"data": data, "targets": targets},
                 per_seed={"draw": np.arange(config.num_seeds)},
                 record_every=config.resolution,
@@ -122,7 +121,7 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
     curves = curves.transpose("round", "algorithm", "seed", "part")
-    start, end = curves.values[0], curves.values[-1]
+    start, end = curves.values[[0, -1]]
     # A target that the start meets would end a run there, where it does not count.
     targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)

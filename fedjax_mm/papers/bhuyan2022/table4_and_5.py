@@ -49,8 +49,7 @@ class Together(Trainings):
 
     def setup(self, algorithm: str, data: Sequence[FederatedData], draw: Any) -> Setup:
         """Returns FedAvg on one model after the other, or MFA-RR on all."""
-        draw = jnp.asarray(draw, int)
-        draws = [accuracy.draw_of(stack, draw) for stack in data]
+        draws = [accuracy.draw_of(stack, jnp.asarray(draw, int)) for stack in data]
         tasks = [self.learners[i].task(draws[i], column) for _, i, column in self.models]
         training = [learner.algorithm() for learner in self.learners]
         which = [i for _, i, _ in self.models]
@@ -59,8 +58,9 @@ class Together(Trainings):
         assign = one_by_one if algorithm == _ALONE else mfa_rr
         # Models of one learner start alike, and are stacked; those of several have a start each.
         start = starts if len(self.learners) > 1 else starts[0]
-        assignment = assign(self.num_clients, len(tasks))
-        return Setup(tasks, [training[i] for i in which], assignment, start)
+        return Setup(
+            tasks, [training[i] for i in which], assign(self.num_clients, len(tasks)), start
+        )
 
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
@@ -71,8 +71,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
         config.setup,
         {"algorithm": [_ALONE, _TOGETHER]},
         num_rounds=len(config.models) * config.num_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
+        **config.model_dump(include={"num_seeds", "seed"}),
         shared={"data": stacks},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.resolution,
