@@ -67,14 +67,13 @@ class _Statement(NamedTuple):
 
 
 Method = Literal["MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean"]
+_ELSEWHERE = " (proven for the factor 1/N only)"
 _MFA_RAND = _Statement("Theorem 1", mfa.theorem_1, 2, mfa_rand, 0.25, "t", MFA_RAND_EXPONENT)
 _MFA_RR = _Statement("Corollary 1", mfa.corollary_1, 1, mfa_rr, 1.0, "t/M", MFA_RR_EXPONENT, "1/N")
 _METHODS: Mapping[Method, _Statement] = {
     "MFA-Rand": _MFA_RAND,
     "MFA-RR, 1/N": _MFA_RR,
-    "MFA-RR, mean": _MFA_RR._replace(
-        server_scale="mean", proof=" (proven for the factor 1/N only)"
-    ),
+    "MFA-RR, mean": _MFA_RR._replace(server_scale="mean", proof=_ELSEWHERE),
 }
 """Methods with a bound. Corollary 1 is proven for the factor 1/N of eq. (19)."""
 
@@ -241,12 +240,9 @@ def _judge(method: Method, measured: xr.Dataset) -> list[Claim]:
     slow = flat.isel(case=flat.exponent_high.fillna(-np.inf).argmin("case"))
     where = ", ".join(label(dim, slow[dim].item()) for dim in ("mu", "M", "E"))
     rate = f"{slow.exponent:.2f} ({slow.exponent_low:.2f} to {slow.exponent_high:.2f})"
-    is_fast, at_end = (
-        slow.exponent_high >= statement.exponent,
-        f"in the later half{statement.proof}",
-    )
+    is_fast = slow.exponent_high >= statement.exponent
     bound = f"{method}: {theorem}'s bound holds at every recorded round{statement.proof}"
-    falls = f"{method}: errors fall at least as {power} {at_end}"
+    falls = f"{method}: errors fall at least as {power} in the later half{statement.proof}"
     found = [claim(bound, holds, f"bound / error {ratios}")]
     found.append(claim(falls, is_fast, f"the slowest, at {where}: {rate}"))
     if 1 in here.E.values:
