@@ -8,6 +8,7 @@ from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -25,6 +26,16 @@ Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
 CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
 Flag = Annotated[bool, Field(strict=True)]
+
+
+def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) < len(values):
+        raise ValueError(f"{list(values)} repeats a value; give each once")
+    return values
+
+
+Distinct = AfterValidator(_distinct)
+"""Annotates a tuple in which no value may come twice."""
 
 Numbers = Mapping[str, Any]
 """Swept numbers by the names of fields; those of an inner table are a mapping of their own."""

@@ -79,6 +79,18 @@ def test_a_bound_that_does_not_hold_is_found(small):
     assert wrong == ["MFA-Rand: Theorem 1's bound holds at every recorded round"]
 
 
+def test_a_case_without_an_exponent_is_no_evidence(small):
+    """The other cases' exponents are all large enough."""
+    measured = judge_bounds(small, SMALL).measured
+    measured.exponent_high[:] = 9
+    claims = [c for c in BOUNDS["mfa"].claims(measured, SMALL) if "errors fall" in c.claim]
+    assert all(claim.holds for claim in claims)
+    measured.exponent_high.loc[{"algorithm": "MFA-RR, 1/N", "mu": 0.05, "E": 5}] = np.nan
+    claims = [c for c in BOUNDS["mfa"].claims(measured, SMALL) if "errors fall" in c.claim]
+    assert [claim.holds for claim in claims] == [True, False, True]
+    assert "the slowest, at mu = 0.05, M = 4, E = 5" in claims[1].evidence
+
+
 def test_the_bounds_use_the_runs_constants(small):
     """The start, G and the time index, at one point by hand."""
     case = small.sel(algorithm="MFA-RR, 1/N", mu=0.05, num_models=4, local_steps=5)
@@ -113,7 +125,7 @@ def test_a_frozen_model_would_be_found_out(small):
         ({"rate": 2.0, "algorithms": ["MFA-RR, 1/N"]}, r"Theorem 2 needs gamma > beta L - 1"),
         ({"contraction": 1.0}, r"needs beta > 1/mu; given beta = 5000, mu = 0.0002"),
         ({"num_models": [30]}, "num_models is 30"),
-        ({"num_models": [2, 2]}, "give each value once"),
+        ({"num_models": [2, 2]}, "give each once"),
         ({"record_every": 7}, "must divide 240 rounds"),
     ],
 )

@@ -10,8 +10,8 @@ import xarray as xr
 
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Seed
+from fedjax_mm.papers.bhuyan2022.gains import rounds_to
 from fedjax_mm.papers.claims import Claim, claim
-from fedjax_mm.results.metrics import first_round_below
 
 PARTS = ("train", "test")
 _ABOVE = 8  # points by which FedAvg should beat the most frequent class
@@ -38,8 +38,8 @@ class Trainings(Config):
     @property
     def data_seeds(self) -> list[int]:
         """Returns a seed for every draw of the data; another `seed` gives others."""
-        words = np.random.SeedSequence(self.seed).generate_state(self.num_seeds)
-        return [int(word) for word in words]
+        seeds: list[int] = np.random.SeedSequence(self.seed).generate_state(self.num_seeds).tolist()
+        return seeds
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
@@ -82,9 +82,7 @@ def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataA
     """
     # A model that is good by its start has not learned anything: round 0 does not count.
     trained = accuracy.sel(round=accuracy["round"] > 0)
-    shortfall = (targets - trained).max("model").transpose(..., "round")
-    rounds = first_round_below(shortfall.values, shortfall["round"].values, 0.0)
-    return shortfall.isel(round=0, drop=True).copy(data=rounds)
+    return rounds_to(0.0, (targets - trained).max("model"))
 
 
 def beats_majority(who: str, ahead: xr.DataArray, evidence: str) -> Claim:

@@ -1,7 +1,6 @@
 """Figure 5: the gain over sequential FedAvg against M, on the quadratic."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Self
 
 import xarray as xr
@@ -9,17 +8,17 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Count, Positive
+from fedjax_mm.experiments.fields import Count, Distinct, Positive
 from fedjax_mm.experiments.methods import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
-from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
+from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.claims import Claim, estimate, increasing
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
-from fedjax_mm.results.metrics import first_round_below, gain
+from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution
 
 
@@ -28,16 +27,12 @@ class GainSweep(BothOnQuadratic):
 
     learning_rate: Positive | InverseTime = 0.1
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 5, 10)
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5, 10)
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.75
     num_rounds: Count = 400
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if len(set(self.local_steps)) < len(self.local_steps):
-            raise ValueError(
-                f"local_steps is {list(self.local_steps)}; give each number of steps once"
-            )
         self.sweep()
         return self
 
@@ -51,8 +46,7 @@ class GainSweep(BothOnQuadratic):
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:
     """Returns distances to the minimizer, averaged over the exchangeable models."""
     result = run(config.sweep(), execution, on_divergence="stop")
-    distance = result.distance.mean("model", keep_attrs=True)
-    return distance.to_dataset().assign_attrs(result.attrs)
+    return result[["distance"]].mean("model", keep_attrs=True)
 
 
 def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
@@ -60,21 +54,16 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
     distance = result.distance.rename(local_steps="E", num_models="M")
     distance = distance.transpose("algorithm", "E", "seed", "M", "round")
     target = config.threshold * distance.isel(round=0).mean().item()
-    models, at = distance.M.values, distance["round"].values
-
-    def gains(curves: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
-        rounds = curves.isel(round=0, drop=True).copy(data=first_round_below(curves, at, target))
-        return rounds, rounds.copy(data=gain(models, rounds.values[..., :1], rounds.values))
-
-    rounds, of_mean = gains(distance.mean("seed"))
-    mean, error = estimate(gains(distance)[1])
+    both = [rounds_to(target, curves) for curves in (distance.mean("seed"), distance)]
+    of_mean, per_seed = (each.copy(data=gain(each.M, each[..., :1], each)) for each in both)
+    mean, error = estimate(per_seed)
     return xr.Dataset(
         {
-            "rounds": rounds,
+            "rounds": both[0],
             "gain": of_mean,
             "gain_per_seed_mean": mean,
             "gain_per_seed_standard_error": error,
-            "resolution": of_mean / rounds,
+            "resolution": of_mean / both[0],
             "target_distance": target,
         }
     )
@@ -82,39 +71,38 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
 
 def claims(measured: xr.Dataset, config: GainSweep) -> Sequence[Claim]:
     """The gain increases with M; a target that was not reached makes that false."""
-    return [
-        increasing(f"{name}: the gain increases with M", measured.gain.sel(algorithm=name), "M")
-        for name in measured.algorithm.values
-    ]
+    text = "the gain increases with M"
+    return [increasing(f"{each.algorithm.item()}: {text}", each, "M") for each in measured.gain]
 
 
 def table(measured: xr.Dataset, config: GainSweep) -> Sequence[Table]:
     """Returns gains with the rounds that they take."""
-    took = cells(measured.rounds, form=".0f", missing="")
-    took = xr.where(measured.rounds.isnull(), "", "\nT=" + took)
+    took = xr.where(measured.rounds.isnull(), "", "\nT=" + cells(measured.rounds, form=".0f"))
     return [rows(columns(cells(measured.gain) + took, "M"), ("algorithm", "E"))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainSweep) -> Figure:
     """Draws the gain against M, a line per E, a panel per algorithm."""
-    drawn = gain_panels(measured.gain, measured.gain_per_seed_standard_error)
     return plots.draw(
-        [drawn],
+        [gain_panels(measured.gain, measured.gain_per_seed_standard_error)],
         title=f"Gain over sequential FedAvg, quadratic, N = {config.task.num_clients}, "
         + rate_text(config.learning_rate),
-        caption="Rounds until the mean distance to the minimizer over "
-        f"{config.num_seeds} seeds is {config.threshold:g} of the initial one; bars are standard "
-        "errors of the gain per seed; T is a whole number of rounds: a gain is known to about g/T.",
+        caption=f"Rounds until the mean distance to the minimizer over {config.num_seeds} seeds is "
+        f"{config.threshold:g} of the initial one; bars are standard errors of the gain per seed; "
+        "T is a whole number of rounds: a gain is known to about g/T.",
     )
 
 
-_gain = partial(Item, run=run_gain, measure=measure, claims=claims, table=table, figure=figure)
-
 ITEMS = (
-    _gain(
+    Item(
         id="mfa-fig5",
         title="Gain over sequential FedAvg against M for E = 1, 5, 10",
         settings=GainSweep(),
+        run=run_gain,
+        measure=measure,
+        claims=claims,
+        table=table,
+        figure=figure,
     ),
 )
 """Figure 5."""

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm.assignment import mfa_rand, mfa_rr
-from fedjax_mm.base import Params
+from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Flag, Positive
 from fedjax_mm.papers.bhuyan2022 import accuracy
@@ -88,7 +88,7 @@ class _Aiming(View):
 
     targets: Array
 
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns the task's metrics and the largest shortfall."""
         found = self.task.metrics(rng_key, params)
         reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
@@ -106,8 +106,7 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
                 config.setup,
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
-                num_seeds=config.num_seeds,
-                seed=config.seed,
+                **config.model_dump(include={"num_seeds", "seed"}),
                 shared={"data": data, "targets": targets},
                 per_seed={"draw": np.arange(config.num_seeds)},
                 record_every=config.resolution,
@@ -122,16 +121,14 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
     curves = curves.transpose("round", "algorithm", "seed", "part")
-    start, end = curves.values[0], curves.values[-1]
+    start, end = curves.values[[0, -1]]
     # A target that the start meets would end a run there, where it does not count.
     targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)
-    about = [each.attrs["manifest"] for each in (alone, together)]
-    seconds = {
-        name: sum(each["wall_seconds"][name] for each in about) for name in ("compile", "run")
-    }
     both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
-    both.attrs["manifest"] = about[1] | {"wall_seconds": seconds, "draws": len(data.train.counts)}
+    about, first = together.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
+    seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
+    both.attrs["manifest"] = about | {"wall_seconds": seconds, "draws": len(data.train.counts)}
     shares = {part: accuracy.majorities(data, part, config.num_seeds) for part in PARTS}
     found = accuracy.accuracies_of(both, [data])
     return found.assign({f"{part}_majority": ("seed", share) for part, share in shares.items()})
@@ -160,12 +157,11 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
     """Returns FedAvg's accuracies in percent, and g = M T_1 / T_M with its median over seeds."""
     curves = by_part(result, "accuracy").rename(num_models="M")
     targets = curves.sel(M=1, round=config.num_rounds, drop=True).isel(model=0, drop=True)
-    rounds = accuracy.rounds_to_targets(curves, targets)
-    rounds = rounds.transpose("part", "algorithm", "M", "seed")
-    gains = rounds.copy(data=gain(rounds.M.values[:, None], config.num_rounds, rounds.values))
+    rounds = accuracy.rounds_to_targets(curves, targets).transpose("part", "algorithm", "M", "seed")
+    gains = rounds.copy(data=gain(rounds.M.values[:, None], config.num_rounds, rounds))
     # A gain that was not reached is below all others.
-    middle = median(gains.fillna(-np.inf))
-    is_known = np.isfinite(middle.mean)
+    middle, error = median(gains.fillna(-np.inf))
+    is_known = np.isfinite(middle)
     percent = 100 * targets.sel(algorithm="MFA-RR", drop=True)
     majority = 100 * by_part(result, "majority")
     return xr.Dataset(
@@ -176,8 +172,8 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
             "majority": majority.mean("seed"),
             "majority_per_seed": majority,
             "published": ("part", [paper[part] for part in PARTS]),
-            "gain": middle.mean.where(is_known),
-            "gain_standard_error": middle.error.where(is_known),
+            "gain": middle.where(is_known),
+            "gain_standard_error": error.where(is_known),
             "gain_per_seed": gains,
             "reached": gains.notnull().sum("seed"),
         },
@@ -187,11 +183,9 @@ def measure(paper: Mapping[str, float], result: xr.Dataset, config: GainVersusMo
 
 def claims(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Claim]:
     """FedAvg learns, as well as published; the gain is above 1, increases and is below M."""
-    evidence = (
-        f"{describe(measured.accuracy, measured.accuracy_standard_error, '.1f')} (published "
-        f"{describe(measured.published, form='g')}; most frequent class "
-        f"{describe(measured.majority, form='.1f')})"
-    )
+    ours = describe(measured.accuracy, measured.accuracy_standard_error, ".1f")
+    others = [describe(measured.published, form="g"), describe(measured.majority, form=".1f")]
+    evidence = f"{ours} (published {others[0]}; most frequent class {others[1]})"
     after = f"FedAvg after {config.num_rounds} rounds"
     near = f"{after} is within {config.tolerance:g} points of the published"
     is_near = abs(measured.accuracy - measured.published) <= config.tolerance
@@ -205,16 +199,16 @@ def claims(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Claim]:
 def _of_gains(part: str, measured: xr.Dataset) -> list[Claim]:
     # A median that was not reached is NaN, which makes the first three claims fail: all that is
     # known is that it is less than M over the budget.
-    middle, text = measured.gain, describe(measured.gain, measured.gain_standard_error)
-    more = middle.isel(M=slice(1, None))
+    text = describe(measured.gain, measured.gain_standard_error)
+    more = measured.gain.isel(M=slice(1, None))
     error = measured.gain_standard_error.fillna(0).values  # an unknown error forgives nothing
-    noise = 2 * np.hypot(error[:, 1:], error[:, :-1])
+    rises = measured.gain.diff("M") + 2 * np.hypot(error[:, 1:], error[:, :-1]) >= 0
     seeds = measured.gain_per_seed.fillna(-np.inf)
     rand, rr = (seeds.sel(algorithm=name, drop=True) for name in _ALGORITHMS)
     with np.errstate(invalid="ignore"):
         # Where one of both was not reached the other is ahead, and where neither was, MFA-Rand.
         ahead = median((rr - rand).fillna(-np.inf))
-    rises, leads = middle.diff("M") + noise >= 0, ahead.mean + 2 * ahead.error.fillna(0) >= 0
+    leads = ahead.mean + 2 * ahead.error.fillna(0) >= 0
     errors, by_seeds = "(up to 2 standard errors)", f"RR minus Rand, by seeds: {ahead.text()}"
     return [
         claim(f"{part}: the gain is above 1 for every M > 1", more > 1, text),
@@ -229,30 +223,27 @@ def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
     missed = config.num_seeds - measured.reached
     text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
     gains = cells(measured.gain, measured.gain_standard_error, missing="no median")
-    gains = gains + xr.where(missed > 0, text, "")
-    return [rows(columns(gains, "M"), ("part", "algorithm"))]
+    return [rows(columns(gains + xr.where(missed > 0, text, ""), "M"), ("part", "algorithm"))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -> Figure:
     """Draws FedAvg's accuracy with its baselines, and the gain against M for train and test."""
     curves = by_part(result, "accuracy").sel(algorithm="MFA-RR", num_models=1, drop=True)
     curves = 100 * curves.isel(model=0, drop=True).sel(round=slice(0, config.num_rounds))
-    ends = xr.DataArray(np.zeros(2), {"round": [0, config.num_rounds]})
-    mean, error = estimate(curves)
+    flat = xr.DataArray(np.zeros(2), {"round": [0, config.num_rounds]})
     fedavg = [
-        *plots.lines(mean, error, "-"),
-        *plots.lines(measured.published + ends, style="--", label="published, "),
-        *plots.lines(measured.majority + ends, style=":", label="most frequent class, "),
+        *plots.lines(*estimate(curves), "-"),
+        *plots.lines(measured.published + flat, style="--", label="published, "),
+        *plots.lines(measured.majority + flat, style=":", label="most frequent class, "),
     ]
+    levels = plots.Panel("FedAvg on one model", "round $t$", "accuracy in percent", fedavg)
     panels = gain_panels(measured.gain, measured.gain_standard_error)
     gains = [panel._replace(title=f"gain, {panel.title} accuracy") for panel in panels]
-    levels = plots.Panel("FedAvg on one model", "round $t$", "accuracy in percent", fedavg)
-    about = result.attrs["manifest"]
-    who = f"K = {config.cohort_size} of N" if config.cohort_size else "N"
+    about, size = result.attrs["manifest"], config.cohort_size
+    who = f"{f'K = {size} of ' if size else ''}N = {config.num_clients} clients"
     return plots.draw(
         [[levels, *gains]],
-        title=f"{about['datasets'][0]} ({about['data']} data), {who} = {config.num_clients} "
-        f"clients, $T_1$ = {config.num_rounds}",
+        title=f"{about['datasets'][0]} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
         caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
         "accuracies and median gains, with standard errors; recorded every "
         f"{config.resolution} rounds. A seed that did not reach its targets within "
@@ -265,8 +256,7 @@ def _figure(settings: GainVersusModels, id: str, title: str) -> Item:
     return Item(id, title, settings, run_gain, of_paper, claims, table, figure)
 
 
-_A = SyntheticLearner(dim=60, num_classes=5)
-_B = SyntheticLearner(dim=30, num_classes=10)
+_A, _B = SyntheticLearner(dim=60, num_classes=5), SyntheticLearner(dim=30, num_classes=10)
 _ALL: dict[str, Any] = {"num_clients": 100, "num_rounds": 70, "num_seeds": 8, "tolerance": 12}
 _SOME = _ALL | {"num_clients": 200, "cohort_size": 32, "num_rounds": 200}
 _SOME |= {"tolerance": 15, "record_every": 2}

@@ -58,8 +58,7 @@ class SyntheticLearner(_Learner):
     def data(self, runs: Trainings) -> FederatedData:
         """Returns a stack of draws, one for each seed."""
         how = self.model_dump(include={"alpha", "beta", "dim", "num_classes"})
-        draws = [synthetic(runs.num_clients, seed=seed, **how) for seed in runs.data_seeds]
-        return stack_data(draws)
+        return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
         """Returns the task of the one model on one draw."""
@@ -84,27 +83,18 @@ class FacesLearner(_Learner):
 
     def data(self, runs: Trainings) -> FederatedData:
         """Returns a stack of surrogates, one for each seed, or of the files alone."""
+        how: dict[str, Any]
+        many, size = len(self.attributes), self.image_size
         if runs.directory is not None:
-            faces = load_celeba(
-                runs.directory,
-                attributes=self.attributes,
-                image_size=self.image_size or 84,
-                num_clients=runs.num_clients,
-                balance=len(self.attributes) == 1,  # no images are balanced in several at once
-                seed=runs.seed,
-            )
-            return stack_data([faces])
-        draws = [
-            surrogate_faces(
-                runs.num_clients,
-                num_attributes=len(self.attributes),
-                image_size=self.image_size or 28,
-                examples_per_client=self.images_per_client,
-                seed=seed,
-            )
-            for seed in runs.data_seeds
-        ]
-        return stack_data(draws)
+            # No images are balanced in several attributes at once.
+            how = {"num_clients": runs.num_clients, "balance": many == 1, "seed": runs.seed}
+            how |= {"attributes": self.attributes, "image_size": size or 84}
+            return stack_data([load_celeba(runs.directory, **how)])
+        how = {"num_attributes": many, "image_size": size or 28}
+        how |= {"examples_per_client": self.images_per_client}
+        return stack_data(
+            [surrogate_faces(runs.num_clients, seed=seed, **how) for seed in runs.data_seeds]
+        )
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
         """Returns the task of the model of one attribute on one draw."""

@@ -49,8 +49,7 @@ class Together(Trainings):
 
     def setup(self, algorithm: str, data: Sequence[FederatedData], draw: Any) -> Setup:
         """Returns FedAvg on one model after the other, or MFA-RR on all."""
-        draw = jnp.asarray(draw, int)
-        draws = [accuracy.draw_of(stack, draw) for stack in data]
+        draws = [accuracy.draw_of(stack, jnp.asarray(draw, int)) for stack in data]
         tasks = [self.learners[i].task(draws[i], column) for _, i, column in self.models]
         training = [learner.algorithm() for learner in self.learners]
         which = [i for _, i, _ in self.models]
@@ -59,24 +58,24 @@ class Together(Trainings):
         assign = one_by_one if algorithm == _ALONE else mfa_rr
         # Models of one learner start alike, and are stacked; those of several have a start each.
         start = starts if len(self.learners) > 1 else starts[0]
-        assignment = assign(self.num_clients, len(tasks))
-        return Setup(tasks, [training[i] for i in which], assignment, start)
+        return Setup(
+            tasks, [training[i] for i in which], assign(self.num_clients, len(tasks)), start
+        )
 
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies of FedAvg and of MFA-RR, for equally many rounds."""
     stacks = [learner.data(config) for learner in config.learners]
-    kinds = {stack.kind for stack in stacks}
+    kinds = [stack.kind for stack in stacks]
     result = sweep(
         config.setup,
         {"algorithm": [_ALONE, _TOGETHER]},
         num_rounds=len(config.models) * config.num_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
+        **config.model_dump(include={"num_seeds", "seed"}),
         shared={"data": stacks},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.resolution,
-        data=next(kind for kind in ("surrogate", "real", "synthetic") if kind in kinds),
+        data=min(kinds, key=("surrogate", "real", "synthetic").index),
         execution=execution,
     )
     found = accuracy.accuracies_of(result, stacks)
@@ -100,13 +99,11 @@ def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Together) -> x
     gains = rounds.copy(data=gain(len(names), config.num_rounds, rounds.values))
     last = rounds.fillna(together["round"][-1]).astype(int)
     at_last = together.sel(round=last).drop_vars("round")
-    shares = [alone.mean("seed"), at_last.mean("seed"), accuracy.by_part(result, "majority")]
-    percents = [100 * share for share in shares]
-    ours = xr.concat(percents, xr.IndexVariable("when", list(_WHEN)))
+    shares = (alone.mean("seed"), at_last.mean("seed"), accuracy.by_part(result, "majority"))
+    ours = xr.concat([100 * each for each in shares], xr.IndexVariable("when", list(_WHEN)))
     ours = ours.transpose("part", "when", "model").drop_vars("name")
-    nothing = 4 * [np.nan]
-    values = np.reshape([paper["values"].get(name, nothing) for name in names], (-1, 2, 2))
-    known = ours.isel(when=slice(2)).copy(data=values.transpose(1, 2, 0))
+    values = [paper["values"].get(name, 4 * [np.nan]) for name in names]
+    known = ours.isel(when=slice(2)).copy(data=np.reshape(values, (-1, 2, 2)).transpose(1, 2, 0))
     mean, error = estimate(gains)
     measured = xr.Dataset(
         {
@@ -126,26 +123,22 @@ def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Together) -> x
 
 def claims(measured: xr.Dataset, config: Together) -> Sequence[Claim]:
     """All models together are as good as alone, in fewer rounds; and alone they learn."""
-    text = "every model is at least as good as FedAvg alone made it, with a gain above 1"
-    found = []
+    text, found = "every model is at least as good as FedAvg alone made it, with a gain above 1", []
     for part in PARTS:
         here = measured.sel(part=part)
-        evidence = (
-            f"gain {describe(here.gain, here.gain_standard_error)}, T_M = "
-            f"{describe(here.rounds.mean('seed', skipna=False), form='.0f')}, reached in "
-            f"{here.reached:d} of {config.num_seeds} (published {here.published_gain:g})"
-        )
+        rounds = describe(here.rounds.mean("seed", skipna=False), form=".0f")
+        evidence = f"gain {describe(here.gain, here.gain_standard_error)}, T_M = {rounds}, "
+        evidence += f"reached in {here.reached:d} of {config.num_seeds} "
+        evidence += f"(published {here.published_gain:g})"
         found.append(claim(f"{part}: {text}", here.gain_per_seed > 1, evidence))
-    alone, majority = (measured.accuracy.sel(when=when) for when in ("T_1", "majority"))
-    ahead = alone - majority
+    ahead = measured.accuracy.sel(when="T_1") - measured.accuracy.sel(when="majority")
     return [*found, accuracy.beats_majority("FedAvg alone", ahead, describe(ahead, form="+.1f"))]
 
 
 def table(measured: xr.Dataset, config: Together) -> Sequence[Table]:
     """Returns accuracies in percent and gains, with what is published."""
     text = cells(measured.accuracy, published=measured.published, form=".1f")
-    places = [(part, when) for part in PARTS for when in _WHEN]
-    found = {f"{part}, {when}": text.sel(part=part, when=when) for part, when in places}
+    found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}
     gains = {
         "gain": cells(measured.gain, measured.gain_standard_error, measured.published_gain),
         "T_M": cells(measured.rounds.mean("seed", skipna=False), form=".0f"),
@@ -179,23 +172,14 @@ def _table(settings: Together, id: str, title: str) -> Item:
     return Item(id, title, settings, run_together, of_paper, claims, table, figure)
 
 
-_MIXED = Together(
-    learners=(SyntheticLearner(), FacesLearner()),
-    num_clients=96,
-    num_rounds=100,
-    num_seeds=2,
-    record_every=2,
-)
-_FACES = Together(
-    learners=(FacesLearner(attributes=ATTRIBUTES),),
-    num_clients=96,
-    num_rounds=50,
-    num_seeds=2,
-    record_every=5,
-)
+_MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 2}
+_NINE = (FacesLearner(attributes=ATTRIBUTES),)
+_MIXED = (SyntheticLearner(), FacesLearner())
+_TABLE4 = Together(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
+_TABLE5 = Together(learners=_MIXED, num_rounds=100, record_every=2, **_MANY)
 
 ITEMS = (
-    _table(_FACES, id="mfa-table4", title="MFA-RR on nine CNNs, one for each facial attribute"),
-    _table(_MIXED, id="mfa-table5", title="MFA-RR on a logistic regression and a CNN together"),
+    _table(_TABLE4, id="mfa-table4", title="MFA-RR on nine CNNs, one for each facial attribute"),
+    _table(_TABLE5, id="mfa-table5", title="MFA-RR on a logistic regression and a CNN together"),
 )
 """Tables 4 and 5."""

@@ -2,24 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
-from fedjax_mm.experiments.fields import Count, Positive
-from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds
-from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
+from fedjax_mm.experiments.fields import Count, Distinct, Positive
+from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbols
+from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.claims import Claim, claim, increasing
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
 from fedjax_mm.results import plots
-from fedjax_mm.results.metrics import first_round_below, gain
+from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import Problem, Rate
+
+_READINGS: Mapping[str, Literal["sum", "max"]] = {"the sum of (127)": "sum", "the maximum": "max"}
 
 
 class GainBounds(Bounds):
@@ -28,7 +30,7 @@ class GainBounds(Bounds):
     algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
     num_models: Models = (1, 2, 3, 4, 6, 8, 12)
-    local_steps: tuple[Count, ...] = (1, 2, 5)
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 2, 5)
     num_seeds: Annotated[Count, Field(ge=2)] = 50
     record_every: Count = 1
     threshold: Annotated[float, Field(gt=0, lt=1)] = 0.5
@@ -48,87 +50,61 @@ class GainBounds(Bounds):
 
 def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns what `run_bounds` does, and gains: measured, from (127), and with a maximum."""
-    dataset = run_bounds(config, execution).isel(algorithm=0, mu=0)
-    dims = ("local_steps", "num_models", "round")
-    error = dataset.distance.mean("seed").transpose(*dims)
+    every = run_bounds(config, execution)
+    known, dataset = symbols(every, config)[0].squeeze("mu"), every.isel(algorithm=0, mu=0)
+    error = dataset.distance.mean("seed").transpose("local_steps", "num_models", "round")
     start = error.isel(round=0).mean().item()
-    rounds = first_round_below(error, error["round"], config.threshold * start)
-    models = np.asarray(config.num_models)
+    epsilon = config.threshold * start
+    rounds = rounds_to(epsilon, error)
     # All clients' full gradients: sigma = 0. All models start at zeros: D is one number.
-    constants = {"N": config.num_clients, "sigma": 0.0, "D": start**2}
-    constants |= config.constants("MFA-Rand", config.mu[0])
-    constants |= {"G": dataset.G.max().item(), "epsilon": config.threshold * start}
-    steps = np.asarray(config.local_steps)[:, None]
-    gains = {
-        "measured": gain(models, rounds[:, :1], rounds),
-        "the sum of (127)": _theorem_3(models, steps, constants, "sum"),
-        "the maximum": _theorem_3(models, steps, constants, "max"),
-    }
+    numbers = {name: known[name].item() for name in ("N", "mu", "L", "Gamma")}
+    numbers |= {"sigma": 0.0, "G": dataset.G.max().item()}
+    steps = rounds.local_steps.values[:, None]
+    is_meant = mfa.theorem_3_condition(Problem(E=steps, **numbers))[:, 0]
+    problem = Problem(E=steps[is_meant], M=rounds.num_models.values, **numbers)
+    rate = Rate(known.beta.item(), known.gamma.item())
+    gains = {"measured": gain(rounds.num_models, rounds[:, :1], rounds)}
+    for what, reading in _READINGS.items():
+        gains[what] = np.full(rounds.shape, np.nan)
+        gains[what][is_meant] = mfa.theorem_3(problem, rate, start**2, epsilon, reading)
     return dataset.assign(
-        gain=(("what", *dims[:2]), np.stack(list(gains.values()))),
-        rounds_needed=(dims[:2], rounds),
+        gain=(("what", *rounds.dims), np.stack(list(gains.values()))),
+        rounds_needed=rounds,
         what=list(gains),
-        condition=("local_steps", _condition(steps[:, 0], constants)),
+        condition=("local_steps", is_meant),
     )
-
-
-def _condition(steps: Any, constants: Mapping[str, Any]) -> np.ndarray:
-    return mfa.theorem_3_condition(
-        Problem(E=steps, **{name: constants[name] for name in ("N", "L", "Gamma", "G")})
-    )
-
-
-def _theorem_3(
-    models: np.ndarray, steps: np.ndarray, constants: Mapping[str, Any], reading: Any
-) -> np.ndarray:
-    """Returns Theorem 3's gain; NaN at every E that fails its condition."""
-    is_meant = _condition(steps, constants)
-    result = np.full((len(steps), len(models)), np.nan)
-    if rows := np.flatnonzero(is_meant).tolist():
-        result[rows] = _proven(models, dict(constants, E=steps[rows]), reading)
-    return result
-
-
-def _proven(M: Any, constants: Mapping[str, Any], reading: Any) -> np.ndarray:
-    names = ("N", "E", "mu", "L", "Gamma", "G", "sigma")
-    problem = Problem(M=M, **{name: constants[name] for name in names})
-    rate = Rate(constants["beta"], constants["gamma"])
-    return mfa.theorem_3(problem, rate, constants["D"], constants["epsilon"], reading)
 
 
 # Theorem 1's maximum is the start's term for one model and the noise's for two.
-_COUNTEREXAMPLE: dict[str, Any] = {"N": 4, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0}
-_COUNTEREXAMPLE |= {"sigma": 0.0, "beta": 2.0, "gamma": 100.0, "D": 36 / 101}
-_COUNTEREXAMPLE["epsilon"] = math.sqrt(0.999 * _COUNTEREXAMPLE["D"])
+_EXAMPLE = Problem(N=4, M=2, E=2, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
+_RATE, _D = Rate(beta=2.0, gamma=100.0), 36 / 101
 
 
 def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
     """Returns gains, proven and measured, and those of the counterexample with two models."""
-    readings: tuple[Any, Any] = ("sum", "max")
-    examples = [_proven(2, _COUNTEREXAMPLE, each).item() for each in readings]
+    epsilon, readings = math.sqrt(0.999 * _D), list(_READINGS.values())
+    examples = [mfa.theorem_3(_EXAMPLE, _RATE, _D, epsilon, each).item() for each in readings]
     gains = result.gain.transpose("local_steps", "what", "num_models")
     measured = xr.Dataset({"gain": gains, "condition": result.condition})
-    measured = measured.assign(counterexample=xr.DataArray(examples, {"reading": list(readings)}))
+    measured["counterexample"] = xr.DataArray(examples, {"reading": readings})
     return measured.rename(num_models="M", local_steps="E")
 
 
 def claims(measured: xr.Dataset, config: GainBounds) -> Sequence[Claim]:
     """Gains increase with M, from the 1 of one model; not those with a maximum."""
-    is_meant = measured.condition
-    proven = measured.gain.sel(what="the sum of (127)", E=is_meant)
-    excluded = ", ".join(f"E = {steps}" for steps in measured.E.values[~is_meant.values])
+    proven = measured.gain.sel(what="the sum of (127)", E=measured.condition)
+    excluded = ", ".join(f"E = {steps}" for steps in measured.E[~measured.condition].values)
     fails = f" ({excluded} fails its condition (136))" if excluded else ""
     by_sum, by_max = measured.counterexample.values
     rises = "gain is above 1 and increases with M"
     proof = f"Theorem 3, with the sum of its proof: the {rises} <= N/2{fails}"
     false = "with Theorem 1's maximum in place of the sum the claim is false (counterexample)"
     example = f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum"
-    found = measured.gain.sel(what="measured")
     # One model's gain is 1: gains that increase from there are above 1.
     return [
         increasing(proof, proven, "M"),
         claim(false, by_max < 1 < by_sum, example),
-        increasing(f"the measured {rises}", found, "M"),
+        increasing(f"the measured {rises}", measured.gain.sel(what="measured"), "M"),
     ]
 
 

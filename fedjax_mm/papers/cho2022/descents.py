@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jax import lax
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
@@ -19,15 +19,6 @@ from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_mea
 from fedjax_mm.tasks.minimize import local_minimum
 
 _BEYOND = 2.0  # how far models go beyond the clients' own ones
-
-
-def _distinct(values: tuple[float, ...]) -> tuple[float, ...]:
-    if len(set(values)) < len(values):
-        raise ValueError(f"{list(values)} repeats a number; give each once")
-    return values
-
-
-Distinct = AfterValidator(_distinct)
 
 
 class Draws(Config):

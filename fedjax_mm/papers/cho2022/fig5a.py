@@ -9,7 +9,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fedjax_mm.experiments.fields import NonNegative
+from fedjax_mm.experiments.fields import Distinct, NonNegative
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.item import Item
@@ -29,9 +29,9 @@ Heterogeneity = Annotated[NonNegative, Field(le=100)]
 class TwoClients(descents.Draws):
     """Settings of Figure 5(a): theta_1 = 0, theta_2 = 2 gamma_G."""
 
-    gamma_g_squared: Annotated[
-        tuple[Heterogeneity, ...], Field(min_length=2), descents.Distinct
-    ] = tuple(range(21))
+    gamma_g_squared: Annotated[tuple[Heterogeneity, ...], Field(min_length=2), Distinct] = tuple(
+        range(21)
+    )
 
 
 def run_two(config: TwoClients, execution: Execution | None = None) -> xr.Dataset:

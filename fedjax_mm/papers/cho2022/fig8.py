@@ -12,7 +12,7 @@ from jax import lax
 from matplotlib.figure import Figure
 from pydantic import Field
 
-from fedjax_mm.experiments.fields import Config, Count, Positive
+from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
@@ -34,7 +34,7 @@ _LATE, _SLOWER = "starts that did not arrive", "starts from which adaptive is sl
 class Rate(Config):
     """Settings of Figure 8: gradient descent of MaxFL from many starts."""
 
-    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1), descents.Distinct] = (0.5, 3.0)
+    gamma_hat: Annotated[tuple[Positive, ...], Field(min_length=1), Distinct] = (0.5, 3.0)
     learning_rate: Positive = 0.5
     """eta_g eta_l; 1/L_s, L_s = 2 being the clients' smoothness."""
     epsilon: Positive = 1e-2
