@@ -1,7 +1,6 @@
 """Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -66,26 +65,20 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
     def build(C: int, task: Classification, seed_number: Any) -> Setup:
         return config.setup(C, task, seed_number, updates // C)
 
-    result = config.train(
-        build,
-        {},
-        num_rounds=contacts // config.sizes[0],
-        until=Until("client_updates", at_least=contacts),
-        execution=execution,
-    )
+    until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
+    result = config.train(build, {}, num_rounds=rounds, until=until, execution=execution)
     return result[list(_EVALUATIONS.values())]
 
 
 def published_means(config: CohortAccuracy) -> xr.DataArray:
     """Returns the author's mean best accuracies by C, NaN if these are not the author's trials."""
+    contacts, updates = config.costs.values()
     same = {"learning_rate", "local_epochs", "partition"}
     is_his = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
-    is_his &= config.directory is not None and config.clients == 100
+    is_his &= config.directory is not None and config.clients == 100 and updates == 300
     by_cost = published(__name__, "cb-fig2")["mean best accuracy of 100 seeds by R C and C"]
-    known = by_cost.get(str(config.costs["contacts"]), {})
-    is_his &= config.costs["updates"] == 300
-    means = [known.get(str(C), np.nan) if is_his else np.nan for C in config.sizes]
-    return xr.DataArray(means, {"C": config.sizes})
+    known = by_cost.get(str(contacts), {}) if is_his else {}
+    return xr.DataArray([known.get(str(C), np.nan) for C in config.sizes], {"C": config.sizes})
 
 
 def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
@@ -132,11 +125,9 @@ def claims(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Claim]:
     his = measured.sel(evaluation="as-published").dropna("C", subset=["published"])
     # The paper tells standard deviations of its trials with 60 contacts only.
     if his.sizes["C"] and config.costs["contacts"] == 60:
-        text = (
-            "mean best accuracies, scored as published, are the author's (within 4 standard errors)"
-        )
+        text = "mean best accuracies, scored as published, are the author's (within "
         tolerance = 4 * np.hypot(his.standard_error, _LARGEST_ERROR)
-        yield within(text, his["mean"], his.published, tolerance, ".3f")
+        yield within(text + "4 standard errors)", his["mean"], his.published, tolerance, ".3f")
 
 
 def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
@@ -160,7 +151,7 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     places, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
     # Beside each other: many runs have equal accuracies, which would hide each other.
     beside = places[:, None] + np.linspace(-0.28, 0.28, num_seeds)
-    ticks = {f"{C:g}": float(place) for C, place in zip(measured.C.values, places, strict=True)}
+    ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
     for name in measured.evaluation.values:
         shown = measured.sel(evaluation=name)
@@ -168,7 +159,9 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
         means = plots.Line("mean", places, shown["mean"].values, style="_")
         drawn.append(plots.Panel(name, _X, _Y, [runs, means], ticks=ticks))
     caption = f"{num_seeds} runs of each size, one point each, and their means."
-    return plots.draw([drawn], title=_title(result, config), caption=caption)
+    return plots.draw(
+        [drawn], title=config.title(result, f"R C = {config.costs['contacts']}"), caption=caption
+    )
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
@@ -181,22 +174,15 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
     drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
     caption = f"Means and standard deviations of {config.num_seeds} seeds."
-    return plots.draw([drawn], title=_title(result, config), caption=caption)
+    return plots.draw(
+        [drawn], title=config.title(result, f"R C = {config.costs['contacts']}"), caption=caption
+    )
 
 
-def _title(result: xr.Dataset, config: CohortAccuracy) -> str:
-    (name,) = result.attrs["manifest"]["datasets"]
-    return f"{name}, {config.clients} clients, R C = {config.costs['contacts']}"
-
-
-_item = partial(
-    Item, settings=CohortAccuracy(), run=run, measure=measure, claims=claims, table=table
-)
+_page = CohortAccuracy(), run, measure, claims, table
 
 ITEMS = (
-    _item(id="cb-fig2", title="Best accuracy of every run, by cohort size", figure=figure_2),
-    _item(
-        id="cb-fig3", title="Mean best accuracy at constant cost, by cohort size", figure=figure_3
-    ),
+    Item("cb-fig2", "Best accuracy of every run, by cohort size", *_page, figure_2),
+    Item("cb-fig3", "Mean best accuracy at constant cost, by cohort size", *_page, figure_3),
 )
 """Figures 2 and 3."""
