@@ -54,8 +54,8 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     arguments = keys, task, params, updates, gamma
     found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
     found["measured"] = L / 2 * gamma**2 * found.measured
-    for number, equation in {27: excess_noise_27, 28: excess_noise_28}.items():
-        found[f"equation_{number}"] = "C", equation(updates, sizes, gamma, L)
+    found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
+    found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
     return found
 
 

@@ -108,20 +108,17 @@ def claims(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Claim]:
     p = min(1.0, 2 * min(trend(best, "C", rising=rising) for rising in (True, False)))
     doubled = np.polyfit(np.log2(best.C), 100 * best.transpose("C", "seed"), 1)[0]
     slope, error = estimate(xr.DataArray(doubled, dims="seed"))
-    yield claim(
-        "at constant cost the cohort size does not matter: best accuracy has no trend (p >= 0.05)",
-        p >= 0.05,
-        f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for twice "
-        f"the cohort; means {describe(best.mean('seed'), form='.3f')}",
-    )
+    text = "at constant cost the cohort size does not matter: best accuracy has no trend "
+    evidence = f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for "
+    evidence += f"twice the cohort; means {describe(best.mean('seed'), form='.3f')}"
+    yield claim(text + "(p >= 0.05)", p >= 0.05, evidence)
     few = measured.distinct.sel(evaluation="as-published")
     are_fewer = few.sum() < measured.distinct.sel(evaluation="all images").sum()
-    yield claim(
-        "best accuracies fall into groups because the author scored E B test images a round "
-        "(as published fewer values than on all images, at most E B + 1)",
-        (few <= config.local_epochs * measured.B + 1) & are_fewer,
-        f"distinct values in {config.num_seeds} seeds: {describe(measured.distinct, form='g')}",
-    )
+    text = "best accuracies fall into groups because the author scored E B test images a round "
+    text += "(as published fewer values than on all images, at most E B + 1)"
+    evidence = f"distinct values in {config.num_seeds} seeds: "
+    evidence += describe(measured.distinct, form="g")
+    yield claim(text, (few <= config.local_epochs * measured.B + 1) & are_fewer, evidence)
     his = measured.sel(evaluation="as-published").dropna("C", subset=["published"])
     # The paper tells standard deviations of its trials with 60 contacts only.
     if his.sizes["C"] and config.costs["contacts"] == 60:
@@ -159,9 +156,8 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
         means = plots.Line("mean", places, shown["mean"].values, style="_")
         drawn.append(plots.Panel(name, _X, _Y, [runs, means], ticks=ticks))
     caption = f"{num_seeds} runs of each size, one point each, and their means."
-    return plots.draw(
-        [drawn], title=config.title(result, f"R C = {config.costs['contacts']}"), caption=caption
-    )
+    title = config.title(result, f"R C = {config.costs['contacts']}")
+    return plots.draw([drawn], title=title, caption=caption)
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
@@ -174,9 +170,8 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
     drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
     caption = f"Means and standard deviations of {config.num_seeds} seeds."
-    return plots.draw(
-        [drawn], title=config.title(result, f"R C = {config.costs['contacts']}"), caption=caption
-    )
+    title = config.title(result, f"R C = {config.costs['contacts']}")
+    return plots.draw([drawn], title=title, caption=caption)
 
 
 _page = CohortAccuracy(), run, measure, claims, table

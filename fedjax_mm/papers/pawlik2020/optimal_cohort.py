@@ -51,10 +51,8 @@ class OptimalCohort(Config):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.contacts % self.num_clients:
-            wrong = (
-                f"contacts is {self.contacts}; give a multiple of num_clients = {self.num_clients}"
-            )
-            raise ValueError(f"{wrong}, so that rounds of all clients are whole")
+            wrong = f"contacts is {self.contacts}; give a multiple of num_clients = "
+            raise ValueError(f"{wrong}{self.num_clients}, so that rounds of all clients are whole")
         return self
 
     @property
@@ -72,18 +70,15 @@ class Bowls:
       H: ``[clients, d, d]``.
       b: ``[clients, d]``.
       learning_rate: gamma.
+      num_clients: N.
       local_steps: E.
     """
 
     H: Array
     b: Array
     learning_rate: Array
+    num_clients: int = dataclasses.field(metadata={"static": True})
     local_steps: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.b)
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Returns a start at distance 1 from the mean of the minimizers."""
@@ -156,7 +151,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     gamma = config.rate / (L * E)
 
     def build(heterogeneity: Scalar, cohort: Scalar, H: Any, b: Any) -> Setup:
-        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), E)
+        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
     # Integers would make a program each; floats are arguments of one.
@@ -195,13 +190,14 @@ def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     # C* is a real number; by ratios, the size next to it.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
     found = {
+        "best C": result.C[squares.argmin("C")].drop_vars("C"),
+        "C*": result.optimal_size,
         "C* costs": squares.isel(C=nearest).drop_vars("C") / least,
         "best": least,
         "all clients": squares.isel(C=-1, drop=True),
         "one client": squares.isel(C=0, drop=True),
     }
-    sizes = {"best C": result.C[squares.argmin("C")].drop_vars("C"), "C*": result.optimal_size}
-    return result.drop_vars("optimal_size").drop_attrs().assign(sizes | found)
+    return result.drop_vars("optimal_size").drop_attrs().assign(found)
 
 
 def claims(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Claim]:
