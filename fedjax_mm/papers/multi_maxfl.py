@@ -5,7 +5,7 @@ whom the model of its group does not appeal stays away in that round.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -58,12 +58,12 @@ class MultiAppeal(Config):
 
     def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
         """Returns the clients' own models for every question."""
-        mine, rate = data.select(draw), self.learning_rate
-        train = partial(own_models, num_steps=self.warm_up_steps, batch_size=self.batch_size)
+        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
+        local = self.model_dump(include={"learning_rate", "batch_size"})
 
         def of_question(column: Any) -> OwnModels:
-            task = classifier(mine, dropout_rate=0.5, column=column)
-            return train(rng_key, task, model=column, learning_rate=rate)
+            task = task_of(column=column)
+            return own_models(rng_key, task, num_steps=self.warm_up_steps, model=column, **local)
 
         # Questions differ in a column only: lax.map compiles one training for all of them.
         return lax.map(of_question, jnp.arange(len(QUESTIONS)))
@@ -72,19 +72,18 @@ class MultiAppeal(Config):
         self, assignment: str, aggregation: str, data: FederatedData, draw: Any, prepared: OwnModels
     ) -> Setup:
         """Returns a point of the grid."""
-        mine = data.select(draw)
+        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
 
-        def task_of(column: int) -> Requiring:
-            task = classifier(mine, dropout_rate=0.5, column=column)
+        def demanding(column: int) -> Requiring:
             own = jax.tree.map(itemgetter(column), prepared)
-            return requiring(task, own, num_unseen=self.num_unseen)
+            return requiring(task_of(column=column), own, num_unseen=self.num_unseen)
 
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
         local = {"local_steps": self.local_steps, "batch_size": self.batch_size}
         # Cohorts are as large as all groups: a client trains unless the model does not appeal.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
-            [task_of(column) for column in range(len(QUESTIONS))],
+            [demanding(column) for column in range(len(QUESTIONS))],
             method(self.learning_rate, **local),
             appealing(groups(self.num_clients, len(QUESTIONS)), **invited),
         )
@@ -129,15 +128,13 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
     return xr.Dataset(found)
 
 
-def claims(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Claim]:
+def claims(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Claim]:
     """Claims that MaxFL's appeal is ahead at the end, in the mean over the models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     text = "MaxFL's mean appeal exceeds FedAvg's by more than 2 standard errors"
-    return [
-        exceeds(f"{name}: {text}", ahead.sel(assignment=name), form=".1f")
-        for name in ahead["assignment"].values
-    ]
+    for name in ahead["assignment"].values:
+        yield exceeds(f"{name}: {text}", ahead.sel(assignment=name), form=".1f")
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:

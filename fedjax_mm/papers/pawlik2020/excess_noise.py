@@ -25,6 +25,7 @@ from fedjax_mm.theory.cohorts import excess_noise_27, excess_noise_28
 from fedjax_mm.theory.constants import exact_constants
 
 Updates: TypeAlias = Float[Array, "clients dim"]
+"""G_i, the sums of the clients' gradients in the round."""
 
 
 class CohortNoise(Config):
