@@ -77,7 +77,7 @@ class Trained(Config):
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        check_sizes(self.sizes, self.clients)
+        check_sizes(self.sizes, self.clients, **self.costs)
         try:
             # The defaults can be dealt, which takes a while: only other settings are tried.
             if self.model_fields_set:
@@ -96,6 +96,11 @@ class Trained(Config):
     def clients(self) -> int:
         """N."""
         return self.num_clients or (24 if self.directory is None else 100)
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """Costs that are constant over the cohort sizes, by name."""
+        return {}
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
