@@ -49,8 +49,10 @@ def _places() -> dict[str, _Place]:
         module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                named = {each.arg: each.value for each in node.keywords}
-                match named:
+                # Both come first, or are named.
+                given = node.args if ast.unparse(node.func) == "Item" else []
+                named: dict[str | None, ast.expr] = dict(zip(("id", "title"), given, strict=False))
+                match named | {each.arg: each.value for each in node.keywords}:
                     case {"id": ast.Constant(value=str(key)), "title": ast.Constant(value=title)}:
                         found[key] = _Place(str(title), module)
     return dict(sorted(found.items(), key=_in_order))

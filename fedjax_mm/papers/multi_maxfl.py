@@ -5,7 +5,7 @@ whom the model of its group does not appeal stays away in that round.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -56,6 +56,38 @@ class MultiAppeal(Config):
     seed: Seed = 0
     record_every: Count = 5
 
+    def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
+        """Returns the clients' own models for every question."""
+        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
+        local = self.model_dump(include={"learning_rate", "batch_size"})
+
+        def of_question(column: Any) -> OwnModels:
+            task = task_of(column=column)
+            return own_models(rng_key, task, num_steps=self.warm_up_steps, model=column, **local)
+
+        # Questions differ in a column only: lax.map compiles one training for all of them.
+        return lax.map(of_question, jnp.arange(len(QUESTIONS)))
+
+    def build(
+        self, assignment: str, aggregation: str, data: FederatedData, draw: Any, prepared: OwnModels
+    ) -> Setup:
+        """Returns a point of the grid."""
+        task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
+
+        def demanding(column: int) -> Requiring:
+            own = jax.tree.map(itemgetter(column), prepared)
+            return requiring(task_of(column=column), own, num_unseen=self.num_unseen)
+
+        method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
+        local = {"local_steps": self.local_steps, "batch_size": self.batch_size}
+        # Cohorts are as large as all groups: a client trains unless the model does not appeal.
+        invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
+        return Setup(
+            [demanding(column) for column in range(len(QUESTIONS))],
+            method(self.learning_rate, **local),
+            appealing(groups(self.num_clients, len(QUESTIONS)), **invited),
+        )
+
 
 def ask(data: FederatedData) -> FederatedData:
     """Returns the same clients with one column of labels for each question."""
@@ -69,93 +101,40 @@ def ask(data: FederatedData) -> FederatedData:
     return dataclasses.replace(data, train=columns(data.train), test=columns(data.test))
 
 
-def run_multi(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
+def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
     """Returns every assignment with every aggregation; each seed has clients of its own."""
-    sizes = {"num_clients": config.num_clients, "num_unseen": config.num_unseen}
+    sizes = config.model_dump(include={"num_clients", "num_unseen"})
     population = POPULATIONS["digits"]._replace(**sizes)
     seeds = np.random.SeedSequence(config.seed).generate_state(config.num_seeds).tolist()
     how: dict[str, Any] = {"partition": "dirichlet", "flipped": config.flipped, "seeds": seeds}
     data = ask(draw_clients("digits", None, population, **how))
-    result = sweep(
-        partial(_build, config),
-        {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)},
-        num_rounds=config.num_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
-        shared={"data": data},
-        per_seed={"draw": np.arange(config.num_seeds)},
-        prepare=partial(_prepare, config),
-        record_every=config.record_every,
-        data=data.kind,
-        execution=execution,
-    )
+    axes = {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)}
+    counts = {"num_rounds", "num_seeds", "seed", "record_every"}
+    runs: dict[str, Any] = config.model_dump(include=counts)
+    runs |= {"shared": {"data": data}, "per_seed": {"draw": np.arange(config.num_seeds)}}
+    runs |= {"prepare": config.prepare, "execution": execution}
+    result = sweep(config.build, axes, data=data.kind, **runs)
     result.attrs["manifest"] |= {"datasets": [data.name], "population": population._asdict()}
     return result.assign_coords(question=("model", list(QUESTIONS)))
-
-
-def _prepare(
-    config: MultiAppeal, rng_key: Any, data: FederatedData, draw: Any, **point: str
-) -> OwnModels:
-    """Returns the clients' own models for every question."""
-    mine, rate = data.select(draw), config.learning_rate
-    how: dict[str, Any] = {"num_steps": config.warm_up_steps, "batch_size": config.batch_size}
-
-    def of_question(column: Any) -> OwnModels:
-        task = classifier(mine, dropout_rate=0.5, column=column)
-        return own_models(rng_key, task, model=column, learning_rate=rate, **how)
-
-    # Questions differ in a column only: lax.map compiles one training for all of them.
-    return lax.map(of_question, jnp.arange(len(QUESTIONS)))
-
-
-def _build(
-    config: MultiAppeal,
-    assignment: str,
-    aggregation: str,
-    data: FederatedData,
-    draw: Any,
-    prepared: OwnModels,
-) -> Setup:
-    mine = data.select(draw)
-
-    def task_of(column: int) -> Requiring:
-        task = classifier(mine, dropout_rate=0.5, column=column)
-        own = jax.tree.map(itemgetter(column), prepared)
-        return requiring(task, own, num_unseen=config.num_unseen)
-
-    local = {"local_steps": config.local_steps, "batch_size": config.batch_size}
-    algorithm = _AGGREGATIONS[aggregation](config.learning_rate, **local)
-    groups = _ASSIGNMENTS[assignment](config.num_clients, len(QUESTIONS))
-    # Cohorts are as large as all groups: a client trains unless the model does not appeal to it.
-    invited = {"cohort_size": config.num_clients, "from_round": config.appealing_from}
-    tasks = [task_of(column) for column in range(len(QUESTIONS))]
-    return Setup(tasks, algorithm, appealing(groups, **invited))
 
 
 def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
     """Returns every model's appeal and accuracy over the rounds, and rounds that it skipped."""
     by_question = result.swap_dims(model="question")
-    percent = 100 * by_question[list(_METRICS)].to_array("metric")
-    percent = percent.assign_coords(metric=list(_METRICS.values()))
-    return xr.Dataset(
-        {
-            "percent": percent,
-            "mean": percent.mean("seed"),
-            "standard error": estimate(percent).error,
-            "skipped rounds": by_question["idle_rounds"].isel(round=-1).mean("seed"),
-        }
-    )
+    percent = 100 * by_question[list(_METRICS)].rename(_METRICS).to_dataarray("metric")
+    found = {"percent": percent, "mean": percent.mean("seed")}
+    found["standard error"] = estimate(percent).error
+    found["skipped rounds"] = by_question["idle_rounds"].isel(round=-1).mean("seed")
+    return xr.Dataset(found)
 
 
-def claims(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Claim]:
+def claims(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Claim]:
     """Claims that MaxFL's appeal is ahead at the end, in the mean over the models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
     text = "MaxFL's mean appeal exceeds FedAvg's by more than 2 standard errors"
-    return [
-        exceeds(f"{name}: {text}", ahead.sel(assignment=name), form=".1f")
-        for name in ahead["assignment"].values
-    ]
+    for name in ahead["assignment"].values:
+        yield exceeds(f"{name}: {text}", ahead.sel(assignment=name), form=".1f")
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
@@ -178,26 +157,14 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Fig
         for pair in zip(mean, error, strict=True)
     ]
     about = result.attrs["manifest"]
-    return plots.draw(
-        drawn,
-        title=f"{about['datasets'][0]} ({about['data']} data), {config.num_clients} clients, "
-        f"{len(QUESTIONS)} models at once",
-        caption=f"Means over {config.num_seeds} seeds with clients of their own, with standard "
-        f"errors; {config.flipped:.0%} of the clients have flipped labels. From round "
-        f"{config.appealing_from} on only clients train a model to whom it appeals.",
-    )
+    title = f"{about['datasets'][0]} ({about['data']} data), {config.num_clients} clients, "
+    caption = f"Means over {config.num_seeds} seeds with clients of their own, with standard "
+    caption += f"errors; {config.flipped:.0%} of the clients have flipped labels. From round "
+    caption += f"{config.appealing_from} on only clients train a model to whom it appeals."
+    return plots.draw(drawn, title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
 
 
-ITEMS = (
-    Item(
-        id="multi-maxfl",
-        title="Three models at once, each of which wants to appeal",
-        settings=MultiAppeal(),
-        run=run_multi,
-        measure=measure,
-        claims=claims,
-        table=table,
-        figure=figure,
-    ),
-)
+_page = MultiAppeal(), run, measure, claims, table, figure
+
+ITEMS = (Item("multi-maxfl", "Three models at once, each of which wants to appeal", *_page),)
 """Multi-model MaxFL."""

@@ -4,7 +4,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
                 raise ValueError(f"{wrong}; rounds and batches are whole")
 
 
-def _increasing(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+def _increase(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
     if list(values) != sorted(set(values)):
         raise ValueError(f"{info.field_name} is {list(values)}; they must increase")
     return values
@@ -49,10 +49,12 @@ def _increasing(values: tuple[float, ...], info: ValidationInfo) -> tuple[float,
 def _trend(values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
     if len(values) < 3:
         raise ValueError(f"{info.field_name} is {list(values)}; a trend needs 3 or more")
-    return _increasing(values, info)
+    return _increase(values, info)
 
 
-Increasing, Trend = AfterValidator(_increasing), AfterValidator(_trend)
+T = TypeVar("T")
+Increasing = Annotated[tuple[T, ...], AfterValidator(_increase)]
+Trend = Annotated[tuple[T, ...], AfterValidator(_trend)]
 
 
 class Trained(Config):
@@ -63,7 +65,7 @@ class Trained(Config):
 
     num_clients: Annotated[Count, Field(ge=2)] | None = None
     """100 of MNIST, 24 of the digits."""
-    cohort_sizes: Annotated[tuple[Count, ...], Trend] | None = None
+    cohort_sizes: Trend[Count] | None = None
     """Increasing; by default the paper's with MNIST, smaller ones with the digits."""
     learning_rate: Positive = 0.1
     local_epochs: Count
@@ -75,7 +77,7 @@ class Trained(Config):
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        check_sizes(self.sizes, self.clients)
+        check_sizes(self.sizes, self.clients, **self.costs)
         try:
             # The defaults can be dealt, which takes a while: only other settings are tried.
             if self.model_fields_set:
@@ -94,6 +96,11 @@ class Trained(Config):
     def clients(self) -> int:
         """N."""
         return self.num_clients or (24 if self.directory is None else 100)
+
+    @property
+    def costs(self) -> dict[str, int]:
+        """Costs that are constant over the cohort sizes, by name."""
+        return {}
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
@@ -115,23 +122,19 @@ class Trained(Config):
         mine = dealt(task, deal, epochs * batch_size)
         return Setup(mine, algorithm, mfa_rand(self.clients, 1, cohort_size=C))
 
-    def train(
-        self, build: Callable[..., Setup], axes: Mapping[str, Sequence[Any]], **how: Any
-    ) -> xr.Dataset:
+    def train(self, build: Callable[..., Setup], axes: Mapping[str, Any], **how: Any) -> xr.Dataset:
         """Returns the sweep of `build` over the cohort sizes, more axes and the seeds."""
         pool = self.pool()
-        result = sweep(
-            build,
-            {"C": self.sizes, **axes},
-            num_seeds=self.num_seeds,
-            seed=self.seed,
-            shared={"task": images(pool, self.deals(pool))},
-            per_seed={"seed_number": np.arange(self.num_seeds)},
-            data=pool.kind,
-            **how,
-        )
+        how |= {"num_seeds": self.num_seeds, "seed": self.seed, "data": pool.kind}
+        how["shared"] = {"task": images(pool, self.deals(pool))}
+        how["per_seed"] = {"seed_number": np.arange(self.num_seeds)}
+        result = sweep(build, {"C": self.sizes, **axes}, **how)
         about = result.attrs["manifest"] | {"datasets": [pool.name]}
         return result.isel(model=0).assign_attrs(manifest=about)
+
+    def title(self, result: xr.Dataset, more: str) -> str:
+        """Returns the title of a figure."""
+        return f"{result.attrs['manifest']['datasets'][0]}, {self.clients} clients, {more}"
 
 
 @jax.tree_util.register_dataclass
@@ -153,11 +156,8 @@ class ScoredTwice(View):
         counts = jnp.full(1, size)
         some = ClientData(test.examples, test.offsets, counts, size, size, size, order=rows)
         every, few = (self.task.evaluate(params, data) for data in (test, some))
-        return {
-            "loss": every["loss"],
-            "test_accuracy": every["accuracy"],
-            "published_accuracy": few["accuracy"],
-        }
+        accuracies = {"test_accuracy": every["accuracy"], "published_accuracy": few["accuracy"]}
+        return {"loss": every["loss"]} | accuracies
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:

@@ -1,8 +1,7 @@
 """The excess noise of cohorts, section 5.4, beside the loss that cohorts cost in one round."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm.base import Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
@@ -20,9 +20,12 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, rows
 from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.tasks.quadratic import Quadratic, quadratic
+from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
 from fedjax_mm.theory.cohorts import excess_noise_27, excess_noise_28
 from fedjax_mm.theory.constants import exact_constants
+
+Updates: TypeAlias = Float[Array, "clients dim"]
+"""G_i, the sums of the clients' gradients in the round."""
 
 
 class CohortNoise(Config):
@@ -51,17 +54,13 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     coords = {"C": sizes, "statistic": ["mean", "standard_error"]}
     arguments = keys, task, params, updates, gamma
     found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
-    G = np.asarray(updates)
-    return found.assign(
-        measured=L / 2 * gamma**2 * found.measured,
-        equation_27=("C", excess_noise_27(G, sizes, gamma, L)),
-        equation_28=("C", excess_noise_28(G, sizes, gamma, L)),
-    )
+    found["measured"] = L / 2 * gamma**2 * found.measured
+    found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
+    found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
+    return found
 
 
-def _updates(
-    task: Quadratic, params: Float[Array, " dim"], config: CohortNoise
-) -> Float[Array, "clients dim"]:
+def _updates(task: Quadratic, params: Vector, config: CohortNoise) -> Updates:
     """Returns G_i, the sum of a client's gradients over its local steps."""
 
     def step(local: Array, _: None) -> tuple[Array, Array]:
@@ -73,11 +72,7 @@ def _updates(
 
 
 def _moments(
-    keys: PRNGKeyArray,
-    task: Quadratic,
-    params: Float[Array, " dim"],
-    updates: Float[Array, "clients dim"],
-    learning_rate: float,
+    keys: PRNGKeyArray, task: Quadratic, params: Vector, updates: Updates, learning_rate: Scalar
 ) -> dict[str, Float[Array, "2 sizes"]]:
     """Returns means and standard errors of two numbers, over drawn cohorts of every size.
 
@@ -119,8 +114,7 @@ def claims(measured: xr.Dataset, config: CohortNoise) -> Iterator[Claim]:
     """The two forms agree, with each other and with the measured cohorts; one remark is wrong."""
     first, second = measured.equation_27, measured.equation_28
     apart = (abs(first - second).max() / first.max()).item()
-    text = "eqs. (27) and (28) are equal"
-    yield claim(text, apart < 1e-12, f"largest difference {apart:.1e}")
+    yield claim("eqs. (27) and (28) are equal", apart < 1e-12, f"largest difference {apart:.1e}")
     everybody, (equal, parallel) = first.values[-1], measured.equal_and_parallel.values
     text = "the excess noise is 0 where a cohort is all clients, and for equal updates"
     evidence = f"at C = N {everybody:.1e}, equal updates {equal:.1e}"
@@ -160,22 +154,16 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
         *plots.lines(*some.measured, label="measured"),
         *plots.lines(*some.loss, label="loss that cohorts cost"),
     ]
-    xlabel = "clients in a cohort $C$"
-    panel = plots.Panel("one round", xlabel, "excess noise", lines, scale="log")
-    return plots.draw(
-        [[panel]],
-        title=f"Cohorts of {config.num_clients} clients, quadratic, E = {config.local_steps}",
-        caption=f"Means and standard errors of {config.num_seeds:,} cohorts of each size.",
-    )
+    xlabel, ylabel = "clients in a cohort $C$", "excess noise"
+    panel = plots.Panel("one round", xlabel, ylabel, lines, scale="log")
+    title = f"Cohorts of {config.num_clients} clients, quadratic, E = {config.local_steps}"
+    caption = f"Means and standard errors of {config.num_seeds:,} cohorts of each size."
+    return plots.draw([[panel]], title=title, caption=caption)
 
 
-_item = partial(Item, run=run, measure=measure, claims=claims, table=table, figure=figure)
+_page = CohortNoise(), run, measure, claims, table, figure
 
 ITEMS = (
-    _item(
-        id="theory-cohort-noise",
-        title="The excess noise of cohorts beside measured cohorts",
-        settings=CohortNoise(),
-    ),
+    Item("theory-cohort-noise", "The excess noise of cohorts beside measured cohorts", *_page),
 )
 """Equations (27) and (28)."""

@@ -25,7 +25,7 @@ from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification
 
-_SCHEMES = {"iid_share": iid_share, "iid_clients": iid_clients}
+_SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 Accuracy = Annotated[Positive, Field(lt=1)]
 
 
@@ -38,9 +38,9 @@ class CohortRounds(Trained):
     num_seeds: Annotated[Count, Field(ge=2)] = 3
     scheme: Literal["iid_share", "iid_clients"] = "iid_share"
     """The percentages are of every client's images that are IID, or of the clients."""
-    percents: Annotated[tuple[Percent, ...], Trend] = (20.0, 60.0, 100.0)
+    percents: Trend[Percent] = (20.0, 60.0, 100.0)
     """The paper has 20, 40, 60, 80, 100."""
-    targets: Annotated[tuple[Accuracy, ...], Field(min_length=1), Increasing] = (0.9,)
+    targets: Annotated[Increasing[Accuracy], Field(min_length=1)] = (0.9,)
     """The paper has 0.99, and 0.9 in the text."""
     max_rounds: Count = 60
     local_epochs: Count = 10
@@ -50,8 +50,8 @@ class CohortRounds(Trained):
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
         """Returns the scheme's deals, one for each percentage."""
-        scheme: Any = _SCHEMES[self.scheme]
-        return [scheme(labels, self.clients, percent=p, seed=seed) for p in self.percents]
+        deal = partial(_SCHEMES[self.scheme], labels, self.clients, seed=seed)
+        return [deal(percent=percent) for percent in self.percents]
 
 
 def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
@@ -63,26 +63,19 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
         deal = jnp.asarray(seed_number, int) * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
 
-    result = config.train(
-        build,
-        {"percent": list(config.percents)},
-        num_rounds=config.max_rounds,
-        until=Until("test_accuracy", at_least=config.targets[-1]) if config.stop else None,
-        execution=execution,
-    )
-    return result[["test_accuracy"]]
+    until = Until("test_accuracy", at_least=config.targets[-1]) if config.stop else None
+    how = {"num_rounds": config.max_rounds, "until": until, "execution": execution}
+    return config.train(build, {"percent": list(config.percents)}, **how)[["test_accuracy"]]
 
 
 def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
     """Returns the first round at every target, over ``(target, percent, C, seed)``; NaN if none."""
     accuracy = result.test_accuracy.transpose("percent", "C", "seed", "round")
-    at, target = result["round"].values, xr.IndexVariable("target", list(config.targets))
+    start = accuracy.isel(round=0, drop=True).expand_dims(target=list(config.targets))
     # Until compares in float32, in which 0.9 is less than Python's 0.9: compared in float64, a run
     # that ended at its target would not have reached it.
-    exact = target.values.astype(accuracy.dtype)
-    first = accuracy.isel(round=0, drop=True)
-    found = [first.copy(data=first_round_below(-accuracy, at, -each)) for each in exact]
-    rounds = xr.concat(found, target)
+    targets = start.target.values.astype(accuracy.dtype)[:, None, None, None]
+    rounds = start.copy(data=first_round_below(-accuracy.values, accuracy["round"], -targets))
     mean, error = estimate(rounds)
     missed = rounds.isnull().sum("seed")
     return xr.Dataset({"rounds": rounds, "mean": mean, "standard_error": error, "missed": missed})
@@ -113,7 +106,7 @@ def table(measured: xr.Dataset, config: CohortRounds) -> Sequence[Table]:
     measured = _in_words(measured)
     missed = "\nin " + cells(measured.missed, form=".0f") + f" of {measured.sizes['seed']}"
     text = cells(measured["mean"], measured.standard_error, form=".1f")
-    text = text + xr.where(measured.missed > 0, missed, "")
+    text += xr.where(measured.missed > 0, missed, "")
     return [rows(columns(text, "C"), ("target", "percent"))]
 
 
@@ -122,22 +115,13 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortRounds) -> Fi
     measured = _in_words(measured)
     mean, error, xlabel = measured["mean"], measured.standard_error, "clients in a cohort $C$"
     drawn = plots.panels(mean, error, xlabel=xlabel, ylabel="rounds")
-    return plots.draw(
-        [drawn],
-        title=f"{result.attrs['manifest']['datasets'][0]}, {config.clients} clients, "
-        f"E = {config.local_epochs}, B = {config.batch_size}",
-        caption=f"Means and standard errors of {config.num_seeds} seeds; no point where a run did "
-        f"not get there in {config.max_rounds} rounds.",
-    )
+    title = config.title(result, f"E = {config.local_epochs}, B = {config.batch_size}")
+    caption = f"Means and standard errors of {config.num_seeds} seeds; no point where a run did "
+    caption += f"not get there in {config.max_rounds} rounds."
+    return plots.draw([drawn], title=title, caption=caption)
 
 
-_item = partial(Item, run=run, measure=measure, claims=claims, table=table, figure=figure)
+_page = CohortRounds(), run, measure, claims, table, figure
 
-ITEMS = (
-    _item(
-        id="cb-fig1",
-        title="Rounds to an accuracy against the size of cohorts",
-        settings=CohortRounds(),
-    ),
-)
+ITEMS = (Item("cb-fig1", "Rounds to an accuracy against the size of cohorts", *_page),)
 """Figure 1."""

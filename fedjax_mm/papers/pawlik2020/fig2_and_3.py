@@ -1,20 +1,19 @@
 """Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
 from fedjax_mm.papers.item import Item, published
-from fedjax_mm.papers.pawlik2020.clients import Trained, check_sizes
+from fedjax_mm.papers.pawlik2020.clients import Trained
 from fedjax_mm.papers.tables import Table, cells, rows
 from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
@@ -43,11 +42,6 @@ class CohortAccuracy(Trained):
     evaluation: Literal["all images", "as-published"] = "all images"
     """The accuracies that are judged: the author scored E mini-batches of B test images a round."""
 
-    @model_validator(mode="after")
-    def _rounds_and_batches_are_whole(self) -> Self:
-        check_sizes(self.sizes, self.clients, **self.costs)
-        return self
-
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
         """Returns the partition's deal."""
         return [self.partition.deal(labels, self.clients, seed)]
@@ -66,26 +60,20 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
     def build(C: int, task: Classification, seed_number: Any) -> Setup:
         return config.setup(C, task, seed_number, updates // C)
 
-    result = config.train(
-        build,
-        {},
-        num_rounds=contacts // config.sizes[0],
-        until=Until("client_updates", at_least=contacts),
-        execution=execution,
-    )
+    until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
+    result = config.train(build, {}, num_rounds=rounds, until=until, execution=execution)
     return result[list(_EVALUATIONS.values())]
 
 
 def published_means(config: CohortAccuracy) -> xr.DataArray:
     """Returns the author's mean best accuracies by C, NaN if these are not the author's trials."""
+    contacts, updates = config.costs.values()
     same = {"learning_rate", "local_epochs", "partition"}
     is_his = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
-    is_his &= config.directory is not None and config.clients == 100
+    is_his &= config.directory is not None and config.clients == 100 and updates == 300
     by_cost = published(__name__, "cb-fig2")["mean best accuracy of 100 seeds by R C and C"]
-    known = by_cost.get(str(config.costs["contacts"]), {})
-    is_his &= config.costs["updates"] == 300
-    means = [known.get(str(C), np.nan) if is_his else np.nan for C in config.sizes]
-    return xr.DataArray(means, {"C": config.sizes})
+    known = by_cost.get(str(contacts), {}) if is_his else {}
+    return xr.DataArray([known.get(str(C), np.nan) for C in config.sizes], {"C": config.sizes})
 
 
 def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
@@ -115,28 +103,23 @@ def claims(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Claim]:
     p = min(1.0, 2 * min(trend(best, "C", rising=rising) for rising in (True, False)))
     doubled = np.polyfit(np.log2(best.C), 100 * best.transpose("C", "seed"), 1)[0]
     slope, error = estimate(xr.DataArray(doubled, dims="seed"))
-    yield claim(
-        "at constant cost the cohort size does not matter: best accuracy has no trend (p >= 0.05)",
-        p >= 0.05,
-        f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for twice "
-        f"the cohort; means {describe(best.mean('seed'), form='.3f')}",
-    )
+    text = "at constant cost the cohort size does not matter: best accuracy has no trend "
+    evidence = f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for "
+    evidence += f"twice the cohort; means {describe(best.mean('seed'), form='.3f')}"
+    yield claim(text + "(p >= 0.05)", p >= 0.05, evidence)
     few = measured.distinct.sel(evaluation="as-published")
     are_fewer = few.sum() < measured.distinct.sel(evaluation="all images").sum()
-    yield claim(
-        "best accuracies fall into groups because the author scored E B test images a round "
-        "(as published fewer values than on all images, at most E B + 1)",
-        (few <= config.local_epochs * measured.B + 1) & are_fewer,
-        f"distinct values in {config.num_seeds} seeds: {describe(measured.distinct, form='g')}",
-    )
+    text = "best accuracies fall into groups because the author scored E B test images a round "
+    text += "(as published fewer values than on all images, at most E B + 1)"
+    evidence = f"distinct values in {config.num_seeds} seeds: "
+    evidence += describe(measured.distinct, form="g")
+    yield claim(text, (few <= config.local_epochs * measured.B + 1) & are_fewer, evidence)
     his = measured.sel(evaluation="as-published").dropna("C", subset=["published"])
     # The paper tells standard deviations of its trials with 60 contacts only.
     if his.sizes["C"] and config.costs["contacts"] == 60:
-        text = (
-            "mean best accuracies, scored as published, are the author's (within 4 standard errors)"
-        )
+        text = "mean best accuracies, scored as published, are the author's (within "
         tolerance = 4 * np.hypot(his.standard_error, _LARGEST_ERROR)
-        yield within(text, his["mean"], his.published, tolerance, ".3f")
+        yield within(text + "4 standard errors)", his["mean"], his.published, tolerance, ".3f")
 
 
 def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
@@ -160,7 +143,7 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     places, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
     # Beside each other: many runs have equal accuracies, which would hide each other.
     beside = places[:, None] + np.linspace(-0.28, 0.28, num_seeds)
-    ticks = {f"{C:g}": float(place) for C, place in zip(measured.C.values, places, strict=True)}
+    ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
     for name in measured.evaluation.values:
         shown = measured.sel(evaluation=name)
@@ -168,7 +151,8 @@ def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
         means = plots.Line("mean", places, shown["mean"].values, style="_")
         drawn.append(plots.Panel(name, _X, _Y, [runs, means], ticks=ticks))
     caption = f"{num_seeds} runs of each size, one point each, and their means."
-    return plots.draw([drawn], title=_title(result, config), caption=caption)
+    title = config.title(result, f"R C = {config.costs['contacts']}")
+    return plots.draw([drawn], title=title, caption=caption)
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
@@ -181,22 +165,14 @@ def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -
     values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
     drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
     caption = f"Means and standard deviations of {config.num_seeds} seeds."
-    return plots.draw([drawn], title=_title(result, config), caption=caption)
+    title = config.title(result, f"R C = {config.costs['contacts']}")
+    return plots.draw([drawn], title=title, caption=caption)
 
 
-def _title(result: xr.Dataset, config: CohortAccuracy) -> str:
-    (name,) = result.attrs["manifest"]["datasets"]
-    return f"{name}, {config.clients} clients, R C = {config.costs['contacts']}"
-
-
-_item = partial(
-    Item, settings=CohortAccuracy(), run=run, measure=measure, claims=claims, table=table
-)
+_page = CohortAccuracy(), run, measure, claims, table
 
 ITEMS = (
-    _item(id="cb-fig2", title="Best accuracy of every run, by cohort size", figure=figure_2),
-    _item(
-        id="cb-fig3", title="Mean best accuracy at constant cost, by cohort size", figure=figure_3
-    ),
+    Item("cb-fig2", "Best accuracy of every run, by cohort size", *_page, figure_2),
+    Item("cb-fig3", "Mean best accuracy at constant cost, by cohort size", *_page, figure_3),
 )
 """Figures 2 and 3."""

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Annotated, Any, Self
 
 import jax
@@ -44,10 +43,7 @@ class OptimalCohort(Config):
     rate: Annotated[float, Field(gt=0, le=1)] = 0.25
     """gamma L E, at most 1."""
     contacts: Count = 240
-    heterogeneity: Annotated[tuple[Positive, ...], Trend] = (
-        *(0.02, 0.05, 0.1, 0.2, 0.5),
-        *(1.0, 2.0, 5.0, 10.0),
-    )
+    heterogeneity: Trend[Positive] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
     num_seeds: Annotated[Count, Field(ge=2)] = 100
     """Runs of each size and heterogeneity."""
     seed: Seed = 0
@@ -55,10 +51,8 @@ class OptimalCohort(Config):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.contacts % self.num_clients:
-            raise ValueError(
-                f"contacts is {self.contacts}; give a multiple of num_clients = "
-                f"{self.num_clients}, so that rounds of all clients are whole"
-            )
+            wrong = f"contacts is {self.contacts}; give a multiple of num_clients = "
+            raise ValueError(f"{wrong}{self.num_clients}, so that rounds of all clients are whole")
         return self
 
     @property
@@ -76,18 +70,15 @@ class Bowls:
       H: ``[clients, d, d]``.
       b: ``[clients, d]``.
       learning_rate: gamma.
+      num_clients: N.
       local_steps: E.
     """
 
     H: Array
     b: Array
     learning_rate: Array
+    num_clients: int = dataclasses.field(metadata={"static": True})
     local_steps: int = dataclasses.field(metadata={"static": True})
-
-    @property
-    def num_clients(self) -> int:
-        """N."""
-        return len(self.b)
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Returns a start at distance 1 from the mean of the minimizers."""
@@ -154,26 +145,20 @@ def cohort_of(num_clients: int, size: Scalar) -> Assignment:
 
 def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset:
     """Returns mean squared gradients by size and heterogeneity, their bound, and C*."""
-    H, b = bowls(config)
-    L = np.linalg.eigvalsh(H).max()
-    gamma = config.rate / (L * config.local_steps)
-    N, E = config.num_clients, config.local_steps
+    (H, b), N, E = bowls(config), config.num_clients, config.local_steps
     sizes, scales = config.cohort_sizes, list(config.heterogeneity)
+    L = np.linalg.eigvalsh(H).max()
+    gamma = config.rate / (L * E)
 
     def build(heterogeneity: Scalar, cohort: Scalar, H: Any, b: Any) -> Setup:
-        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), E)
+        task = Bowls(H, heterogeneity * b, jnp.asarray(gamma), N, E)
         return Setup(task, fedavg(gamma, local_steps=E, weighted=False), cohort_of(N, cohort))
 
-    result = sweep(
-        build,
-        # Integers would make a program each; floats are arguments of one.
-        {"heterogeneity": scales, "cohort": [float(C) for C in sizes]},
-        num_rounds=config.contacts,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
-        shared={"H": H.astype(np.float32), "b": b.astype(np.float32)},
-        execution=execution,
-    )
+    # Integers would make a program each; floats are arguments of one.
+    axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
+    how: dict[str, Any] = config.model_dump(include={"num_seeds", "seed"})
+    how["shared"] = {"H": H.astype(np.float32), "b": b.astype(np.float32)}
+    result = sweep(build, axes, num_rounds=config.contacts, execution=execution, **how)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
     # In one program all runs have as many rounds as single clients need. Larger cohorts are read up
@@ -181,16 +166,15 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     before = runs.where(runs["round"] < rounds)
     mean, error = estimate(before.squared_gradient.mean("round"))
     # The proof needs G along the way, and of Z^2 no more than its mean over the rounds.
-    G = np.sqrt(before.largest_gradient.max(("round", "seed")).astype(float))
-    Z = np.sqrt(before.deviation.mean(("round", "seed")).astype(float))
-    gap = np.array([_gap(H, scale * b) for scale in scales])
-    some = Problem(N=N, C=sizes, E=E, L=L, G=G.values, Z=Z.values, gap=gap[:, None])
-    bound = cohort_bound(rounds.values, some, gamma)
-    everybody = Problem(N=N, E=E, L=L, Z=Z.isel(C=-1).values, gap=gap)
-    best = optimal_cohort_size(config.contacts, everybody, gamma)
-    found = {"measured": mean, "standard_error": error, "bound": mean.copy(data=bound)}
-    found["optimal_size"] = xr.DataArray(best, dims="heterogeneity")
-    return xr.Dataset(found, attrs=result.attrs)
+    G = np.sqrt(before.largest_gradient.max(("round", "seed")).astype(float)).values
+    Z = np.sqrt(before.deviation.mean(("round", "seed")).astype(float)).values
+    gap = np.array([[_gap(H, scale * b)] for scale in scales])
+    problem = Problem(N=N, C=sizes, E=E, L=L, G=G, Z=Z, gap=gap)
+    bound = mean.copy(data=cohort_bound(rounds.values, problem, gamma))
+    # The last C is N: its Z is that of all clients.
+    best = optimal_cohort_size(config.contacts, problem, gamma)[:, -1]
+    found = {"measured": mean, "standard_error": error, "bound": bound}
+    return xr.Dataset(found | {"optimal_size": ("heterogeneity", best)}, attrs=result.attrs)
 
 
 def _gap(H: np.ndarray, b: np.ndarray) -> float:
@@ -206,13 +190,14 @@ def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     # C* is a real number; by ratios, the size next to it.
     nearest = abs(np.log(result.C) - np.log(result.optimal_size)).argmin("C")
     found = {
+        "best C": result.C[squares.argmin("C")].drop_vars("C"),
+        "C*": result.optimal_size,
         "C* costs": squares.isel(C=nearest).drop_vars("C") / least,
         "best": least,
         "all clients": squares.isel(C=-1, drop=True),
         "one client": squares.isel(C=0, drop=True),
     }
-    sizes = {"best C": result.C[squares.argmin("C")].drop_vars("C"), "C*": result.optimal_size}
-    return result.drop_vars("optimal_size").drop_attrs().assign(sizes | found)
+    return result.drop_vars("optimal_size").drop_attrs().assign(found)
 
 
 def claims(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Claim]:
@@ -236,9 +221,8 @@ def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Claim:
 
     if np.ptp(a.values) == 0 or np.ptp(b.values) == 0:
         return claim(text, False, "one of the two is the same everywhere")
-    found = spearmanr(a.values, b.values)
-    evidence = f"rank correlation {found.statistic:.2f}, p = {found.pvalue:.1g}"
-    return claim(text, found.statistic > 0 and found.pvalue < 0.05, evidence)
+    rho, p = spearmanr(a.values, b.values)
+    return claim(text, rho > 0 and p < 0.05, f"rank correlation {rho:.2f}, p = {p:.1g}")
 
 
 def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
@@ -250,10 +234,10 @@ def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> Figure:
     """Draws how much more each size leaves than the best one, by heterogeneity."""
-    best, bounded = measured["best C"].values, measured["C*"].values
+    sizes = {"measured best": "best C", "$C^*$, which minimizes the bound": "C*"}
     return plots.heat_map(
         (measured.measured / measured.best).transpose("C", "heterogeneity"),
-        {"measured best": best, "$C^*$, which minimizes the bound": bounded},
+        {label: measured[name].values for label, name in sizes.items()},
         xlabel="heterogeneity of the clients",
         ylabel="clients in a cohort $C$",
         label="mean squared gradient, relative to the best $C$",
@@ -263,13 +247,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
     )
 
 
-_item = partial(Item, run=run, measure=measure, claims=claims, table=table, figure=figure)
+_page = OptimalCohort(), run, measure, claims, table, figure
 
-ITEMS = (
-    _item(
-        id="cb-optimal-cohort",
-        title="The best cohort size at constant cost, beside C*",
-        settings=OptimalCohort(),
-    ),
-)
+ITEMS = (Item("cb-optimal-cohort", "The best cohort size at constant cost, beside C*", *_page),)
 """The map of cohort sizes."""
