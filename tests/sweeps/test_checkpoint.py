@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, sweep
+from fedjax_mm import Assignment, Groups, Setup, fedavg, mfa_rand, mfa_rr, sweep, terminal
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
@@ -96,7 +96,7 @@ TELLING = """\
 import importlib
 import json
 import sys
-from fedjax_mm import cli
+from fedjax_mm import cli, terminal
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
@@ -106,7 +106,7 @@ def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
     sys.stdin.readline()
 
-cli._log_lines = lambda: tell
+terminal.log_lines = lambda: tell
 for command in json.loads(sys.argv[1]):
     try:
         cli.main(command)
@@ -314,7 +314,7 @@ def unfinished(small, tmp_path):
 def stopping(number, share):
     """The command line gets a signal when this share of its work is done."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_log_lines", lambda: signalling(number, share, []))
+        patch.setattr(terminal, "log_lines", lambda: signalling(number, share, []))
         yield
 
 
@@ -387,7 +387,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
         config, share = one_program(tmp_path, config), 0.9
     command = ("sweep", config, "--out", tmp_path, "--set", f"precision={precision}")
     before, after = [], []
-    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(number, share, before))
+    monkeypatch.setattr(terminal, "log_lines", lambda: signalling(number, share, before))
     stopped = call(*command, "--save-every", 1000)
     assert stopped.code == 128 + number
     (line,) = lines_of(stopped)
@@ -397,7 +397,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
     parts = 3 if precision == "float32" else 2  # it ends in the last but one, or the last
     assert [len(rounds) for rounds in saved(tmp_path).values()] == [1] * parts
 
-    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(None, 2, after))
+    monkeypatch.setattr(terminal, "log_lines", lambda: signalling(None, 2, after))
     assert call(*command, "--resume").code == 0
     check_goes_on(before, after)
     if precision == "float32":
