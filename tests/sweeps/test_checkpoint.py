@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib
 import json
@@ -623,6 +624,44 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
         outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     assert outcome.code == 0
     assert len(warned) == 1
+    check_finished(unfinished, small.expected)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(small, unfinished, monkeypatch):
+    """A file system that is away for a moment is no damage."""
+    part = unfinished / "grid" / "unfinished" / "part-0002"
+    newest = part / f"{small.saves['part-0002'][-1]}.npz"
+    before, opened = contents(unfinished), Path.open
+
+    def fail(path, *arguments, **how):
+        if path == newest:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *arguments, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert outcome.code == 1
+    for words in (f"cannot read {newest}", "Input/output error", "is kept", "--resume"):
+        assert words in outcome.err
+    assert contents(unfinished) == before
+    assert call("sweep", small.config, "--out", unfinished, "--resume").code == 0
+    check_finished(unfinished, small.expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x[:-1], lambda x: [*x, x[-1]], lambda x: [y[:-1] for y in x]],
+    ids=["too few", "too many", "too short"],
+)
+def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, change):
+    """Its digest is right, as if another program had saved it."""
+    with Checkpoints(unfinished / "grid", resume=True) as checkpoints:
+        saved = checkpoints.load(0)
+        checkpoints.save(0, saved.rounds, change(saved.arrays))
+    with pytest.warns(UserWarning, match="part-0000/.* is damaged and passed over: .") as warned:
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert (outcome.code, len(warned)) == (0, 1)
     check_finished(unfinished, small.expected)
 
 
