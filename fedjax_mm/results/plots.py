@@ -109,12 +109,7 @@ def lines(
     return [
         line._replace(label=f"{prefix}{in_words(series, at)}", color=how.get("color", number))
         for number, at in enumerate(values[series].values)
-        for line in lines(
-            values.isel({series: number}),
-            _at(errors, series, number),
-            style,
-            **how,
-        )
+        for line in lines(values.isel({series: number}), _at(errors, series, number), style, **how)
     ]
 
 
@@ -172,9 +167,8 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
         Line(label, places + shift, np.asarray(y, float), errors, "?")
         for (label, (y, errors)), shift in zip(zip(series, pairs, strict=True), shifts, strict=True)
     ]
-    ticks = {
-        name.replace("_", " "): float(place) for name, place in zip(names, places, strict=True)
-    }
+    words = [name.replace("_", " ") for name in names]
+    ticks = dict(zip(words, map(float, places), strict=True))
     return Panel(title, "", ylabel, drawn, ticks=ticks)
 
 
