@@ -220,7 +220,6 @@ def _fill(axes: Axes, panel: Panel) -> None:
 
 def _draw(axes: Axes, line: Line, number: int) -> None:
     color = number if line.color is None else line.color
-    marker = _MARKERS[number % len(_MARKERS)]
     how: dict[str, Any] = {
         "color": _COLORS[color % len(_COLORS)] if isinstance(color, int) else color,
         "label": line.label or "_",
@@ -235,7 +234,7 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         errors = None
     is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
-    fmt = line.style.replace("?", marker)
+    fmt = line.style.replace("?", _MARKERS[number % len(_MARKERS)])
     axes.errorbar(line.x, line.y, errors, fmt=fmt, **how, **sizes)
 
 
