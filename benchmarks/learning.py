@@ -22,13 +22,13 @@ from collections.abc import Callable
 import numpy as np
 
 from benchmarks.peers import sample_cohorts
-from fedjax_mm import bench
+from fedjax_mm import workloads
 
 Params = list[tuple[np.ndarray, np.ndarray]]
 Run = Callable[[], Params]
 
 
-class Workload(bench.LearningWorkload):
+class Workload(workloads.LearningWorkload):
     """Federated averaging of one model, with the cohorts and parameters that all systems share."""
 
     def cohorts(self, num_rounds: int, seed: int) -> np.ndarray:
@@ -49,8 +49,8 @@ class Workload(bench.LearningWorkload):
 
 WORKLOADS = {
     name: Workload(*workload)
-    for name, workload in bench.WORKLOADS.items()
-    if isinstance(workload, bench.LearningWorkload)
+    for name, workload in workloads.WORKLOADS.items()
+    if isinstance(workload, workloads.LearningWorkload)
 }
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from benchmarks import learning_peers, torch_peers
 from benchmarks.learning import WORKLOADS, numpy_rounds
-from fedjax_mm import bench
-from fedjax_mm.bench import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, Model
+from fedjax_mm import bench, workloads
+from fedjax_mm.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, Model
 
 OWN = learning_peers.fedjax_own_rounds
 FEDJAX, DRJAX = learning_peers.fedjax_rounds, learning_peers.drjax_rounds
@@ -123,7 +123,7 @@ def _ours(workload, num_rounds, client_map="auto", devices=None):
         params[f"convolution{i}"] = {"kernel": layer["kernel"]}
         params[f"bias{i}"] = {"bias": layer["bias"]}
     workload = workload._replace(num_rounds=num_rounds)
-    ours = bench.build_learning(workload, client_map, devices, params).run()
+    ours = bench.build(workload, "FedAvg", client_map, devices, params).run()
     first = [
         (ours[f"convolution{1 + i}"]["kernel"], ours[f"bias{1 + i}"]["bias"])
         for i in range(len(workload.model.channels))
@@ -261,8 +261,8 @@ def _fastest_threads(build, workload, options):
 @pytest.mark.parametrize("client_map", CLIENT_MAPS)
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_ours(benchmark, name, client_map):
-    workload = bench.WORKLOADS[name]
-    program = bench.build_learning(workload, CLIENT_MAPS[client_map])
+    workload = workloads.WORKLOADS[name]
+    program = bench.build(workload, "FedAvg", CLIENT_MAPS[client_map])
     benchmark.extra_info.update(
         compile_seconds=program.compile_seconds, mebibytes=program.mebibytes
     )

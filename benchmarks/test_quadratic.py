@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import peers
-from fedjax_mm import bench
+from fedjax_mm import bench, workloads
 
 PEERS = {
     # Rounds so that a run takes about a second; 2 of 24 clients train one of 12 models in each.
@@ -38,16 +38,16 @@ def test_peer(benchmark, system):
 
 
 @pytest.mark.parametrize("client_map", ["vmap", 1, 10], ids=["vmap", "scan", "chunk 10"])
-@pytest.mark.parametrize("label", bench.ASSIGNMENTS)
+@pytest.mark.parametrize("label", workloads.ASSIGNMENTS)
 @pytest.mark.parametrize("workload", ["W1", "W1b"])
 def test_small(benchmark, workload, label, client_map):
-    _ours(benchmark, bench.WORKLOADS[workload], label, client_map)
+    _ours(benchmark, workloads.WORKLOADS[workload], label, client_map)
 
 
 @pytest.mark.parametrize("client_map", ["vmap", 10_000], ids=["vmap", "chunk 10,000"])
-@pytest.mark.parametrize("label", bench.ASSIGNMENTS)
+@pytest.mark.parametrize("label", workloads.ASSIGNMENTS)
 def test_a_million_clients(benchmark, label, client_map):
-    _ours(benchmark, bench.WORKLOADS["W1c"], label, client_map)
+    _ours(benchmark, workloads.WORKLOADS["W1c"], label, client_map)
 
 
 def _ours(benchmark, workload, label, client_map):

@@ -31,7 +31,7 @@ from torch.func import grad, vmap
 from torch.nn import functional
 
 from benchmarks.learning import Params, Run, Workload
-from fedjax_mm.bench import Model
+from fedjax_mm.workloads import Model
 
 Tensors = list[torch.Tensor]
 

@@ -262,7 +262,7 @@ class AssignFn(Protocol):
 
 
 class ObserveFn(Protocol):
-    """Function by which an assignment learns from a round."""
+    """Function that updates the state of an assignment after a round."""
 
     def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
         """Returns the new state, from the one that `assign` returned.

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import bench, fedavg, full_participation
+from fedjax_mm import bench, fedavg, full_participation, workloads
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.classification import classification
@@ -45,8 +45,8 @@ def test_steps_that_are_computed(counts, client_map, num_devices, computed):
 
 
 def test_a_learning_workload_moves_every_parameter():
-    workload = bench.LearningWorkload("W", bench.LOGISTIC, 4, 10, 2, 3, 5, num_rounds=2)
+    workload = workloads.LearningWorkload("W", workloads.LOGISTIC, 4, 10, 2, 3, 5, num_rounds=2)
     zeros = {"classes": {"kernel": jnp.zeros((5, 60)), "bias": jnp.zeros(5)}}
-    moved = bench.build_learning(workload, params=zeros).run()
+    moved = bench.build(workload, "FedAvg", params=zeros).run()
     assert np.all(moved["classes"]["kernel"] != 0)
     assert np.all(moved["classes"]["bias"] != 0)

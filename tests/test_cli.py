@@ -16,7 +16,7 @@ import pytest
 import rich.progress
 import xarray as xr
 
-from fedjax_mm import bench, cli
+from fedjax_mm import bench, cli, commands, terminal, workloads
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.plan import Plan
 
@@ -90,7 +90,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
     one, two = names = ("mfa-fig3", "mfa-fig4")
     first = ITEMS[one]._replace(run=run)
     items = {item.id: item for item in (first, first._replace(id=two))}
-    monkeypatch.setattr(cli, "ITEMS", items)
+    monkeypatch.setattr(commands, "ITEMS", items)
     command = ("reproduce", *names, "--rounds", 30, "--seeds", 3, "--out", tmp_path)
     assert call(*command).code in (0, 3)
     assert len(runs) == 1
@@ -217,8 +217,8 @@ def gain(tmp_path_factory):
         sizes = ("--set", "num_models=[1,2]", "--set", "local_steps=[5]", "--seeds", 2)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rich.progress, "Progress", Recorder)
-            patch.setattr(cli.notes, "_force_terminal", True)
-            patch.setattr(cli, "ITEMS", {item.id: item._replace(run=run)})
+            patch.setattr(terminal.notes, "_force_terminal", True)
+            patch.setattr(commands, "ITEMS", {item.id: item._replace(run=run)})
             command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
             return Gain(call(*command), out / "mfa-fig5", bar)
 
@@ -444,7 +444,7 @@ class Clock:
 
     def __init__(self, patch):
         self.now = 1000.0
-        patch.setattr(cli, "time", self)
+        patch.setattr(terminal, "time", self)
 
     def monotonic(self):
         return self.now
@@ -453,7 +453,7 @@ class Clock:
 def test_the_time_left_is_that_of_the_work_left(monkeypatch):
     """Compiling does not count, nor what was done in an earlier run."""
     clock = Clock(monkeypatch)
-    left = cli._time_left()
+    left = terminal.time_left()
     assert left(0, 1) == ""  # compiling
     clock.now += 60
     assert left(20, 100) == ""  # continued at a fifth
@@ -467,9 +467,9 @@ def test_the_time_left_is_that_of_the_work_left(monkeypatch):
 def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
     """At most one in so many seconds, the share done, the label and the time left."""
     clock = Clock(monkeypatch)
-    monkeypatch.setattr(cli, "_LOG_SECONDS", 10)
-    monkeypatch.setattr(cli, "notes", cli.Console(stderr=True))
-    with cli._progress() as report:
+    monkeypatch.setattr(terminal, "_LOG_SECONDS", 10)
+    monkeypatch.setattr(terminal, "notes", terminal.Console(stderr=True))
+    with terminal.progress() as report:
         for second in range(25):
             report("A, num_models=2", second, 50)
             clock.now += 1
@@ -482,8 +482,8 @@ def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
 
 def test_bench_times_every_algorithm(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    tiny = bench.Workload("W1", 4, 2, 3, 2)
-    monkeypatch.setattr(bench, "WORKLOADS", {"W1": tiny, "W2": tiny})
+    tiny = workloads.Workload("W1", 4, 2, 3, 2)
+    monkeypatch.setattr(workloads, "WORKLOADS", {"W1": tiny, "W2": tiny})
     code, out, err = call("bench", "W1", "--repeats", 1)
     assert (code, err) == (0, "")
     assert [len(re.findall(rf"\b{name}\b", out)) for name in ("W1", "W2")] == [2, 0]
@@ -516,10 +516,10 @@ def test_bench_shows_classifiers_beside_the_peak(monkeypatch):
 
 
 def test_bench_trains_a_classifier(monkeypatch):
-    model = bench.Model((6,), (), (4, 3))
-    tiny = bench.LearningWorkload("W3", model, 4, 10, 2, 3, 5, num_rounds=2)
-    epoch = bench.LearningWorkload("A8", bench.LOGISTIC, 3, None, 3, None, 40)
-    monkeypatch.setattr(bench, "WORKLOADS", {"W3": tiny, "A8": epoch})
+    model = workloads.Model((6,), (), (4, 3))
+    tiny = workloads.LearningWorkload("W3", model, 4, 10, 2, 3, 5, num_rounds=2)
+    epoch = workloads.LearningWorkload("A8", workloads.LOGISTIC, 3, None, 3, None, 40)
+    monkeypatch.setattr(workloads, "WORKLOADS", {"W3": tiny, "A8": epoch})
     monkeypatch.setattr(bench, "gemm_peak", lambda: {"NumPy": 100.0})
     code, out, err = call("bench", "--repeats", 1)
     assert (code, err) == (0, "")

@@ -24,7 +24,9 @@ LAYERS = [
     {"results"},
     {"sweeps"},
     {"experiments"},
-    {"bench", "papers"},
+    {"bench", "papers", "workloads"},
+    {"terminal"},
+    {"commands"},
     {"cli"},
 ]
 """Modules and folders; each imports from its own layer and from those before it."""

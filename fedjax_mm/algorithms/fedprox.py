@@ -7,11 +7,7 @@ from fedjax_mm.schedules import Schedule
 
 
 def fedprox(
-    learning_rate: Scalar | Schedule,
-    *,
-    mu: Scalar,
-    local_steps: int,
-    batch_size: int | None = None,
+    learning_rate: Scalar | Schedule, *, mu: Scalar, local_steps: int, batch_size: int | None = None
 ) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 

@@ -14,11 +14,7 @@ _LEAST_LOSS = 1e-10  # added to losses: a negative power of 0 is infinite
 
 
 def qffl(
-    learning_rate: Scalar | Schedule,
-    *,
-    q: Scalar,
-    local_steps: int,
-    batch_size: int | None = None,
+    learning_rate: Scalar | Schedule, *, q: Scalar, local_steps: int, batch_size: int | None = None
 ) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 

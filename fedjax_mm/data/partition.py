@@ -323,7 +323,7 @@ def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
     return np.split(np.arange(counts.sum()), np.cumsum(counts)[:-1])
 
 
-def generator(seed: int) -> np.random.Generator:
+def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
     """Returns NumPy's PCG64 generator of a seed."""
     # Not `default_rng`: NumPy may change its algorithm, and a seed must give the same data.
     return np.random.Generator(np.random.PCG64(seed))

@@ -9,7 +9,7 @@ from fedjax_mm import checks
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.partition import consecutive
+from fedjax_mm.data.partition import consecutive, generator
 
 Rng: TypeAlias = np.random.Generator
 PerTweet: TypeAlias = Int64[np.ndarray, " tweets"]
@@ -80,8 +80,7 @@ def surrogate_faces(
             f"examples_per_client is {examples_per_client}; give the smallest and the largest "
             "number, 2 or more: one example for training, one for test"
         )
-    streams = np.random.SeedSequence(seed).spawn(5)
-    rng, *split_rngs = (np.random.Generator(np.random.PCG64(stream)) for stream in streams)
+    rng, *split_rngs = map(generator, np.random.SeedSequence(seed).spawn(5))
     low, high = examples_per_client
     counts = rng.integers(low, high, num_clients, endpoint=True)
     test_counts = np.clip(np.rint(test_fraction * counts).astype(np.int64), 1, counts - 1)
@@ -145,22 +144,18 @@ def surrogate_tweets(
     checks.check_count("num_clients", num_clients)
     checks.check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
-    streams = iter(np.random.SeedSequence(seed).spawn(9))
-
-    def rng() -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(next(streams)))
-
-    counts = min_examples + rng().lognormal(3, 1, num_clients).astype(np.int64)
+    rngs = map(generator, np.random.SeedSequence(seed).spawn(9))
+    counts = min_examples + next(rngs).lognormal(3, 1, num_clients).astype(np.int64)
     train, test = split_parts(consecutive(counts), test_fraction=test_fraction, seed=seed)
     owner = np.repeat(np.arange(num_clients), counts)
-    positive = rng().beta(2, 2, num_clients)
-    topics = rng().dirichlet(np.full(_TOPICS, 0.3), num_clients).cumsum(axis=1)
-    telling = rng().uniform(*_TELLING, num_clients)
-    y = (rng().random(len(owner)) < positive[owner]).astype(np.int32)
-    topic = (rng().random((len(owner), 1)) > topics[owner, :-1]).sum(axis=1)
-    table = rng().standard_normal(((_SENTIMENT + _SHARED + _TOPICS) * _WORDS, dim))
-    lengths = rng().integers(4, 24, len(owner), endpoint=True)
-    words = _invented_words(y, topic, telling[owner], lengths, rng())
+    positive = next(rngs).beta(2, 2, num_clients)
+    topics = next(rngs).dirichlet(np.full(_TOPICS, 0.3), num_clients).cumsum(axis=1)
+    telling = next(rngs).uniform(*_TELLING, num_clients)
+    y = (next(rngs).random(len(owner)) < positive[owner]).astype(np.int32)
+    topic = (next(rngs).random((len(owner), 1)) > topics[owner, :-1]).sum(axis=1)
+    table = next(rngs).standard_normal(((_SENTIMENT + _SHARED + _TOPICS) * _WORDS, dim))
+    lengths = next(rngs).integers(4, 24, len(owner), endpoint=True)
+    words = _invented_words(y, topic, telling[owner], lengths, next(rngs))
     x = _means(table.astype(np.float32), words, lengths)
     pool = Pool("invented tweets", "surrogate", 2, (x, y), (x, y))
     return federate(pool, train, test)

@@ -10,6 +10,7 @@ from jaxtyping import Float, Int64
 from fedjax_mm.checks import check_choice, check_count, check_fraction, check_not_negative
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.partition import generator as generator_of
 
 Generator = Literal["fedprox", "leaf"]
 
@@ -200,4 +201,4 @@ def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
     # Independent streams: 0 counts, 1 what clients share, 2 clients, 3 features, 4 noise.
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+    return generator_of(np.random.SeedSequence(seed, spawn_key=key))

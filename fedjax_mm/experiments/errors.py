@@ -115,6 +115,6 @@ def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _name_of(table: dict[str, Any]) -> str | None:
-    """The `name` that tells a table from the others that may stand in its place."""
+    """The `name` that distinguishes a table from the others that may stand in its place."""
     name: str | None = table.get("properties", {}).get("name", {}).get("const")
     return name

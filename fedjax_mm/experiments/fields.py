@@ -89,7 +89,7 @@ def table_of(
 
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:
-    """Annotates a field that is one of some tables, told apart by `name`."""
+    """Annotates a field that is one of some tables, distinguished by `name`."""
     # Checkers cannot read a union made at run time: the annotated type is what all have in common.
     choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))

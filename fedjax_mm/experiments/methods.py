@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import model_validator
@@ -19,6 +18,7 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
 from fedjax_mm.checks import MissingError
+from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
     Config,
@@ -190,7 +190,7 @@ class Byzantine(Config):
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
         """Returns which of the `num_clients` that train attack."""
-        place = np.random.Generator(np.random.PCG64(self.seed)).permutation(num_clients)
+        place = generator(self.seed).permutation(num_clients)
         # In float32 a fraction may be a little above k / num_clients: that is k, not k + 1.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 

@@ -1,12 +1,18 @@
 """Experiments and sweeps as they are described in a file, run."""
 
-from typing import Literal
+import json
+from pathlib import Path
+from typing import Any, Literal
 
 import jax
 import xarray as xr
 
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.experiments.fields import Config
+from fedjax_mm.files import plain
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Plan
@@ -54,15 +60,29 @@ def run(
         )
 
 
+def finished(path: Path, config: Config) -> dict[str, Any] | None:
+    """Returns the content of a file that this configuration and code have made, if there is one.
+
+    Args:
+      path: a manifest, or a summary that has one.
+      config: all settings of the run.
+    """
+    if Checkpoints(path.parent).has_work or not path.exists():
+        return None
+    content: dict[str, Any] = json.loads(path.read_text())
+    about = content.get("manifest", content)
+    now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
+    same = all(about.get(name) == now[name] for name in ("config", "versions", "git_revision"))
+    return content if same and "stopped" not in about else None
+
+
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
     """Returns the plan of `run`: compiled programs, their batches, memory and local trainings."""
     with jax.enable_x64(experiment.precision == "float64"):
         return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
 
 
+@refusing()
 def _grid(experiment: Experiment) -> Grid:
     """The runs; data that cannot be had are wrong input."""
-    try:
-        return experiment.grid()
-    except (ValueError, OSError) as error:
-        raise RefusedError(str(error)) from error
+    return experiment.grid()

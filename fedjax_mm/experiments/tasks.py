@@ -1,8 +1,7 @@
 """The tasks of an experiment file: what is learned, and from which data."""
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +104,14 @@ class _Network(_Learning):
                 f"flipped is {self.flipped:g}, but one pool of test examples stands for all "
                 "clients; give a test_fraction, so that each has its own"
             )
+        try:
+            self._check_files()
+        except OSError as error:
+            raise ValueError(str(error)) from error
         return self
+
+    def _check_files(self) -> None:
+        """Raises `OSError` if there are no files of the data."""
 
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
@@ -224,9 +230,8 @@ class IDXConfig(_Images):
     dataset: Literal["mnist", "fashion-mnist", "emnist"] = "mnist"
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
 
-    @model_validator(mode="after")
-    def _files_are_there(self) -> Self:
-        return _found(self, lambda: check_idx(self.directory, name=self.dataset, split=self.split))
+    def _check_files(self) -> None:
+        check_idx(self.directory, name=self.dataset, split=self.split)
 
     def _pool(self) -> Pool:
         return load_idx(self.directory, name=self.dataset, split=self.split)
@@ -238,9 +243,8 @@ class LeafConfig(_Network):
     name: Literal["leaf"]
     directory: str
 
-    @model_validator(mode="after")
-    def _files_are_there(self) -> Self:
-        return _found(self, lambda: check_leaf(self.directory))
+    def _check_files(self) -> None:
+        check_leaf(self.directory)
 
     @property
     def num_clients(self) -> None:
@@ -261,17 +265,6 @@ TaskConfig = Annotated[
     named("quadratic"),
 ]
 """Any of the tasks; the quadratic if there is no name."""
-
-_SomeConfig = TypeVar("_SomeConfig", bound=Config)
-
-
-def _found(config: _SomeConfig, check: Callable[[], None]) -> _SomeConfig:
-    """Returns the configuration, if its files are there."""
-    try:
-        check()
-    except OSError as error:
-        raise ValueError(str(error)) from error
-    return config
 
 
 def _classifier(

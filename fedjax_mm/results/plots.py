@@ -109,12 +109,7 @@ def lines(
     return [
         line._replace(label=f"{prefix}{in_words(series, at)}", color=how.get("color", number))
         for number, at in enumerate(values[series].values)
-        for line in lines(
-            values.isel({series: number}),
-            _at(errors, series, number),
-            style,
-            **how,
-        )
+        for line in lines(values.isel({series: number}), _at(errors, series, number), style, **how)
     ]
 
 
@@ -172,9 +167,8 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
         Line(label, places + shift, np.asarray(y, float), errors, "?")
         for (label, (y, errors)), shift in zip(zip(series, pairs, strict=True), shifts, strict=True)
     ]
-    ticks = {
-        name.replace("_", " "): float(place) for name, place in zip(names, places, strict=True)
-    }
+    words = [name.replace("_", " ") for name in names]
+    ticks = dict(zip(words, map(float, places), strict=True))
     return Panel(title, "", ylabel, drawn, ticks=ticks)
 
 
@@ -226,7 +220,6 @@ def _fill(axes: Axes, panel: Panel) -> None:
 
 def _draw(axes: Axes, line: Line, number: int) -> None:
     color = number if line.color is None else line.color
-    marker = _MARKERS[number % len(_MARKERS)]
     how: dict[str, Any] = {
         "color": _COLORS[color % len(_COLORS)] if isinstance(color, int) else color,
         "label": line.label or "_",
@@ -241,7 +234,7 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         errors = None
     is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
-    fmt = line.style.replace("?", marker)
+    fmt = line.style.replace("?", _MARKERS[number % len(_MARKERS)])
     axes.errorbar(line.x, line.y, errors, fmt=fmt, **how, **sizes)
 
 

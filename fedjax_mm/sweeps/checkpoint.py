@@ -5,9 +5,10 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -216,25 +217,34 @@ class Checkpoints:
                 f"{remedy} with --resume"
             ) from problem
 
-    def load(self, part: int) -> Saved | None:
-        """Returns the newest undamaged state of a part, or None if there is none."""
-        for path in self._saved(part):
-            try:
-                with path.open("rb") as file, np.load(file) as saved:
-                    types, *arrays = saved.values()
-                # NumPy's format knows no bfloat16: such arrays come back as bytes.
-                *names, digest = types.tolist()
-                typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
-                if digest != _digest(_label(path), typed):
-                    raise ValueError("its digest is another one")
-                return Saved(int(path.stem), typed)
-            except Exception as error:  # whatever a damaged file makes its readers raise
-                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-            words = f"the checkpoint {path} is damaged and passed over: {reason}"
-            warnings.warn(words, stacklevel=2)
-            if self._is_first:
-                path.unlink(missing_ok=True)
-        return None
+    def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
+        """Returns the newest undamaged state of a part, or None if there is none.
+
+        Args:
+          part: its number.
+          check: raises `ValueError` for a state that is not one of this part: it is damaged too.
+
+        Raises:
+          OSError: if a file cannot be read now; it may be whole, and is kept.
+        """
+        problem, path = None, self._part(part)
+        found, damaged = None, list[Path]()
+        try:
+            for path in self._saved(part):
+                if found := _read(path, check):
+                    break
+                damaged.append(path)
+        except OSError as error:
+            problem = error
+        if agree(problem is not None)[0]:
+            raise OSError(
+                f"cannot read {path}: {problem or 'another process cannot'}; what was saved is "
+                "kept: see to it that the file can be read and continue with --resume"
+            ) from problem
+        # Only now: other processes may have been reading them.
+        for path in damaged if self._is_first else ():
+            path.unlink(missing_ok=True)
+        return found
 
     def _part(self, part: int) -> Path:
         return self._place / f"part-{part:04}"
@@ -251,6 +261,28 @@ def _write(arrays: Sequence[Any], label: str, path: Path) -> None:
     types = [*(str(x.dtype) for x in plain), _digest(label, plain)]
     with path.open("wb") as file:
         np.savez(file, np.array(types, str), *plain)
+
+
+def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
+    """Returns a saved state, or None with a warning if the file's content is damaged."""
+    # Read apart: an error here is the disk's, and any below the content's.
+    content = BytesIO(path.read_bytes())
+    try:
+        with np.load(content) as saved:
+            types, *arrays = saved.values()
+        # NumPy's format knows no bfloat16: such arrays come back as bytes.
+        *names, digest = types.tolist()
+        typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
+        if digest != _digest(_label(path), typed):
+            raise ValueError("its digest is another one")
+        state = Saved(int(path.stem), typed)
+        check(state)
+    except Exception as error:  # whatever damaged content makes its readers raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        words = f"the checkpoint {path} is damaged and passed over: {reason}"
+        warnings.warn(words, stacklevel=3)
+        return None
+    return state
 
 
 def _label(path: Path) -> str:

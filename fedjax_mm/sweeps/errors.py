@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +23,16 @@ class DivergenceError(FloatingPointError):
 
 
 class RefusedError(ValueError):
-    """A sweep is refused before anything is computed."""
+    """Wrong input, found before anything was computed or written."""
+
+
+@contextmanager
+def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
+    """Raises `RefusedError` for errors of these kinds, in the same words."""
+    try:
+        yield
+    except kinds as error:
+        raise RefusedError(str(error)) from error
 
 
 class InterruptedRunError(Exception):

@@ -14,7 +14,7 @@ import xarray as xr
 
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.errors import DivergenceError, RefusedError
+from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.grid import Grid, Runs, Setup
 from fedjax_mm.sweeps.journal import Journal, Progress, noted_signals
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
@@ -116,19 +116,14 @@ def sweep(
     return carry_out(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
 
 
+@refusing((ValueError,))
 def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     """Returns the compiled plan; that of the unfinished run, if there is one to continue.
 
     Raises:
       RefusedError: in one line, what is wrong with the grid, the memory, or the unfinished run.
     """
-    try:
-        return _plan_for(grid, how, config)
-    except ValueError as error:
-        raise RefusedError(str(error)) from error
 
-
-def _plan_for(grid: Grid, how: Execution, config: Any) -> Plan:
     def report(what: str) -> None:
         if how.progress:
             how.progress(what, 0, 1)

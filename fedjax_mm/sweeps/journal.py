@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_mm.checks import check_alike
+from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.plan import Plan
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.execute import Execution
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, and how much of how much is done."""
+"""Receives what is being done, and how much of how much is done."""
 
 _UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
 
 
 class Journal:
-    """Progress of a plan, told and saved; batches have the numbers of `Plan.batches`.
+    """Progress of a plan, reported and saved; batches have the numbers of `Plan.batches`.
 
     Finished batches are saved together with the one under way, every so many seconds.
     """
@@ -41,11 +43,12 @@ class Journal:
 
     def load(self, part: int, records: Record) -> tuple[int, Carry | None]:
         """Returns the rounds done of a batch and its carry, and writes down its records."""
-        saved = self.how.checkpoints and self.how.checkpoints.load(part)
+        rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
+        check = partial(self._check_records, rows)
+        saved = self.how.checkpoints and self.how.checkpoints.load(part, check)
         if not saved:
             return self._report(part, 0), None
-        rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
-        for row, array in zip(rows, saved.arrays, strict=False):
+        for row, array in zip(rows, saved.arrays, strict=False):  # then comes the carry
             row[: len(array)] = array
         done, rest = saved.rounds, saved.arrays[len(rows) :]
         if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
@@ -59,6 +62,15 @@ class Journal:
         except ValueError as error:
             raise RefusedError(f"what was saved is not of this run: {error}") from error
         return done, carry
+
+    def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
+        """Raises `ValueError` unless a saved batch begins with its records up to its round."""
+        grid = self.plan.grid
+        wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
+        # A finished batch has nothing else; one under way has its carry after its records.
+        given = saved.arrays if saved.rounds == grid.num_rounds else saved.arrays[: len(rows)]
+        if wanted != [x.shape for x in given]:
+            raise ValueError("its records are not those of the batch")
 
     def note(self, part: int, done: int, records: Record, carry: Carry, seconds: float) -> float:
         """Reports and saves after a segment; returns its seconds in the slowest process."""

@@ -112,6 +112,20 @@ class Plan:
         """The estimated peak: this process, the largest batch and the result."""
         return self.process_bytes + self.batch_bytes + self.result_bytes
 
+    @property
+    def lines(self) -> list[str]:
+        """The work and the memory in words."""
+        shared = f"on {self.where.mesh.size} devices, which share out the {self.where.axis}"
+        lines = [
+            f"{len(self.compiled)} programs, each compiled once, in {self.compile_seconds:.1f} s; "
+            f"{self.client_updates:,} local trainings {shared}",
+            f"memory: {_in_gib(self.num_bytes)} estimated = {_in_gib(self.process_bytes)} this "
+            f"process + {_in_gib(self.batch_bytes)} the largest batch + "
+            f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
+        ]
+        split = "all runs of a program at once would not fit: they are split into batches"
+        return [*lines, split] if self.is_split else lines
+
 
 def make_plan(
     grid: Grid,
@@ -130,7 +144,7 @@ def make_plan(
         closed forms: adding up their sparse updates over devices takes longer than making them.
       limit: bytes of memory; by default 60 % of what is free.
       batch_sizes: one for each program, to repeat an earlier plan.
-      report: told what is being done.
+      report: receives what is being done, in words.
       approve: called with the text of every program by its label, before they are compiled.
 
     Raises:
@@ -208,7 +222,7 @@ def _lower(program: Program, size: int, where: Layout) -> Any:
 
 
 def memory_of(call: Any) -> float:
-    """Returns the bytes that a compiled function takes on a device; NaN where it is not told."""
+    """Returns the bytes that a compiled function takes on a device; NaN if unknown."""
     analysis = call.memory_analysis()
     if analysis is None:
         return math.nan

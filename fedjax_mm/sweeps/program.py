@@ -80,7 +80,7 @@ class Carry(NamedTuple):
 class Record(NamedTuple):
     """Record of a replica, ``[models]`` each; see `Trace`.
 
-    `is_finite` tells whether a model's parameters and its loss are.
+    `is_finite` says whether a model's parameters and its loss are.
     """
 
     metrics: dict[str, Any]
@@ -177,12 +177,7 @@ class Program:
         return carry._replace(models=state.models, assignment=state.assignment, since=since)
 
     def measure(
-        self,
-        rng_key: PRNGKeyArray,
-        numbers: Any,
-        shared: Any,
-        carry: Carry,
-        round: Int[Array, ""],
+        self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
         stacks, _ = self._parts(numbers, shared, carry)
@@ -190,7 +185,7 @@ class Program:
         return Record(measured.metrics, carry.since, measured.is_finite)
 
     def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
-        """Begins to count anew after a record, and compares the record with the target."""
+        """Resets the counts after a record, and compares the record with the target."""
         since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), carry.since)
         carry, ending, until = carry._replace(since=since), carry.ending, self.grid.until
         if ending is None or until is None:

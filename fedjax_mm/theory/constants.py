@@ -93,13 +93,8 @@ def exact_constants(task: SolvedTask) -> Constants:
         raise ValueError(
             f"{type(task).__name__} does not know its constants; use estimate_curvature"
         )
-    values = (
-        task.strong_convexity,
-        task.smoothness,
-        task.heterogeneity,
-        task.optimum,
-        task.minimizer,
-    )
+    curvature = task.strong_convexity, task.smoothness
+    values = (*curvature, task.heterogeneity, task.optimum, task.minimizer)
     return Constants(*(Constant(np.asarray(value), "exact") for value in values))
 
 

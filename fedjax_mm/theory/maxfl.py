@@ -128,11 +128,7 @@ def theorem_3_1_learning_rates(
 
 
 def theorem_3_1_full(
-    T: ArrayLike,
-    problem: Problem,
-    rates: tuple[ArrayLike, ArrayLike],
-    *,
-    as_printed: bool = False,
+    T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
     """Returns the bound of the MaxFL objective's mean squared gradient, with all clients.
 
@@ -184,11 +180,7 @@ def theorem_3_1_full(
 
 
 def theorem_3_1_partial(
-    T: ArrayLike,
-    problem: Problem,
-    rates: tuple[ArrayLike, ArrayLike],
-    *,
-    as_printed: bool = False,
+    T: ArrayLike, problem: Problem, rates: tuple[ArrayLike, ArrayLike], *, as_printed: bool = False
 ) -> FloatArray:
     """Returns the bound of the MaxFL objective's mean squared gradient, with C of N clients.
 

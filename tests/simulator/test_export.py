@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from jax import export
 
-from fedjax_mm import bench
+from fedjax_mm import bench, workloads
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import jitted
 from fedjax_mm.tasks.classification import classification
 
-S1 = bench.WORKLOADS["S1"]
-WORKLOADS = bench.WORKLOADS | {"a part of S1": S1._replace(num_models=S1.num_models[:1])}
+S1 = workloads.WORKLOADS["S1"]
+WORKLOADS = workloads.WORKLOADS | {"a part of S1": S1._replace(num_models=S1.num_models[:1])}
 LIKE_OTHERS = ("W1b", "W1c", "S1", "W2b", "W3b")
 """Workloads that differ from others in sizes only."""
 
@@ -41,7 +41,7 @@ def no_examples(monkeypatch):
         inputs = np.broadcast_to(np.float32(0), (*shape, *self.model.example_shape))
         return inputs, np.broadcast_to(np.int32(0), shape)
 
-    monkeypatch.setattr(bench.LearningWorkload, "examples", examples)
+    monkeypatch.setattr(workloads.LearningWorkload, "examples", examples)
 
 
 def shapes_of(tree):
@@ -50,12 +50,12 @@ def shapes_of(tree):
 
 def programs(workload, label, client_map, devices):
     """The programs of a workload, each with the shapes of its arguments."""
-    if isinstance(workload, bench.SweepWorkload):
+    if isinstance(workload, workloads.SweepWorkload):
         where = layout(REPLICAS, devices, axis="replicas")
         for each in workload.grid().programs:
             yield jitted(each, where), shapes_of(each.inputs(where, np.zeros(REPLICAS, int)))
         return
-    if isinstance(workload, bench.Workload):
+    if isinstance(workload, workloads.Workload):
         program = bench.quadratic_program(workload, label, client_map, devices)
     else:
         task = classification(workload.data(), workload.model.module())

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib
 import json
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, cli, fedavg, mfa_rand, mfa_rr, sweep
+from fedjax_mm import Assignment, Groups, Setup, fedavg, mfa_rand, mfa_rr, sweep, terminal
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
@@ -96,7 +97,7 @@ TELLING = """\
 import importlib
 import json
 import sys
-from fedjax_mm import cli
+from fedjax_mm import cli, terminal
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
@@ -106,7 +107,7 @@ def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
     sys.stdin.readline()
 
-cli._log_lines = lambda: tell
+terminal.log_lines = lambda: tell
 for command in json.loads(sys.argv[1]):
     try:
         cli.main(command)
@@ -314,7 +315,7 @@ def unfinished(small, tmp_path):
 def stopping(number, share):
     """The command line gets a signal when this share of its work is done."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "_log_lines", lambda: signalling(number, share, []))
+        patch.setattr(terminal, "log_lines", lambda: signalling(number, share, []))
         yield
 
 
@@ -387,7 +388,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
         config, share = one_program(tmp_path, config), 0.9
     command = ("sweep", config, "--out", tmp_path, "--set", f"precision={precision}")
     before, after = [], []
-    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(number, share, before))
+    monkeypatch.setattr(terminal, "log_lines", lambda: signalling(number, share, before))
     stopped = call(*command, "--save-every", 1000)
     assert stopped.code == 128 + number
     (line,) = lines_of(stopped)
@@ -397,7 +398,7 @@ def test_nothing_is_computed_twice(small, tmp_path, monkeypatch, number, precisi
     parts = 3 if precision == "float32" else 2  # it ends in the last but one, or the last
     assert [len(rounds) for rounds in saved(tmp_path).values()] == [1] * parts
 
-    monkeypatch.setattr(cli, "_log_lines", lambda: signalling(None, 2, after))
+    monkeypatch.setattr(terminal, "log_lines", lambda: signalling(None, 2, after))
     assert call(*command, "--resume").code == 0
     check_goes_on(before, after)
     if precision == "float32":
@@ -623,6 +624,44 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(small, unfinishe
         outcome = call("sweep", small.config, "--out", unfinished, "--resume")
     assert outcome.code == 0
     assert len(warned) == 1
+    check_finished(unfinished, small.expected)
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(small, unfinished, monkeypatch):
+    """A file system that is away for a moment is no damage."""
+    part = unfinished / "grid" / "unfinished" / "part-0002"
+    newest = part / f"{small.saves['part-0002'][-1]}.npz"
+    before, opened = contents(unfinished), Path.open
+
+    def fail(path, *arguments, **how):
+        if path == newest:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(path, *arguments, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert outcome.code == 1
+    for words in (f"cannot read {newest}", "Input/output error", "is kept", "--resume"):
+        assert words in outcome.err
+    assert contents(unfinished) == before
+    assert call("sweep", small.config, "--out", unfinished, "--resume").code == 0
+    check_finished(unfinished, small.expected)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda x: x[:-1], lambda x: [*x, x[-1]], lambda x: [y[:-1] for y in x]],
+    ids=["too few", "too many", "too short"],
+)
+def test_a_finished_batch_without_all_its_records_is_damaged(small, unfinished, change):
+    """Its digest is right, as if another program had saved it."""
+    with Checkpoints(unfinished / "grid", resume=True) as checkpoints:
+        saved = checkpoints.load(0)
+        checkpoints.save(0, saved.rounds, change(saved.arrays))
+    with pytest.warns(UserWarning, match="part-0000/.* is damaged and passed over: .") as warned:
+        outcome = call("sweep", small.config, "--out", unfinished, "--resume")
+    assert (outcome.code, len(warned)) == (0, 1)
     check_finished(unfinished, small.expected)
 
 

@@ -34,13 +34,13 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
-from fedjax_mm.bench import WORKLOADS
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import Program
+from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 
 N, ROUNDS, SEEDS, SEED = 5, 12, 3, 4

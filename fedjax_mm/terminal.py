@@ -1,0 +1,131 @@
+"""The terminal: tables, verdicts, plans, and the progress of what runs."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from fedjax_mm.papers import Findings
+    from fedjax_mm.sweeps.journal import Progress as Report
+    from fedjax_mm.sweeps.plan import Plan
+
+_LOG_SECONDS = 30.0
+
+console = Console()
+notes = Console(stderr=True)
+
+
+def say(text: str, on: Console = console, style: str | None = None) -> None:
+    """Prints text with rich's markup; long lines are not broken."""
+    on.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+def show(
+    header: Sequence[str], rows: Iterable[Sequence[str]], on: Console = console, **how: Any
+) -> None:
+    """Prints a table; `how` is rich's."""
+    table = Table(*header, **how)
+    for row in rows:
+        table.add_row(*row)
+    on.print(table)
+
+
+def show_findings(title: str, findings: Findings) -> None:
+    """Prints the tables of an item and whether its claims hold."""
+    for header, rows, heading in findings.tables:
+        show(header, rows, title=heading or title, title_justify="left", title_style="bold")
+    for claim in findings.claims:
+        mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
+        say(f"  {mark}  {escape(f'{claim.claim}: {claim.evidence}')}")
+
+
+def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
+    """Prints how long a result took and where its files are."""
+    wall = dataset.attrs["manifest"]["wall_seconds"]
+    times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
+    say(f"  {escape(f'{times}; in {directory}: {files}')}\n", style="dim")
+
+
+def show_plan(plan: Plan) -> None:
+    """Prints programs, batches, memory and work, before they begin."""
+    rows = [
+        (
+            escape(each.program.label),
+            f"{len(each.program):,}",
+            f"{each.num_batches} x {each.batch_size:,}",
+            str(each.program.num_models),
+            f"{each.num_bytes / 2**20:,.0f}",
+        )
+        for each in plan.compiled
+    ]
+    header = ("program", "runs", "batches", "models", "MiB a batch")
+    show(header, rows, notes, box=None, title="Plan")
+    for line in plan.lines:
+        say(f"  {line}", notes, "dim")
+
+
+@contextmanager
+def progress() -> Iterator[Report]:
+    """A bar with what is being done, and the time since the start and to the end.
+
+    Where nobody watches, as in a cluster's log, it is a line now and then.
+    """
+    if not notes.is_terminal:
+        yield log_lines()
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    description, percentage = "{task.description}", "{task.percentage:>3.0f} %"
+    columns = (
+        *(SpinnerColumn(), TextColumn(description), BarColumn(), TextColumn(percentage)),
+        *(TimeElapsedColumn(), TextColumn("{task.fields[left]}")),
+    )
+    with Progress(*columns, console=notes, transient=True) as bars:
+        bar, left = bars.add_task("starting", total=None, left=""), time_left()
+
+        def report(label: str, done: int, total: int) -> None:
+            bars.update(bar, description=label, completed=done, total=total, left=left(done, total))
+
+        yield report
+
+
+def log_lines() -> Report:
+    """Prints progress at most twice a minute."""
+    left, last = time_left(), time.monotonic()
+
+    def report(label: str, done: int, total: int) -> None:
+        nonlocal last
+        forecast = left(done, total)
+        if time.monotonic() - last >= _LOG_SECONDS:
+            last = time.monotonic()
+            say(f"{done / total:.0%} {label} {forecast}", notes)
+
+    return report
+
+
+def time_left() -> Callable[[int, int], str]:
+    """The forecast of the time to the end, from the speed since the work began."""
+    start: tuple[float, int, int] | None = None
+
+    def left(done: int, total: int) -> str:
+        nonlocal start
+        now = time.monotonic()
+        # After compiling, some work may be done from before; and then nothing is done yet.
+        if start is None or total != start[2] or done <= start[1]:
+            start = now, done, total
+            return ""
+        seconds = (now - start[0]) * (total - done) / (done - start[1])
+        return f"{datetime.timedelta(seconds=round(seconds))} left"
+
+    return left

@@ -1,0 +1,210 @@
+"""Workloads of benchmarks: quadratics, a sweep of them, and classifiers with their FLOP counts."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.base import Algorithm, Assignment
+from fedjax_mm.data.clients import flat_client_data
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.tasks.quadratic import quadratic
+
+ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+
+
+class Workload(NamedTuple):
+    """A quadratic (p = 4, E = 5, eta = 0.1); all clients train, each one of all the models."""
+
+    name: str
+    num_clients: int
+    num_models: int
+    num_rounds: int
+    num_seeds: int
+    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed by itself
+
+    @property
+    def client_updates(self) -> int:
+        """Local trainings in one run."""
+        return self.num_clients * self.num_rounds * self.num_seeds
+
+
+class SweepWorkload(NamedTuple):
+    """A sweep on that quadratic over both algorithms, numbers of models and learning rates."""
+
+    name: str
+    num_clients: int
+    num_models: tuple[int, ...]
+    num_rates: int
+    num_rounds: int
+    num_seeds: int
+    record_every: int
+    labels: tuple[str, ...] = ("sweep of both",)  # each is timed by itself
+
+    @property
+    def client_updates(self) -> int:
+        """Local trainings in the sweep."""
+        points = len(ASSIGNMENTS) * len(self.num_models) * self.num_rates
+        return points * self.num_seeds * self.num_rounds * self.num_clients
+
+    def grid(self) -> Grid:
+        """Returns all runs."""
+
+        def setup(algorithm: str, num_models: int, learning_rate: Any) -> Setup:
+            assignment = ASSIGNMENTS[algorithm](self.num_clients, num_models)
+            task = quadratic(self.num_clients, 4, mu=2e-4)
+            return Setup(task, fedavg(learning_rate, local_steps=5), assignment)
+
+        axes: dict[str, Sequence[Any]] = {
+            "algorithm": list(ASSIGNMENTS),
+            "num_models": self.num_models,
+            "learning_rate": list(np.geomspace(0.01, 0.3, self.num_rates)),
+        }
+        return Grid(setup, axes, self.num_rounds, self.num_seeds, record_every=self.record_every)
+
+
+class Model(NamedTuple):
+    """A classifier: convolutions 5 x 5 that keep the size, each with ReLU and 2 x 2 max; dense.
+
+    Attributes:
+      example_shape: `[features]`, or `[height, width, channels]` for convolutions.
+      channels: outputs of each convolution.
+      widths: outputs of each dense layer, ReLU between them; the last are the classes.
+    """
+
+    example_shape: tuple[int, ...]
+    channels: tuple[int, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def kernel_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes by layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        inputs = (self.example_shape[-1], *self.channels)
+        shapes: list[tuple[int, ...]] = [
+            (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
+        ]
+        shrunk = [size // 2 ** len(self.channels) for size in self.example_shape[:-1]]
+        inputs = (math.prod(shrunk) * inputs[-1], *self.widths)
+        return shapes + [(i, o) for i, o in zip(inputs, self.widths, strict=False)]
+
+    def flops(self) -> int:
+        """Floating-point operations of one example's gradient, those of matrix products only.
+
+        A layer is a product of `[m, k]` and `[k, n]`: for a dense one m = 1, k = in, n = out; for
+        a convolution m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k for
+        the gradient of the kernel, and, but in the first layer, 2 m n k for that of its input.
+        """
+        total = 0
+        for layer, shape in enumerate(self.kernel_shapes):
+            m = math.prod(self.example_shape[:-1]) // 4**layer if len(shape) == 4 else 1
+            total += (2 if layer == 0 else 3) * 2 * m * math.prod(shape)
+        return total
+
+    def module(self) -> Any:
+        """Builds the flax module."""
+        from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
+
+        *hidden, num_classes = self.widths
+        if self.channels:
+            if (self.channels, hidden) != ((32, 64), [512]):
+                raise ValueError(f"{self} is not McMahan's network, the only one with convolutions")
+            return McMahanCNN(num_classes)
+        return MLP(num_classes, tuple(hidden)) if hidden else LogisticRegression(num_classes)
+
+
+LOGISTIC = Model((60,), (), (5,))
+PERCEPTRON = Model((784,), (), (64, 30, 10))
+MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
+
+
+class LearningWorkload(NamedTuple):
+    """Federated averaging of a classifier: S of K clients a round, E steps of B of n examples each.
+
+    The examples are random, of the model's shape: the work does not depend on their values.
+
+    Attributes:
+      name: W2, ...
+      model: what is trained.
+      num_clients: K.
+      num_examples: n of every client; None for Synthetic(1, 1), with 45 to very many examples.
+      cohort_size: S, clients in a round.
+      num_steps: E, SGD steps of a client in a round; None for one epoch.
+      batch_size: B examples drawn for each step; all of them if it is n.
+      num_rounds: of a run of `fedjax_mm`.
+      learning_rate: eta.
+    """
+
+    name: str
+    model: Model
+    num_clients: int
+    num_examples: int | None
+    cohort_size: int
+    num_steps: int | None
+    batch_size: int
+    num_rounds: int = 1
+    learning_rate: float = 0.1
+    labels: tuple[str, ...] = ("FedAvg",)  # each is timed by itself
+
+    @property
+    def client_updates(self) -> int:
+        """Local trainings in a run."""
+        return self.cohort_size * self.num_rounds
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of one client update, in the mean."""
+        if self.num_steps is None:
+            return self.data().train.num_examples / self.num_clients * self.model.flops()
+        return self.num_steps * self.batch_size * self.model.flops()
+
+    def examples(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draws inputs `[K, n, *example_shape]`, float32, and classes `[K, n]`, int32."""
+        rng = np.random.default_rng(seed)
+        shape = (self.num_clients, self.num_examples or 0)
+        inputs = rng.standard_normal((*shape, *self.model.example_shape), np.float32)
+        return inputs, rng.integers(self.model.widths[-1], size=shape, dtype=np.int32)
+
+    def data(self) -> FederatedData:
+        """Draws the examples of seed 0, for training and for testing."""
+        if self.num_examples is None:
+            return synthetic(self.num_clients)
+        inputs, labels = self.examples(0)
+        rows = inputs.reshape(-1, *self.model.example_shape), labels.ravel()
+        clients = flat_client_data(rows, [self.num_examples] * self.num_clients)
+        return FederatedData("random", "synthetic", self.model.widths[-1], clients, clients)
+
+    def algorithm(self) -> Algorithm:
+        """Federated averaging."""
+        size = None if self.batch_size == self.num_examples else self.batch_size
+        epochs = 1 if self.num_steps is None else None
+        how: Any = {"local_steps": self.num_steps, "epochs": epochs, "batch_size": size}
+        return fedavg(self.learning_rate, **how)
+
+    def assignment(self) -> Assignment:
+        """Uniform cohorts."""
+        return mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
+
+
+AnyWorkload = Workload | SweepWorkload | LearningWorkload
+
+WORKLOADS: dict[str, AnyWorkload] = {
+    workload.name: workload
+    for workload in (
+        Workload("W1", 24, 12, 1000, 20),
+        Workload("W1b", 1000, 10, 200, 20),
+        Workload("W1c", 1_000_000, 10, 20, 1),
+        SweepWorkload("S1", 24, (2, 12), 16, 1000, 64, 10),
+        # A run takes about a second.
+        LearningWorkload("W2", LOGISTIC, 100, 200, 100, 5, 20, num_rounds=2000),
+        LearningWorkload("W2b", LOGISTIC, 10_000, 40, 1000, 5, 20, num_rounds=200),
+        LearningWorkload("W3", PERCEPTRON, 100, 300, 10, 30, 32, num_rounds=50),
+        LearningWorkload("W3b", PERCEPTRON, 100, 300, 100, 30, 32, num_rounds=10),
+        LearningWorkload("W4", MCMAHAN_CNN, 10, 600, 10, 60, 10, num_rounds=1),
+        LearningWorkload("A8", LOGISTIC, 100, None, 100, None, 10, 10, learning_rate=0.01),
+    )
+}
