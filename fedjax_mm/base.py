@@ -28,6 +28,26 @@ Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
 
 
+Steps: TypeAlias = int | Int[Array, ""]
+"""A number of local steps. Where it is traced, results cannot be differentiated in reverse."""
+
+
+class Padded(NamedTuple):
+    """Batches of a traced number of examples, in arrays of a known size.
+
+    Attributes:
+      size: the rows of an array.
+      rows: B, the examples among them; the rows after them have weight 0.
+    """
+
+    size: int
+    rows: Int[Array, ""]
+
+
+BatchSize: TypeAlias = int | Padded | None
+"""B, the examples of a batch; None takes all of the client's."""
+
+
 class Batching(NamedTuple):
     """Rule by which a client's examples become the batches of its local steps.
 
@@ -37,13 +57,14 @@ class Batching(NamedTuple):
       order: "iid" draws every row independently and uniformly; "epochs" takes every example once
         per epoch of ``ceil(n_k / B)`` steps, in a new order for each epoch. Rows that fill its last
         batch have weight 0.
-      limit: N_s(t), or None; needs a size of None. Each step draws this many of the client's
-        examples without replacement, at most all of them. The other rows have weight 0.
+      limit: N_s(t), or None. With a size of None each step draws this many of the client's
+        examples without replacement, at most all of them; else the first `limit` rows are a batch
+        of that size, drawn as the order says. The other rows have weight 0.
     """
 
     size: int | None = None
     order: Literal["iid", "epochs"] = "iid"
-    limit: Int[Array, ""] | None = None
+    limit: Steps | None = None
 
 
 @runtime_checkable

@@ -52,8 +52,10 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raises `ValueError` unless `value` is a positive whole number; None passes."""
-    if value is not None and not (isinstance(value, int | np.integer) and value > 0):
+    """Raises `ValueError` unless `value` is a positive whole number; None and tracers pass."""
+    if value is None or isinstance(value, jax.core.Tracer):
+        return
+    if not (isinstance(value, int | np.integer) and value > 0):
         raise ValueError(f"{name} is {value}; it must be a positive whole number")
 
 

@@ -10,7 +10,18 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Batching, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import (
+    Algorithm,
+    Batching,
+    BatchSize,
+    Contribution,
+    LocalProblem,
+    Padded,
+    Params,
+    Scalar,
+    Steps,
+    Task,
+)
 from fedjax_mm.checks import check_choice, check_count, check_positive, needs
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -100,9 +111,9 @@ class LocalSGD(NamedTuple):
     """Settings of plain local training; build them with `local_sgd`, which explains the fields."""
 
     learning_rate: Scalar | Schedule
-    local_steps: int | None
+    local_steps: Steps | None
     epochs: int | None
-    batch_size: int | Schedule | None
+    batch_size: BatchSize | Schedule
     order: Literal["iid", "epochs"]
     optimizer: LocalOptimizer
 
@@ -115,13 +126,15 @@ class LocalSGD(NamedTuple):
         if self.local_steps is not None:
             return self.local_steps
         assert self.epochs is not None
-        assert not callable(self.batch_size)
+        assert isinstance(self.batch_size, int | None)
         return self.epochs * needs(task, base.EpochTask).num_batches(client, self.batch_size)
 
     def batching(self, round: base.Round) -> Batching:
         """Returns the rule by which clients' batches are drawn in a round."""
         if callable(self.batch_size):
             return Batching(limit=self.batch_size(round))
+        if isinstance(self.batch_size, Padded):
+            return Batching(self.batch_size.size, self.order, self.batch_size.rows)
         return Batching(self.batch_size, self.order)
 
     def train(
@@ -156,18 +169,19 @@ class LocalSGD(NamedTuple):
         if the task does not give clients' losses.
         """
         task, is_plain = local.task, self.batch_size is None and self.optimizer is optax.sgd
-        if self.local_steps is None or not is_plain or not isinstance(task, base.AnalyticTask):
+        # The exponent of a matrix's power must be known: traced steps are taken one by one.
+        steps = self.local_steps if is_plain else None
+        if not (isinstance(steps, int) and isinstance(task, base.AnalyticTask)):
             return self.train(local)
-        rate = self.rate(local.round)
-        update = task.local_sgd(local.params, local.client, rate, self.local_steps)
+        update = task.local_sgd(local.params, local.client, self.rate(local.round), steps)
         loss = local.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
         return Change(update, {"loss": loss})
 
 
 def local_sgd(
     learning_rate: Scalar | Schedule,
-    local_steps: int | None,
-    batch_size: int | Schedule | None = None,
+    local_steps: Steps | None,
+    batch_size: BatchSize | Schedule = None,
     epochs: int | None = None,
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,
@@ -192,8 +206,10 @@ def local_sgd(
     check_count("epochs", epochs)
     if (local_steps is None) == (epochs is None):
         raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
+    if isinstance(batch_size, Padded) and (epochs is not None or order == "epochs"):
+        raise ValueError("padded batches have no epochs; give local_steps, and no order or 'iid'")
     if not callable(batch_size):
-        check_count("batch_size", batch_size)
+        check_count("batch_size", batch_size.size if isinstance(batch_size, Padded) else batch_size)
     check_choice("order", order, "iid", "epochs", None)
     if callable(batch_size) and (epochs is not None or order is not None):
         raise ValueError(
@@ -234,7 +250,7 @@ def averaging(
     change: Callable[[LocalProblem], Change],
     weight: Callable[[LocalProblem], Float[Array, ""]] = LocalProblem.weight,
     *,
-    num_gradients: int,
+    num_gradients: Steps,
     server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
     """Returns the method whose clients send weighted changes and whose server adds their mean.

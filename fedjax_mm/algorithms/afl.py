@@ -31,7 +31,7 @@ class LastLoss(NamedTuple):
 
 
 def afl(
-    learning_rate: Scalar | Schedule, *, mixture_rate: Scalar, batch_size: int | None = None
+    learning_rate: Scalar | Schedule, *, mixture_rate: Scalar, batch_size: base.BatchSize = None
 ) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 

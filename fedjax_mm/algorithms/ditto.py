@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import local_sgd, plain_server, proximal
@@ -14,8 +15,8 @@ def ditto(
     learning_rate: Scalar | Schedule,
     *,
     lam: Scalar,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
 ) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 

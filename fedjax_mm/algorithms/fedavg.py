@@ -18,9 +18,9 @@ from fedjax_mm.sums import scale_update
 def fedavg(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int | None = None,
+    local_steps: base.Steps | None = None,
     epochs: int | None = None,
-    batch_size: int | Schedule | None = None,
+    batch_size: base.BatchSize | Schedule = None,
     order: Literal["iid", "epochs"] | None = None,
     local_optimizer: LocalOptimizer = optax.sgd,
     server_optimizer: optax.GradientTransformation | None = None,
@@ -66,7 +66,7 @@ def fedavg(
     # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
-        return sgd.num_steps(task, client)
+        return 1 if epochs is None else sgd.num_steps(task, client)
 
     def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
         del task

@@ -1,5 +1,6 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, LocalProblem, Scalar
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import Change, averaging, local_sgd, proximal
@@ -7,7 +8,11 @@ from fedjax_mm.schedules import Schedule
 
 
 def fedprox(
-    learning_rate: Scalar | Schedule, *, mu: Scalar, local_steps: int, batch_size: int | None = None
+    learning_rate: Scalar | Schedule,
+    *,
+    mu: Scalar,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
 ) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 

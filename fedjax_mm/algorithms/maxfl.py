@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_choice, check_not_negative, check_positive
 from fedjax_mm.local import averaging, local_sgd
@@ -16,8 +17,8 @@ from fedjax_mm.schedules import Schedule
 def maxfl(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
     server_rate: Scalar = 1.0,
     eps: Scalar = 1e-2,
     weight: Literal["derivative", "sigmoid"] = "derivative",

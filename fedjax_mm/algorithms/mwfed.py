@@ -23,8 +23,8 @@ _LEAST_WEIGHT = 1e-30  # a round of clients whose weights underflow must not div
 def mwfed(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
     growth: Scalar = 4.0,
 ) -> Algorithm:
     """MW-Fed: FedAvg whose weights v_k and local steps grow while ``F_k(w) >= rho_k``.

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import jax
 from jaxtyping import Array, Float
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_choice, check_not_negative, check_positive
 from fedjax_mm.local import Change, averaging, equal_weight, local_sgd
@@ -14,8 +15,8 @@ from fedjax_mm.schedules import Schedule
 def perfedavg(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
     alpha: Scalar = 1e-2,
     variant: Literal["FO", "HF"] = "FO",
     delta: Scalar = 1e-3,

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
 from fedjax_mm.local import equal_weight, local_sgd, plain_server, train_locally
 from fedjax_mm.schedules import Schedule
@@ -11,7 +12,7 @@ from fedjax_mm.sums import scale_update
 
 
 def prsgd(
-    learning_rate: Scalar | Schedule, *, local_steps: int, batch_size: int | None = None
+    learning_rate: Scalar | Schedule, *, local_steps: base.Steps, batch_size: base.BatchSize = None
 ) -> Algorithm:
     """Parallel restarted SGD with a stale gradient at each averaging, as Pawlik prints it.
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import local_sgd, stateless
@@ -14,7 +15,11 @@ _LEAST_LOSS = 1e-10  # added to losses: a negative power of 0 is infinite
 
 
 def qffl(
-    learning_rate: Scalar | Schedule, *, q: Scalar, local_steps: int, batch_size: int | None = None
+    learning_rate: Scalar | Schedule,
+    *,
+    q: Scalar,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
 ) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 

@@ -18,8 +18,8 @@ from fedjax_mm.sums import scale_update
 def scaffold(
     learning_rate: Scalar | Schedule,
     *,
-    local_steps: int,
-    batch_size: int | None = None,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
     server_rate: Scalar = 1.0,
     option: Literal["I", "II"] = "II",
 ) -> Algorithm:

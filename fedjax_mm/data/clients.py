@@ -105,13 +105,14 @@ class ClientData:
         # Numbers of the client's examples, from 0, and whether they count. Nothing is stored: every
         # row's number is a function of (key, step, place).
         places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
-        if how.limit is not None:
+        if how.size is None and how.limit is not None:
             rows = shuffled(fold_words(words, step), places, count)
             return rows, places < jnp.clip(how.limit, 1, count)
         if how.size is None:
             return jnp.minimum(places, count - 1), places < count
         if how.order == "iid":
-            return drawn(words, step * how.size + places, count), places >= 0
+            size = how.size if how.limit is None else how.limit
+            return drawn(words, step * size + places, count), places < size
         per_epoch = (count + how.size - 1) // how.size
         places += step % per_epoch * how.size
         return shuffled(fold_words(words, step // per_epoch), places, count), places < count

@@ -80,6 +80,10 @@ def sweep(
       until: a target at which a run ends before its last round. What is recorded up to there is,
         bit for bit, what is recorded without a target; then metrics are NaN and counts stay. Runs
         that are computed side by side go on until all have ended.
+      together: axes whose values share a program where a function of the value returns the same;
+        `build` then gets a `OneOf`, whose number is traced. Without it each value that is no float
+        is a program of its own.
+      cost: the relative work of a local training at a point, for the forecast of the time.
       on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
         with the others, or "stop".
       data: "real", "synthetic" or "surrogate", for the manifest.

@@ -1,13 +1,14 @@
 """Grids: axes of settings, the points that they span, and what `build` makes of each point.
 
 Numbers are arguments, structure is closure: axes of floats become, beside the seeds, one replica
-axis of a compiled program; every other axis makes programs of its own.
+axis of a compiled program, and so do values that the grid puts together; every other value makes a
+program of its own.
 """
 
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
 from typing import Any, NamedTuple, Required, TypedDict
@@ -57,6 +58,8 @@ class Runs(TypedDict, total=False):
     record_every: int
     client_map: ClientMap
     until: Until | None
+    together: Mapping[str, Callable[[Any], Hashable]]
+    cost: Callable[..., float] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,8 @@ class Grid:
     client_map: ClientMap = "auto"
     prepare: Callable[..., Any] | None = None
     until: Until | None = None
+    together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
+    cost: Callable[..., float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("shared", "per_seed"):
@@ -100,6 +105,9 @@ class Grid:
         object.__setattr__(self, "axes", plain)
         for name in self.axes:
             self._check_axis(name)
+        for name in self.together:
+            if name not in self.axes:
+                raise ValueError(f"together has {name!r}; give names of {sorted(self.axes)}")
 
     def _check_axis(self, name: str) -> None:
         values = self.axes[name]
@@ -129,6 +137,8 @@ class Grid:
     def is_numeric(self, name: str) -> bool:
         """Whether an axis has floats, with or without counts among them: one program takes all."""
         # bool is a Real of kind "b": a switch, not a number.
+        if name in self.together:
+            return False
         kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in self.axes[name]}
         return "f" in kinds and kinds <= {"f", "i", "u"}
 
@@ -151,29 +161,68 @@ class Grid:
     def programs(self) -> list[Program]:
         """The programs, one per structure, in the order of the axes."""
         structural = [name for name in self.axes if not self.is_numeric(name)]
-        choices = itertools.product(*(range(len(self.axes[name])) for name in structural))
+        choices = itertools.product(*(self._classes(name) for name in structural))
         return [self._program(dict(zip(structural, choice, strict=True))) for choice in choices]
 
-    def _program(self, choice: Mapping[str, int]) -> Program:
-        """The program for one position on each structural axis."""
+    def _classes(self, name: str) -> list[list[int]]:
+        """The positions on an axis, those of one program together."""
+        found: dict[Hashable, list[int]] = {}
+        key_of = self.together.get(name)
+        for place, value in enumerate(self.axes[name]):
+            found.setdefault(place if key_of is None else key_of(value), []).append(place)
+        return list(found.values())
+
+    def _program(self, choice: Mapping[str, list[int]]) -> Program:
+        """The program for some positions on each structural axis."""
         positions = [
-            [choice[name]] if name in choice else range(size)
-            for name, size in zip(self.axes, self.shape, strict=False)
+            choice.get(name, range(size)) for name, size in zip(self.axes, self.shape, strict=False)
         ]
         mesh = np.meshgrid(*positions, range(self.num_seeds), indexing="ij")
         index = tuple(each.ravel() for each in mesh)
+        if self.together:
+            # Replicas that are computed at once wait for the longest: like stands beside like.
+            at = dict(zip(self.axes, index, strict=False))
+            order = np.lexsort([at[name] for name in self.together])
+            index = tuple(each[order] for each in index)
+        at = dict(zip(self.axes, index, strict=False))
         # Of the type that JAX gives to Python floats, with and without x64.
         numbers = {
-            name: np.asarray(values, jnp.result_type(float))[place]
-            for (name, values), place in zip(self.axes.items(), index, strict=False)
+            name: np.asarray(values, jnp.result_type(float))[at[name]]
+            for name, values in self.axes.items()
             if name not in choice
         }
+        numbers |= {
+            name: np.searchsorted(choice[name], at[name]).astype(np.int32) for name in self.together
+        }
         numbers |= {name: np.asarray(values)[index[-1]] for name, values in self.per_seed.items()}
-        words = {name: self.labels[name][i] for name, i in choice.items()}
-        algorithm = [str(words.pop("algorithm"))] if "algorithm" in words else []
-        label = ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
-        fixed = {name: self.axes[name][i] for name, i in choice.items()}
-        return Program(self, label, fixed, index, numbers)
+        fixed = {
+            name: tuple(self.axes[name][i] for i in places)
+            if name in self.together
+            else self.axes[name][places[0]]
+            for name, places in choice.items()
+        }
+        return Program(self, self._label(choice), fixed, index, numbers)
+
+    def _label(self, choice: Mapping[str, list[int]]) -> str:
+        """Returns a program's structure in words; axes all of whose values it takes go without."""
+        words = {
+            name: " | ".join(str(self.labels[name][i]) for i in places)
+            for name, places in choice.items()
+            if len(places) == 1 or len(places) < len(self.axes[name])
+        }
+        algorithm = [words.pop("algorithm")] if "algorithm" in words else []
+        return ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
+
+    def costs(self, index: Sequence[np.ndarray]) -> list[float]:
+        """The relative work of a local training at some places on the axes."""
+        if self.cost is None:
+            return [1.0] * len(index[-1])
+        axes = [
+            [values[i] for i in at] for values, at in zip(self.axes.values(), index, strict=False)
+        ]
+        return [
+            self.cost(**dict(zip(self.axes, at, strict=True))) for at in zip(*axes, strict=True)
+        ]
 
     def setup(self, prepared: Any, **arguments: Any) -> Setup:
         """Calls `build`."""

@@ -97,19 +97,19 @@ class Journal:
                 self.how.checkpoints.save(part, done, [*rows, *rest])
             self.last_save = time.perf_counter()
         if stop:
-            raise InterruptedRunError(int(stop), self._done(part, done) / self.plan.client_updates)
+            raise InterruptedRunError(int(stop), self._done(part, done) / sum(self.plan.work))
         return seconds
 
-    def _done(self, part: int, rounds: int) -> int:
-        """Local trainings up to a round of a batch."""
+    def _done(self, part: int, rounds: int) -> float:
+        """Work up to a round of a batch."""
         work = self.plan.work
-        return sum(work[:part]) + rounds * work[part] // self.plan.grid.num_rounds
+        return sum(work[:part]) + rounds * work[part] / self.plan.grid.num_rounds
 
     def _report(self, part: int, done: int) -> int:
         compiled, batch = self.plan.batches[part]
         if self.how.progress:
             self.how.progress(
-                compiled.label(batch), self._done(part, done), self.plan.client_updates
+                compiled.label(batch), int(self._done(part, done)), int(sum(self.plan.work))
             )
         return done
 

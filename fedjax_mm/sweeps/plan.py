@@ -49,6 +49,11 @@ class Compiled(NamedTuple):
         """The most local trainings of a batch in a round, without its padding."""
         return len(np.unique(self.replicas(batch))) * self.program.traced.updates_per_round
 
+    def cost(self, batch: int) -> float:
+        """The mean work of a batch's local trainings."""
+        index = [places[self.replicas(batch)] for places in self.program.index]
+        return float(np.mean(self.program.grid.costs(index)))
+
     def label(self, batch: int) -> str:
         """The batch in words."""
         return self.program.label + (
@@ -82,14 +87,17 @@ class Plan:
         return [(each, batch) for each in self.compiled for batch in range(each.num_batches)]
 
     @cached_property
-    def work(self) -> list[int]:
-        """The most local trainings of every batch."""
-        return [self.grid.num_rounds * each.updates_per_round(b) for each, b in self.batches]
+    def work(self) -> list[float]:
+        """The most local trainings of every batch, times what one costs."""
+        return [
+            self.grid.num_rounds * each.updates_per_round(batch) * each.cost(batch)
+            for each, batch in self.batches
+        ]
 
     @property
     def client_updates(self) -> int:
         """The most local trainings in all."""
-        return sum(self.work)
+        return self.grid.num_rounds * sum(each.updates_per_round(b) for each, b in self.batches)
 
     @property
     def is_split(self) -> bool:

@@ -6,6 +6,7 @@ which says how far to go.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.grid import Grid, Setup
 
 _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
+
+
+class OneOf(NamedTuple):
+    """One of the values of an axis that share a program, as `build` gets it.
+
+    Attributes:
+      values: all of them, which are known while tracing.
+      place: the number of the replica's own among them; it is traced.
+    """
+
+    values: tuple[Any, ...]
+    place: Int[Array, ""]
+
+    @property
+    def number(self) -> Any:
+        """Returns the replica's own value, of values that are numbers; it is traced."""
+        return jnp.asarray(self.values)[self.place]
 
 
 class Given(NamedTuple):
@@ -134,15 +152,20 @@ class Program:
         """The number of replicas."""
         return len(self.index[-1])
 
+    def arguments(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what `build` gets by the names of the axes and of the seeds' numbers."""
+        shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}
+        return {**self.fixed, **numbers, **shared}
+
     def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
         """Computes once for a replica, before its first round, what `build` gets as `prepared`."""
         if self.grid.prepare is None:
             return ()
-        return self.grid.prepare(rng_key, **self.fixed, **numbers, **shared)
+        return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
 
     def setup(self, numbers: Any, shared: Any, prepared: Any) -> "Setup":
         """Builds what one replica simulates."""
-        return self.grid.setup(prepared, **self.fixed, **numbers, **shared)
+        return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 
     def _parts(self, numbers: Any, shared: Any, carry: Carry) -> tuple[list[Stack], Assignment]:
         # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.

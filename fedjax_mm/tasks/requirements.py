@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, Scalar, Task
+from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, Scalar, Steps, Task
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
@@ -40,26 +40,29 @@ class Tuning:
 
     Attributes:
       learning_rate: a number; it may be traced.
-      num_steps: the number of SGD steps.
+      num_steps: the number of SGD steps; it may be traced.
       batch_size: examples per step, drawn independently; None takes all.
+      limit: how many of those count, if not all; it may be traced.
     """
 
     learning_rate: Scalar
-    num_steps: int = dataclasses.field(metadata={"static": True})
+    num_steps: Steps
     batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
+    limit: Steps | None = None
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
         # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
         if isinstance(self.learning_rate, int | float):
             checks.check_positive("learning_rate", self.learning_rate)
-        checks.check_count("num_steps", self.num_steps)
+        if isinstance(self.num_steps, int | float):
+            checks.check_count("num_steps", self.num_steps)
         checks.check_count("batch_size", self.batch_size)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
         local = LocalProblem(keys.client_key(rng_key, client), 0, task, client, params)
-        optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size)
+        optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
 
 
@@ -69,7 +72,7 @@ def own_models(
     params: Params | None = None,
     *,
     learning_rate: Scalar,
-    num_steps: int = 100,
+    num_steps: Steps = 100,
     batch_size: int | None = None,
     model: int | Index = 0,
 ) -> OwnModels:
@@ -80,7 +83,7 @@ def own_models(
       task: the learning problem, with all clients, those that never train too.
       params: initial parameters of one model, if `simulate` gets some.
       learning_rate: a number; it may be traced.
-      num_steps: the number of steps of local SGD.
+      num_steps: the number of steps of local SGD; it may be traced.
       batch_size: examples per step, drawn independently; None takes all.
       model: the global model's number, from 0; it may be traced.
 

@@ -24,10 +24,11 @@ from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.cho2022 import comparison, table2, table4
+from fedjax_mm.papers.cho2022 import grid as grid_of_papers
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.cho2022.grid import best_points, run_comparison, warm_up
+from fedjax_mm.papers.cho2022.grid import DIMS, best_points, run_comparison, warm_up
 from fedjax_mm.results.plots import save_figure
-from fedjax_mm.sweeps import plan
+from fedjax_mm.sweeps import execute, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
 
@@ -46,7 +47,7 @@ NAMES = (
     *("maxfl-table1", "maxfl-table2", "maxfl-fig3", "maxfl-fig4", "maxfl-table3"),
     *("maxfl-table4", "maxfl-table5", "maxfl-table6", "maxfl-fig7"),
 )
-AXES = ("algorithm", "attackers", "warm-up steps")
+AXES = ("algorithm", *DIMS.values())
 METRICS = ("accuracy", "appeal", "preferred_accuracy", "loss", "train_loss")
 
 
@@ -65,7 +66,8 @@ def grid(config, values):
     axes = {
         "variant": list(config.variants),
         "byzantine": list(config.byzantine),
-        "warm_up_steps": list(config.warm_up_steps),
+        "warm_up_steps": list(config.requirement.num_steps),
+        "demand_rate": list(config.requirement.learning_rates),
         "learning_rate": list(config.learning_rates),
         "local_steps": list(config.local_steps),
         "batch_size": list(config.batch_sizes),
@@ -101,7 +103,7 @@ def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
     assert best.sizes["algorithm"] == 2
     for name in ("MW-Fed", "MaxFL"):
         for share in config.byzantine:
-            here = result.sel(variant=name, byzantine=share, warm_up_steps=100).isel(round=-1)
+            here = result.sel(variant=name, byzantine=share).isel(round=-1).squeeze(drop=True)
             points = [
                 (here.sel(learning_rate=rate, local_steps=tau, batch_size=size))
                 for rate in config.learning_rates
@@ -110,10 +112,10 @@ def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
             ]
             fine = [point for point in points if (point.diverged < 0).all()]
             wanted = max(fine, key=lambda point: point.accuracy.mean("seed").item())
-            chosen = best.sel({"algorithm": name, "attackers": share, "warm-up steps": 100})
+            chosen = best.sel({"algorithm": name, "attackers": share}).squeeze()
             np.testing.assert_array_equal(chosen.appeal.isel(round=-1), wanted.appeal)
-            shown = ends.percent.sel({axis: chosen[axis].item() for axis in AXES})
-            np.testing.assert_array_equal(shown, 100 * wanted.appeal.values[None])
+            shown = ends.percent.sel({"algorithm": name, "attackers": share}).squeeze()
+            np.testing.assert_array_equal(shown, 100 * wanted.appeal)
             for key in ("learning_rate", "local_steps", "batch_size"):
                 assert chosen[key].item() == wanted[key].item()
 
@@ -281,7 +283,9 @@ def small_instance(name, tuning_steps, *methods):
     """An item's config with some methods, and its result."""
     item = ITEMS[name]
     settings = {"methods": {method: item.settings.methods[method] for method in methods}}
-    settings["warm_up_steps"] = tuple(steps // 10 for steps in item.settings.warm_up_steps)
+    demand = item.settings.requirement
+    short = {"num_steps": tuple(steps // 10 for steps in demand.num_steps), "batch_size": 8}
+    settings["requirement"] = demand.model_dump() | short
     config = config_of(name, **SMALL | settings | {"tuning_steps": tuning_steps})
     return config, run_comparison(config)
 
@@ -385,15 +389,14 @@ def stop_and_continue(which, tmp_path):
 
 
 def test_own_models_are_where_the_grid_looks_for_them():
-    """Those of every rate, batch size, draw and client equal a warm-up of that one replica."""
-    config = config_of(
-        "maxfl-table4", **SMALL | {"batch_sizes": (4, 8), "warm_up_steps": (2, 3), "num_rounds": 2}
-    )
+    """Those of every number of steps, rate, draw and client equal a warm-up of that one replica."""
+    demand = {"num_steps": (2, 3), "learning_rates": (0.1, 0.05), "batch_size": 8}
+    config = config_of("maxfl-table4", **SMALL | {"requirement": demand, "num_rounds": 2})
     population = config.population
     data = draw_clients("digits", None, population, partition="clusters", flipped=0.3, seeds=[7, 8])
     own = warm_up(config, data, None)
     clients = population.num_clients + population.num_unseen
-    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, 2, clients)
+    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, clients)
     assert len(np.unique(own.threshold)) == own.threshold.size
 
     @functools.partial(jax.jit, static_argnames="num_steps")
@@ -405,11 +408,53 @@ def test_own_models_are_where_the_grid_looks_for_them():
 
     for i, steps in enumerate((2, 3)):
         for rate, draw in ((0, 1), (1, 0)):
-            how = {"learning_rate": config.learning_rates[rate], "num_steps": steps}
+            how = {"learning_rate": demand["learning_rates"][rate], "num_steps": steps}
             alone = alone_of(jax.random.key(config.seed), data, draw, **how)
-            place = i, 1, rate, draw
-            np.testing.assert_allclose(own.threshold[place], alone.threshold, rtol=1e-5)
-            np.testing.assert_allclose(own.accuracy[place], alone.accuracy, rtol=1e-5)
+            np.testing.assert_allclose(own.threshold[i, rate, draw], alone.threshold, rtol=1e-5)
+            np.testing.assert_allclose(own.accuracy[i, rate, draw], alone.accuracy, rtol=1e-5)
+
+
+def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
+    """Traced, not compiled: 7 methods, 2 sizes of arrays, for 81 points of 9 variants."""
+    found = []
+
+    def count(grid, **_):
+        found.append([program.label for program in grid.programs])
+        raise StopIteration
+
+    monkeypatch.setattr(execute, "make_plan", count)
+    monkeypatch.setattr(grid_of_papers, "warm_up", lambda *_: None)
+    config = config_of("maxfl-table1", num_clients=4, num_unseen=3, cohort_size=2)
+    with pytest.raises(StopIteration):
+        run_comparison(config)
+    (labels,) = found
+    assert len(labels) == len(set(labels)) == 14
+    assert "variant=FedProx (mu = 0.01) | FedProx (mu = 0.1), byzantine" not in labels[0]
+    assert any("mu = 0.01" in label and "mu = 0.1)" in label for label in labels)
+
+
+def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypatch):
+    """Steps, batches, variants and demands at once, two devices; floats, so to round-off."""
+    changes = {
+        "local_steps": (1, 3),
+        "batch_sizes": (4, 8, 16),
+        "learning_rates": (0.1,),
+        "requirement": {"num_steps": (2, 3), "learning_rates": (0.1, 0.05), "batch_size": 8},
+        "methods": {"qFFL": {"name": "qffl", "q": [1.0, 2.0]}},
+        "tuning_steps": 2,
+        "num_rounds": 2,
+    }
+    config = config_of("maxfl-table4", **SMALL | changes)
+    shared = run_comparison(config)
+    for tau in config.local_steps:
+        for size in config.batch_sizes:
+            point = {"local_steps": (tau,), "batch_sizes": (size,)}
+            for q in (1.0, 2.0):
+                alone = {**changes, **point, "methods": {"qFFL": {"name": "qffl", "q": [q]}}}
+                expected = run_comparison(config_of("maxfl-table4", **SMALL | alone))
+                got = shared.sel(local_steps=[tau], batch_size=[size], variant=expected["variant"])
+                for name in ("loss", "appeal", "preferred_accuracy", "gradients"):
+                    np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
 
 
 def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():

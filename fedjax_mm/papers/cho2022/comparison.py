@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedjax_mm.papers import claims
 from fedjax_mm.papers.cho2022.clients import source_of
-from fedjax_mm.papers.cho2022.grid import POINT, Comparison, best_points, run_comparison
+from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison, best_points, run_comparison
 from fedjax_mm.papers.claims import Claim, estimate
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.tables import Table, cells, columns, rows
@@ -54,7 +54,7 @@ def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
 def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
-    """Returns metrics at the end, over ``(metric, algorithm, attackers, warm-up steps)``."""
+    """Returns metrics at the end, over ``(metric, algorithm, *DIMS)``."""
     best = best_points(result, settings).isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
     # skipna=False: without a diverged seed the mean would look better.
@@ -77,13 +77,13 @@ def measure(
 
 def unattacked(values: Any) -> Any:
     """Returns values without attackers, after the first warm-up."""
-    return values.isel({"attackers": 0, "warm-up steps": 0}, drop=True)
+    return values.isel(dict.fromkeys(DIMS.values(), 0), drop=True)
 
 
 def squeezed(values: Any) -> Any:
     """Returns values without the dimensions that have one coordinate, but for the methods."""
     # Most tables have no attackers and one warm-up, and need no columns for them.
-    alone = [dim for dim in ("attackers", "warm-up steps") if values.sizes[dim] == 1]
+    alone = [dim for dim in DIMS.values() if values.sizes[dim] == 1]
     return values.squeeze(alone, drop=True)
 
 

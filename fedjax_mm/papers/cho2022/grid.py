@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -16,6 +16,7 @@ from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
+from fedjax_mm.base import Algorithm, Padded
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Flag, NonNegative, Positive, Seed, Share
 from fedjax_mm.experiments.methods import (
@@ -30,13 +31,18 @@ from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
 POINT = ("variant", "learning_rate", "local_steps", "batch_size")
 """The axes over which the best point of each method is looked for."""
 
-DIMS = {"byzantine": "attackers", "warm_up_steps": "warm-up steps"}
+DIMS = {
+    "byzantine": "attackers",
+    "warm_up_steps": "warm-up steps",
+    "demand_rate": "rate of the warm-up",
+}
 """The other axes by their names in tables."""
 
 _METHOD: TypeAdapter[Method] = TypeAdapter(MethodConfig)
@@ -55,6 +61,14 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 def methods(*names: str) -> dict[str, Mapping[str, Any]]:
     """Returns the settings of some of the paper's methods; a list is a grid of the method's own."""
     return {name: METHODS[name] for name in names}
+
+
+class Requirement(Config):
+    """How clients train models of their own, which set what they require of all methods alike."""
+
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.05,)
+    num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
+    batch_size: Count = 32
 
 
 class Comparison(Config):
@@ -80,7 +94,7 @@ class Comparison(Config):
     loss_factor: Positive = 10.0
     noise: NonNegative = 1.0
     attackers_stay: Flag = True
-    warm_up_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
+    requirement: Requirement = Requirement()
     tuning_steps: Annotated[int, Field(strict=True, ge=0, lt=2**31)] = 0
     methods: Annotated[Mapping[str, Mapping[str, Any]], Field(min_length=1)]
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (
@@ -103,7 +117,7 @@ class Comparison(Config):
                     raise ValueError(f"methods.{name}.{key} has no values; give at least one")
         for label, (name, _) in self.variants.items():
             try:
-                self.method(label, self.learning_rates[0], self.local_steps[0], self.batch_sizes[0])
+                self._first_point(label)
             except ValueError as error:
                 raise ValueError(f"methods.{name}: {error}") from error
         return self
@@ -143,7 +157,8 @@ class Comparison(Config):
         return {
             "variant": list(self.variants),
             "byzantine": self.byzantine,
-            "warm_up_steps": self.warm_up_steps,
+            "warm_up_steps": self.requirement.num_steps,
+            "demand_rate": self.requirement.learning_rates,
             "learning_rate": self.learning_rates,
             "local_steps": self.local_steps,
             "batch_size": self.batch_sizes,
@@ -157,6 +172,24 @@ class Comparison(Config):
         table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
         known = {key: value for key, value in point.items() if key in table.model_fields}
         return _METHOD.validate_python(settings | known)
+
+    def structure(self, label: str) -> Hashable:
+        """Returns all of a variant but its floats: equal ones are one program."""
+        settings = dict(self._first_point(label))
+        return tuple((k, str(v)) for k, v in settings.items() if not isinstance(v, float))
+
+    def algorithm(self, variant: OneOf, local: Mapping[str, Any]) -> Algorithm:
+        """Builds one of several variants of equal structure; numbers may be traced."""
+        method, *others = [self._first_point(label) for label in variant.values]
+        numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
+        for name, value in method if others else ():
+            if isinstance(value, float) and name not in local:
+                values = jnp.asarray([getattr(each, name) for each in (method, *others)])
+                numbers[name] = values[variant.place]
+        return method.build(1, **numbers)
+
+    def _first_point(self, label: str) -> Method:
+        return self.method(label, self.learning_rates[0], self.local_steps[0], self.batch_sizes[0])
 
     @property
     def population(self) -> clients.Population:
@@ -174,8 +207,7 @@ class Comparison(Config):
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
     """Returns every method at every point with every seed, each seed with clients of its own.
 
-    Over ``(variant, byzantine, warm_up_steps, learning_rate, local_steps, batch_size, seed,
-    round)``.
+    Over ``(*config.axes, seed, round)``.
     """
     try:
         data = clients.draw_clients(
@@ -193,6 +225,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     clock = time.perf_counter()
     own = warm_up(config, data, execution)
     warm_up_seconds = time.perf_counter() - clock
+    largest = largest_batches(config.batch_sizes)
     result = sweep(
         _builder(config),
         config.axes,
@@ -201,6 +234,15 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         seed=config.seed,
         shared={"drawn": (data, own)},
         per_seed={"draw": np.arange(config.num_seeds)},
+        # In an order that lets replicas of equal length run at the same time.
+        together={
+            "demand_rate": lambda _: None,
+            "warm_up_steps": lambda _: None,
+            "variant": config.structure,
+            "batch_size": largest.__getitem__,
+            "local_steps": lambda _: None,
+        },
+        cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
         record_every=math.gcd(config.record_every, config.num_rounds),
         data=data.kind,
         execution=execution,
@@ -210,6 +252,19 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     about |= {"datasets": [data.name], "population": config.population._asdict()}
     names = [config.variants[label][0] for label in result["variant"].values]
     return result.isel(model=0, drop=True).assign_coords(algorithm=("variant", names))
+
+
+def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
+    """Returns the rows of each batch size's arrays: at most two sizes, with the least padding.
+
+    Example:
+      >>> largest_batches([32, 64, 128])
+      {32: 64, 64: 64, 128: 128}
+    """
+    ordered = sorted(set(sizes))
+    cuts = [(ordered[:i], ordered[i:]) for i in range(len(ordered))]
+    parts = min(cuts, key=lambda cut: sum(len(part) * max(part) for part in cut if part))
+    return {size: max(part) for part in parts for size in part}
 
 
 def _builder(config: Comparison) -> Callable[..., Setup]:
@@ -224,30 +279,31 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
     def build(
-        variant: str,
+        variant: OneOf,
         byzantine: Any,
-        warm_up_steps: int,
+        warm_up_steps: OneOf,
+        demand_rate: OneOf,
         learning_rate: Any,
-        local_steps: int,
-        batch_size: int,
+        local_steps: OneOf,
+        batch_size: OneOf,
         drawn: tuple[FederatedData, OwnModels],
         draw: Any,
     ) -> Setup:
         data, own = drawn
         task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-        method = config.method(variant, config.learning_rates[0], local_steps, batch_size)
-        algorithm = method.build(1, learning_rate=learning_rate)
-        place = (
-            config.warm_up_steps.index(warm_up_steps),
-            config.batch_sizes.index(batch_size),
-            # The rate is traced, in float32: no index() finds it among Python's floats.
-            jnp.argmin(jnp.abs(jnp.array(config.learning_rates) - learning_rate)),
-            draw,
-        )
+        size, rows = max(batch_size.values), None
+        if len(batch_size.values) > 1:
+            rows = batch_size.number
+        local = {
+            "learning_rate": learning_rate,
+            "local_steps": local_steps.number,
+            "batch_size": size if rows is None else Padded(size, rows),
+        }
+        algorithm = config.algorithm(variant, local)
         start, tuning = _start(config, task, draw), None
         if config.tuning_steps:
-            tuning = Tuning(learning_rate, config.tuning_steps, batch_size)
-        mine = jax.tree.map(itemgetter(place), own)
+            tuning = Tuning(learning_rate, config.tuning_steps, size, rows)
+        mine = jax.tree.map(itemgetter((warm_up_steps.place, demand_rate.place, draw)), own)
         task = requiring(task, mine, num_unseen=population.num_unseen, tuning=tuning)
         if any(config.byzantine):
             attack = Byzantine(
@@ -264,50 +320,36 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
 
 
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
-    """Returns every client's own model, ``[warm_up_steps, batch_sizes, rates, draws, clients]``.
+    """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
 
-    They start where all methods do.
+    They start where all methods do, and do not depend on the methods.
     """
-    # Methods and numbers of local steps share thresholds, which depend on the rate, the batches and
-    # the start alone. Trained once for all of them; else they take most of the time where clients
-    # soon stay away.
-    num_draws, num_rates = config.num_seeds, len(config.learning_rates)
-    rates = np.repeat(np.asarray(config.learning_rates, np.float32), num_draws)
-    draws = np.tile(np.arange(num_draws), num_rates)
-    where = layout(len(rates))
-    # Every device gets equally many pairs: the first ones fill up the last device.
-    num_padded = where.padded(len(rates))
-    pairs = where.put((np.resize(rates, num_padded), np.resize(draws, num_padded)), 0)
-    kinds = list(itertools.product(config.warm_up_steps, config.batch_sizes))
-    found = []
-    for number, (num_steps, batch_size) in enumerate(kinds):
-        if execution and execution.progress:
-            what = f"warm-up of {num_steps} steps, batch_size={batch_size}"
-            execution.progress(what, number, len(kinds))
-        program = where.over(_warm_up_of(config, num_steps, batch_size), (0, None))
-        found.append(where.fetch(jax.jit(program)(pairs, where.put(data, None))))
-    shape = (len(config.warm_up_steps), len(config.batch_sizes), num_rates, num_draws, -1)
+    demand, num_draws = config.requirement, config.num_seeds
+    kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
+    mesh = [each.ravel() for each in np.meshgrid(*kinds, indexing="ij")]
+    number = len(mesh[0])
+    if execution and execution.progress:
+        execution.progress(f"warm-up of {number} x {data.num_clients} clients", 0, 1)
+    where = layout(number)
+    # Every device gets equally many: the first ones fill up the last device.
+    numbers = [np.resize(each, where.padded(number)) for each in mesh]
+    types = (np.int32, np.float32, np.int32)
+    each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)
 
-    def joined(*parts: Any) -> Any:
-        return np.stack([x[: len(rates)] for x in parts]).reshape(shape)
-
-    own: OwnModels = jax.tree.map(joined, *found)
-    return own
-
-
-def _warm_up_of(config: Comparison, num_steps: int, batch_size: int) -> Callable[..., OwnModels]:
-    def of_device(pairs: Any, data: FederatedData) -> OwnModels:
-        def of_replica(pair: Any) -> OwnModels:
-            rate, draw = pair
+    def of_device(numbers: Any, data: FederatedData) -> OwnModels:
+        def of_replica(numbers: Any) -> OwnModels:
+            steps, rate, draw = numbers
             task = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-            key, start = _key(config, draw), _start(config, task, draw)
-            how = {"num_steps": num_steps, "batch_size": batch_size}
-            return own_models(key, task, start, learning_rate=rate, **how)
+            how = {"num_steps": steps, "learning_rate": rate, "batch_size": demand.batch_size}
+            return own_models(_key(config, draw), task, _start(config, task, draw), **how)
 
         # One after the other: `own_models` already trains many clients side by side.
-        return lax.map(of_replica, pairs)
+        return lax.map(of_replica, numbers)
 
-    return of_device
+    found = where.fetch(jax.jit(where.over(of_device, (0, None)))(each, where.put(data, None)))
+    shape = (*map(len, kinds), -1)
+    own: OwnModels = jax.tree.map(lambda x: np.asarray(x)[:number].reshape(shape), found)
+    return own
 
 
 def _text(value: Any) -> str:
@@ -333,7 +375,7 @@ def best_points(result: xr.Dataset, config: Comparison) -> xr.Dataset:
       config: its settings.
 
     Returns:
-      The result over ``(algorithm, attackers, warm-up steps, seed, round)``, and the coordinates of
+      The result over ``(algorithm, *DIMS, seed, round)``, and the coordinates of
       `POINT` over the first three.
     """
     parts = []

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import xarray as xr
 
 from fedjax_mm.papers import claims
-from fedjax_mm.papers.cho2022.comparison import OURS, exceeds, item, of_method
+from fedjax_mm.papers.cho2022.comparison import OURS, exceeds, item, of_method, squeezed
 from fedjax_mm.papers.cho2022.grid import Comparison, methods
 from fedjax_mm.papers.claims import Claim, claim, estimate
 
@@ -20,7 +20,7 @@ def withstands(measured: xr.Dataset, settings: Comparison) -> Sequence[Claim]:
     if OURS not in names or measured.sizes["attackers"] < 2:
         reason = "there are no attackers, or MaxFL is not among the methods"
         return [claim("MaxFL withstands attackers", False, reason)]
-    percent = measured["percent"].isel({"warm-up steps": 0}, drop=True)
+    percent = squeezed(measured["percent"])
     # Each share of attackers at its own best point.
     lost = percent.isel(attackers=0, drop=True) - percent.isel(attackers=slice(1, None))
     for metric in ("test accuracy, seen", "test accuracy, unseen"):
