@@ -16,7 +16,8 @@ import pytest
 import rich.progress
 import xarray as xr
 
-from fedjax_mm import bench, cli, commands, terminal, workloads
+from fedjax_mm import bench, cli, workloads
+from fedjax_mm.cli import commands, terminal
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.plan import Plan
 

@@ -25,8 +25,6 @@ LAYERS = [
     {"sweeps"},
     {"experiments"},
     {"bench", "papers", "workloads"},
-    {"terminal"},
-    {"commands"},
     {"cli"},
 ]
 """Modules and folders; each imports from its own layer and from those before it."""

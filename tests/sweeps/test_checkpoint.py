@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, fedavg, mfa_rand, mfa_rr, sweep, terminal
+from fedjax_mm import Assignment, Groups, Setup, fedavg, mfa_rand, mfa_rr, sweep
+from fedjax_mm.cli import terminal
 from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
@@ -97,7 +98,8 @@ TELLING = """\
 import importlib
 import json
 import sys
-from fedjax_mm import cli, terminal
+from fedjax_mm import cli
+from fedjax_mm.cli import terminal
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1

@@ -278,42 +278,28 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
         everybody, first = full_participation(num_clients), config.appealing_from
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
-    def build(
-        variant: OneOf,
-        byzantine: Any,
-        warm_up_steps: OneOf,
-        demand_rate: OneOf,
-        learning_rate: Any,
-        local_steps: OneOf,
-        batch_size: OneOf,
-        drawn: tuple[FederatedData, OwnModels],
-        draw: Any,
-    ) -> Setup:
-        data, own = drawn
+    def build(drawn: tuple[FederatedData, OwnModels], draw: Any, **point: Any) -> Setup:
+        (data, own), rate, batches = drawn, point["learning_rate"], point["batch_size"]
         task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-        size, rows = max(batch_size.values), None
-        if len(batch_size.values) > 1:
-            rows = batch_size.number
+        # Batches of several sizes have equal arrays: a program of one size needs no empty rows.
+        size, rows = max(batches.values), batches.number if len(batches.values) > 1 else None
         local = {
-            "learning_rate": learning_rate,
-            "local_steps": local_steps.number,
+            "learning_rate": rate,
+            "local_steps": point["local_steps"].number,
             "batch_size": size if rows is None else Padded(size, rows),
         }
-        algorithm = config.algorithm(variant, local)
+        algorithm = config.algorithm(point["variant"], local)
         start, tuning = _start(config, task, draw), None
         if config.tuning_steps:
-            tuning = Tuning(learning_rate, config.tuning_steps, size, rows)
-        mine = jax.tree.map(itemgetter((warm_up_steps.place, demand_rate.place, draw)), own)
+            tuning = Tuning(rate, config.tuning_steps, size, rows)
+        place = point["warm_up_steps"].place, point["demand_rate"].place, draw
+        mine = jax.tree.map(itemgetter(place), own)
         task = requiring(task, mine, num_unseen=population.num_unseen, tuning=tuning)
         if any(config.byzantine):
-            attack = Byzantine(
-                fraction=0.0,
-                loss_factor=config.loss_factor,
-                noise=config.noise,
-                stays=config.attackers_stay,
-            )
-            task = attack.wrap_task(task, fraction=byzantine)
-            algorithm = attack.wrap(algorithm, num_clients, fraction=byzantine)
+            harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
+            attack = Byzantine(fraction=0.0, stays=config.attackers_stay, **harm)
+            task = attack.wrap_task(task, fraction=point["byzantine"])
+            algorithm = attack.wrap(algorithm, num_clients, fraction=point["byzantine"])
         return Setup(task, algorithm, assignment, start)
 
     return build

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
+from fedjax_mm.cli.terminal import console, notes, say, show
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
-from fedjax_mm.terminal import console, notes, say, show
 
 FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 
@@ -185,7 +185,7 @@ def reproduce(
     manifest.config, for example `--set task.start=zeros`, `--set learning_rate=0.05` or `--set
     precision=float64`.
     """
-    from fedjax_mm import commands
+    from fedjax_mm.cli import commands
 
     settings = _settings(overrides, num_seeds=seeds, num_rounds=rounds)
     how = commands.execution(None, None, save_every)
@@ -226,7 +226,7 @@ def bounds(
     round and how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For example
     `fedjax-mm bounds mfa --clients 24 --models 12 --steps 1 --steps 5`.
     """
-    from fedjax_mm import commands
+    from fedjax_mm.cli import commands
 
     lists = {"num_models": models, "local_steps": steps, "mu": mu}
     single = {"num_clients": clients, "num_rounds": rounds, "num_seeds": seeds, "rate": rate}
@@ -271,7 +271,7 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    from fedjax_mm import commands
+    from fedjax_mm.cli import commands
 
     how = commands.execution(memory, split, save_every)
     commands.run(config, overrides or [], out, resume, how)
@@ -305,7 +305,7 @@ def sweep(
     dimension per axis, and OUT/NAME/figure.png. Runs that diverge are marked in the variable
     `diverged`, and the others go on.
     """
-    from fedjax_mm import commands
+    from fedjax_mm.cli import commands
 
     how = commands.execution(memory, split, save_every)
     commands.sweep(config, overrides or [], out, resume, how, dry_run)
@@ -334,7 +334,7 @@ def bench(
     one client; MiB is the memory of the compiled program, or of the largest batch; peak is that of
     matrix products, measured now; steps are the local steps computed for each that counts.
     """
-    from fedjax_mm import commands
+    from fedjax_mm.cli import commands
 
     commands.bench(workloads or [], repeats)
 

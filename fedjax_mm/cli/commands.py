@@ -16,6 +16,7 @@ import xarray as xr
 from rich import box
 from rich.markup import escape
 
+from fedjax_mm.cli.terminal import progress, say, show, show_end, show_findings, show_plan
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config
@@ -26,7 +27,6 @@ from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.terminal import progress, say, show, show_end, show_findings, show_plan
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
