@@ -43,7 +43,7 @@ def test_readme_names_only_commands_and_functions_that_exist():
 
 def test_the_documented_experiment_runs_and_may_be_swept():
     (text,) = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
-    short = ["num_rounds=2", "record_every=2", "num_seeds=1", "requiring.num_steps=5"]
+    short = ["num_rounds=2", "record_every=2", "num_seeds=1", "requirement.num_steps=5"]
     experiment = validate(Experiment, tomllib.loads(text), short)
     first = {"MaxFL": experiment.algorithms["MaxFL"]}
     result = run(experiment.model_copy(update={"algorithms": first}))
@@ -62,4 +62,4 @@ def test_the_documented_methods_and_settings_are_those_that_there_are():
     }
     for name, cell in rows:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
-        assert method.asks_for_thresholds() == ("needs `[requiring]`" in cell), name
+        assert method.asks_for_thresholds() == ("needs `[requirement]`" in cell), name

@@ -14,12 +14,12 @@ from fedjax_mm.experiments.methods import (
     Byzantine,
     Method,
     MethodConfig,
-    Requiring,
+    Requirement,
 )
 from fedjax_mm.experiments.tasks import QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.requirements import OwnModels, Tuning
+from fedjax_mm.tasks.requirements import OwnModels
 
 Precision = Literal["float32", "float64"]
 
@@ -41,8 +41,8 @@ class Experiment(Config):
     data: what changes it cannot be an axis.
 
     `assignment` is for the algorithms that have none of their own. `byzantine` makes attackers of
-    some clients, and `requiring` measures what clients ask of a model, with every algorithm alike;
-    the assignment is for the clients that are seen.
+    some clients, and `requirement` says what clients ask of a model, of all algorithms alike; the
+    assignment is for the clients that are seen.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -61,7 +61,7 @@ class Experiment(Config):
     algorithms: Annotated[dict[str, MethodConfig], Field(min_length=1)]
     assignment: AssignmentConfig | None = None
     byzantine: Byzantine | None = None
-    requiring: Requiring | None = None
+    requirement: Requirement | None = None
     num_models: Count
     num_rounds: Count
     num_seeds: Count = 20
@@ -75,7 +75,7 @@ class Experiment(Config):
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
         """Raises `ValueError` for what would fail when building, before anything is compiled."""
-        self._check_requiring()
+        self._check_requirement()
         for label, method in self.algorithms.items():
             if method.assignment is None and self.assignment is None:
                 raise ValueError(
@@ -91,25 +91,25 @@ class Experiment(Config):
         self._grid(None)  # all points are checked; data, which take long to load, are not needed
         return self
 
-    def _check_requiring(self) -> None:
-        if self.requiring is None:
+    def _check_requirement(self) -> None:
+        if self.requirement is None:
             return
         if isinstance(self.task, QuadraticConfig):
-            _check_on_quadratic(self.requiring, "requiring.")
+            _check_on_quadratic(self.requirement, "requirement.")
         elif not self.task.has_own_tests:
             raise ValueError(
-                "requiring: clients are asked one by one, but one pool of test examples stands for "
-                "all; give task.test_fraction, such as 0.4, so that each has its own"
+                "requirement: clients are asked one by one, but one pool of test examples stands "
+                "for all; give task.test_fraction, such as 0.4, so that each has its own"
             )
 
     def _check_method(self, method: Method) -> None:
         assignment = self._assignment_of(method)
-        if self.requiring is None:
+        if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
             if assignment.appealing or method.asks_for_thresholds():
                 raise ValueError(
-                    f"{asking} for clients with thresholds; add a table requiring, such as "
-                    "requiring = { num_steps = 100 }"
+                    f"{asking} for clients with thresholds; add a table requirement, such as "
+                    "requirement = { num_steps = 100 }"
                 )
         if self.task.num_clients is not None:
             self._assigned(method, self.task.num_clients)
@@ -124,16 +124,18 @@ class Experiment(Config):
 
     def _assigned(self, method: Method, num_clients: int) -> Assignment:
         """Builds the assignment of the clients that are seen."""
-        num_unseen = 0 if self.requiring is None else self.requiring.num_unseen
+        num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
-                f"requiring.num_unseen is {num_unseen}, but there are {num_clients} clients; at "
+                f"requirement.num_unseen is {num_unseen}, but there are {num_clients} clients; at "
                 f"most {num_clients - 1} may be unseen"
             )
         try:
             return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
         except ValueError as error:
-            unseen = f", without those of requiring.num_unseen = {num_unseen}" if num_unseen else ""
+            unseen = (
+                f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
+            )
             raise ValueError(f"{error}{unseen}") from error
 
     @property
@@ -155,7 +157,7 @@ class Experiment(Config):
 
         def prepare(rng_key: Any, algorithm: str, data: Any = None, **point: Any) -> OwnModels:
             here, numbers = points.at(algorithm, point)
-            return here._prepare(rng_key, algorithm, data, numbers)
+            return here._prepare(rng_key, data, numbers)
 
         def build(
             algorithm: str, data: Any = None, prepared: OwnModels | None = None, **point: Any
@@ -174,32 +176,27 @@ class Experiment(Config):
             shared={"data": data},
             record_every=self.record_every,
             client_map=self.client_map,
-            prepare=None if self.requiring is None else prepare,
+            prepare=None if self.requirement is None else prepare,
             until=None if self.until is None else Until(**dict(self.until)),
         )
 
-    def _warm_up(self, algorithm: str, numbers: Numbers) -> Tuning:
-        assert self.requiring is not None
-        method = self.algorithms[algorithm]
-        rate = method.schedule(1, numbers.get("algorithms", {}).get(algorithm))
-        return self.requiring.warm_up(method, rate, numbers.get("requiring", {}))
-
-    def _prepare(self, rng_key: Any, algorithm: str, data: Any, numbers: Numbers) -> OwnModels:
+    def _prepare(self, rng_key: Any, data: Any, numbers: Numbers) -> OwnModels:
         """Trains the clients' own models."""
-        assert self.requiring is not None
+        assert self.requirement is not None
         task, start = self.task.build(data, **numbers.get("task", {})), self.task.initial_params()
-        how = self._warm_up(algorithm, numbers)
-        return self.requiring.prepare(rng_key, task, self.num_models, how, start)
+        given = numbers.get("requirement", {})
+        return self.requirement.prepare(rng_key, task, self.num_models, start, given)
 
     def _setup(self, algorithm: str, data: Any, own: OwnModels | None, numbers: Numbers) -> Setup:
         """Builds one run: who trains what and how, with attackers and demands."""
         method, task = self.algorithms[algorithm], self.task.build(data, **numbers.get("task", {}))
         assignment = self._assigned(method, task.num_clients)
-        trained = method.build(self.num_models, **numbers.get("algorithms", {}).get(algorithm, {}))
+        given = numbers.get("algorithms", {}).get(algorithm, {})
+        trained = method.build(self.num_models, **given)
         # One object M times: `stacks_of` stores the arrays that tasks share once.
         tasks = [task] * self.num_models
-        if self.requiring is not None and own is not None:
-            tasks = self.requiring.wrap(task, own, self._warm_up(algorithm, numbers))
+        if self.requirement is not None and own is not None:
+            tasks = self.requirement.wrap(task, own, method, method.schedule(1, given))
         if self.byzantine is not None:
             attack = numbers.get("byzantine", {})
             tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]

@@ -205,45 +205,44 @@ class Byzantine(Config):
         return noisy(algorithm, attackers, noise=self.with_numbers(numbers).noise)
 
 
-class Requiring(Config):
-    """Demands of clients on a model, and how they are measured; see `requiring`.
+class Requirement(Config):
+    """Demands of clients on a model, the same for all algorithms, and how they are measured.
 
-    The rate and the batches of the warm-up and of tuning are the algorithm's, if not given here.
+    See `requiring`. Tuning has the algorithm's rate and batches.
     """
 
     num_steps: Count = 100
-    learning_rate: Positive | None = None
+    """Of the warm-up, in which clients train models of their own."""
+    learning_rate: Positive = 0.05
     batch_size: Count | None = None
+    """32 if not given, or all of a client's examples where they are not drawn one by one."""
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
-    def warm_up(self, method: Method, rate: Any, numbers: Numbers) -> Tuning:
-        """Returns how clients train their own models; `rate` is the method's."""
-        # The warm-up comes before round 1: a schedule gives its first rate.
-        rate = rate(1) if callable(rate) else rate
-        own, batch_size = self.with_numbers(numbers).learning_rate, self.batch_size
-        if batch_size is None:
-            batch_size = getattr(method, "batch_size", None)
-        return Tuning(rate if own is None else own, self.num_steps, batch_size)
-
     def prepare(
-        self, rng_key: Any, task: Task, num_models: int, how: Tuning, params: Any
+        self, rng_key: Any, task: Task, num_models: int, params: Any, numbers: Numbers
     ) -> OwnModels:
         """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
         They start where the models do: at `params`, or at what the task draws.
         """
+        # Quadratics are deterministic: a client's loss has no examples to draw.
+        default = None if isinstance(task, Quadratic) else 32
+        how: dict[str, Any] = {"learning_rate": self.with_numbers(numbers).learning_rate}
+        how |= {"num_steps": self.num_steps, "batch_size": self.batch_size or default}
 
         def of_model(model: Index) -> OwnModels:
-            return own_models(rng_key, task, params, model=model, **vars(how))
+            return own_models(rng_key, task, params, model=model, **how)
 
         # One model after the other: own models of all clients at once may fill the memory.
         return lax.map(of_model, jnp.arange(num_models))
 
-    def wrap(self, task: Task, own: OwnModels, how: Tuning) -> list[Task]:
-        """Returns the task of each model, whose clients require something."""
-        tuning = (
-            dataclasses.replace(how, num_steps=self.tuning_steps) if self.tuning_steps else None
-        )
+    def wrap(self, task: Task, own: OwnModels, method: Method, rate: Any) -> list[Task]:
+        """Returns the task of each model with demands on it; `rate` is the method's."""
+        tuning = None
+        if self.tuning_steps:
+            # A schedule gives its first rate: tuning begins anew after every round.
+            rate = rate(1) if callable(rate) else rate
+            tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         each = [jax.tree.map(itemgetter(model), own) for model in range(len(own.threshold))]
         return [requiring(task, own, num_unseen=self.num_unseen, tuning=tuning) for own in each]

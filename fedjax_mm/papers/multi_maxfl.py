@@ -40,6 +40,14 @@ _AGGREGATIONS: Mapping[str, Any] = {"FedAvg": fedavg, "MaxFL": maxfl}
 _METRICS = {"appeal": "GM-Appeal", "unseen_appeal": "unseen", "accuracy": "test accuracy"}
 
 
+class Requirement(Config):
+    """How clients train models of their own, whose losses they ask every other model to beat."""
+
+    learning_rate: Positive = 0.05
+    batch_size: Count = 32
+    num_steps: Count = 50
+
+
 class MultiAppeal(Config):
     """Settings: three questions about the digits, of clients some of whom have flipped labels."""
 
@@ -49,7 +57,7 @@ class MultiAppeal(Config):
     learning_rate: Positive = 0.05
     local_steps: Count = 20
     batch_size: Count = 32
-    warm_up_steps: Count = 50
+    requirement: Requirement = Requirement()
     appealing_from: Count = 10
     num_rounds: Count = 100
     num_seeds: Count = 4
@@ -59,11 +67,10 @@ class MultiAppeal(Config):
     def prepare(self, rng_key: Any, data: FederatedData, draw: Any, **_: str) -> OwnModels:
         """Returns the clients' own models for every question."""
         task_of = partial(classifier, data.select(draw), dropout_rate=0.5)
-        local = self.model_dump(include={"learning_rate", "batch_size"})
 
         def of_question(column: Any) -> OwnModels:
             task = task_of(column=column)
-            return own_models(rng_key, task, num_steps=self.warm_up_steps, model=column, **local)
+            return own_models(rng_key, task, model=column, **dict(self.requirement))
 
         # Questions differ in a column only: lax.map compiles one training for all of them.
         return lax.map(of_question, jnp.arange(len(QUESTIONS)))

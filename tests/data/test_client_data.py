@@ -67,6 +67,15 @@ def test_full_batches_weigh_every_example_once():
             np.testing.assert_array_equal(row[weight > 0], examples)
 
 
+@pytest.mark.parametrize("client", range(3))
+def test_a_padded_batch_begins_with_the_batch_of_its_own_size(client):
+    rows, weights = steps_of(client, Batching(5, limit=2), 4, large=True)
+    alone, ones = steps_of(client, Batching(2), 4, large=True)
+    np.testing.assert_array_equal(rows[:, :2], alone)
+    np.testing.assert_array_equal(weights, np.tile([1, 1, 0, 0, 0], (4, 1)))
+    np.testing.assert_array_equal(ones, 1)
+
+
 def test_minibatches_are_uniform_over_the_client_and_fresh_every_step():
     values, weights = steps_of(2, Batching(2), 20_000)
     np.testing.assert_array_equal(weights, 1)

@@ -48,7 +48,7 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Aggregation
 from fedjax_mm.data import partition
 from fedjax_mm.experiments import methods as tables
-from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requiring
+from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
@@ -101,7 +101,7 @@ num_rounds = 3
 num_seeds = 1
 task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
 assignment = { name = "mfa_rand", cohort_size = 4 }
-requiring = { num_steps = 3, learning_rate = 0.2 }
+requirement = { num_steps = 3, learning_rate = 0.2 }
 """
 A = "[algorithms.A]\nlearning_rate = 0.1\n"
 
@@ -330,15 +330,17 @@ def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
 @pytest.mark.parametrize(
     ("table", "warm_up", "tuning"),
     [
-        ("{ num_steps = 2 }", (3 / 101, 2, 3), None),
+        ("{ num_steps = 2 }", (0.05, 2, None), None),
         (
             "{ learning_rate = 0.3, batch_size = 2, num_unseen = 1, tuning_steps = 2 }",
             (0.3, 100, 2),
-            (0.3, 2, 2),
+            (3 / 101, 2, 3),
         ),
     ],
 )
-def test_what_requiring_is_not_told_is_that_of_the_algorithm(monkeypatch, table, warm_up, tuning):
+def test_the_warm_up_has_numbers_of_its_own_and_tuning_the_algorithms(
+    monkeypatch, table, warm_up, tuning
+):
     told = []
 
     def own(rng_key, task, params, *, model, learning_rate, num_steps, batch_size):
@@ -348,10 +350,12 @@ def test_what_requiring_is_not_told_is_that_of_the_algorithm(monkeypatch, table,
     monkeypatch.setattr(tables, "own_models", own)
     rate = {"beta": 3, "gamma": 100}
     method = METHOD.validate_python({"learning_rate": rate, "local_steps": 2, "batch_size": 3})
-    config, task = validate(Requiring, tomllib.loads(f"x = {table}")["x"]), quadratic(4, 1, mu=1.0)
-    warm_up_of_it = config.warm_up(method, method.schedule(1), {})
-    prepared = config.prepare(jax.random.key(0), task, 2, warm_up_of_it, None)
-    asked = config.wrap(task, prepared, warm_up_of_it)
+    config, task = (
+        validate(Requirement, tomllib.loads(f"x = {table}")["x"]),
+        quadratic(4, 1, mu=1.0),
+    )
+    prepared = config.prepare(jax.random.key(0), task, 2, None, {})
+    asked = config.wrap(task, prepared, method, method.schedule(1))
     assert set(told) == {warm_up}
     assert len(asked) == 2
     for each in asked:
@@ -396,7 +400,7 @@ dropout_rate = 0.5
 data_seed = 7
 partition = { name = "dirichlet", alpha = 0.5, min_examples = 20 }
 
-[requiring]
+[requirement]
 num_steps = 20
 num_unseen = 4
 tuning_steps = 2
@@ -446,7 +450,7 @@ def test_a_file_with_everything_is_that_of_python(labels, told):
         return classification(data, MLP(10, dropout_rate=0.5), rngs=("dropout",), scale=1 / 255)
 
     def prepare(rng_key, algorithm, data):
-        how = {"learning_rate": 0.1, "batch_size": 16, "num_steps": 20}
+        how = {"learning_rate": 0.05, "batch_size": 32, "num_steps": 20}
         return own_by_hand(rng_key, task(data), **how)
 
     def build(prepared, algorithm, data):
@@ -483,7 +487,7 @@ def test_a_file_with_everything_runs():
     trained = result.client_updates.squeeze()
     assert np.all(trained.isel(round=1) <= 9)
     assert np.all(trained.isel(round=1) >= 6)  # nobody stays away from rounds 1 and 2
-    assert result.attrs["manifest"]["config"]["requiring"]["num_unseen"] == 4
+    assert result.attrs["manifest"]["config"]["requirement"]["num_unseen"] == 4
 
 
 def test_flips_and_tests_of_their_own_reach_the_data():
@@ -532,7 +536,7 @@ DIGITS = {"name": "digits", "num_clients": 10}
 OWN = DIGITS | {"test_fraction": 0.4}
 MAXFL = {"name": "maxfl"}
 STAYING = {"name": "mfa_rand", "appealing": {"cohort_size": 2}}
-ASKED = {"requiring": {}}
+ASKED = {"requirement": {}}
 
 
 def settings(task=None, top=None, **algorithm):
@@ -556,15 +560,15 @@ def settings(task=None, top=None, **algorithm):
             settings(top={"assignment": {"name": "mfa_rr", "redrw": "round"}}),
             ["assignment.redrw = 'round'", "did you mean 'redraw'"],
         ),
-        (settings(**MAXFL), ["algorithms.A: maxfl asks", "add a table requiring"]),
-        (settings(name="mwfed"), ["algorithms.A: mwfed asks", "add a table requiring"]),
+        (settings(**MAXFL), ["algorithms.A: maxfl asks", "add a table requirement"]),
+        (settings(name="mwfed"), ["algorithms.A: mwfed asks", "add a table requirement"]),
         (
             settings(top={"assignment": STAYING}),
-            ["algorithms.A: assignment.appealing asks", "add a table requiring"],
+            ["algorithms.A: assignment.appealing asks", "add a table requirement"],
         ),
         (
             settings(assignment=STAYING),
-            ["algorithms.A: assignment.appealing asks", "add a table requiring"],
+            ["algorithms.A: assignment.appealing asks", "add a table requirement"],
         ),
         (
             settings(top=ASKED | {"assignment": {"name": "mfa_rand", "appealing": {}}}),
@@ -575,27 +579,27 @@ def settings(task=None, top=None, **algorithm):
             ["algorithms.A: cohort_size is 9", "between 1 and num_clients = 8"],
         ),
         (
-            settings(top={"requiring": {"num_unseen": 8}}),
-            ["requiring.num_unseen is 8", "8 clients", "at most 7"],
+            settings(top={"requirement": {"num_unseen": 8}}),
+            ["requirement.num_unseen is 8", "8 clients", "at most 7"],
         ),
         (
-            settings(top={"requiring": {"num_unseen": -1}}),
-            ["requiring.num_unseen = -1", "greater than or equal to 0"],
+            settings(top={"requirement": {"num_unseen": -1}}),
+            ["requirement.num_unseen = -1", "greater than or equal to 0"],
         ),
         (
             settings(
                 top={
-                    "requiring": {"num_unseen": 3},
+                    "requirement": {"num_unseen": 3},
                     "assignment": {"name": "mfa_rand", "cohort_size": 6},
                 }
             ),
-            ["algorithms.A: cohort_size is 6", "num_clients = 5", "requiring.num_unseen = 3"],
+            ["algorithms.A: cohort_size is 6", "num_clients = 5", "requirement.num_unseen = 3"],
         ),
         (
-            settings(top={"requiring": {"batch_size": 3}}),
-            ["requiring.batch_size is 3", "no examples", "leave it out"],
+            settings(top={"requirement": {"batch_size": 3}}),
+            ["requirement.batch_size is 3", "no examples", "leave it out"],
         ),
-        (settings(DIGITS, ASKED), ["requiring", "one pool", "give task.test_fraction"]),
+        (settings(DIGITS, ASKED), ["requirement", "one pool", "give task.test_fraction"]),
         (
             settings(name="fedprox", mu=1.0, batch_size=3),
             ["algorithms.A: batch_size is 3", "the quadratic has no examples", "leave it out"],
@@ -649,9 +653,9 @@ def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
     [
         ({"q": [0.0, 1.0]}, ["at q = 0.0: algorithms.A.q = 0.0: unknown key", "of fedavg are"]),
         ({"algorithms.Q.q": [1, -1]}, ["at algorithms.Q.q = -1", "algorithms.Q: q is -1.0"]),
-        ({"requiring.num_unseen": [0, 8]}, ["at requiring.num_unseen = 8", "at most 7"]),
+        ({"requirement.num_unseen": [0, 8]}, ["at requirement.num_unseen = 8", "at most 7"]),
         (
-            {"learning_rate": [0.1], "requiring.learning_rate": [0.1]},
+            {"learning_rate": [0.1], "requirement.learning_rate": [0.1]},
             ["two axes are called 'learning_rate'"],
         ),
         ({"byzantine.fraction": [0.1, 2]}, ["at byzantine.fraction = 2", "equal to 1"]),
@@ -682,7 +686,7 @@ def on_axes(name):
     text = f"{QUADRATIC}byzantine = {{ fraction = 0.5 }}\n{A}{text}\n"
     fields = METHOD_TABLES[name].model_fields
     keys = [key for key, field in fields.items() if field.annotation is float]
-    keys = [*keys, "byzantine.noise", "requiring.learning_rate"]
+    keys = [*keys, "byzantine.noise", "requirement.learning_rate"]
     points = {key: [2.0, 4.0] for key in keys} | {"byzantine.fraction": [0.25, 0.75]}
     axes = "\n".join(f"{key} = {values[:1]}" for key, values in points.items())
     return text, read(f"{text}[axes]\n{axes}", Experiment), points
@@ -714,7 +718,7 @@ def test_a_point_of_all_axes_is_that_experiment():
 
 def test_points_of_an_axis_differ():
     text = f'{QUADRATIC}byzantine = {{ fraction = 0 }}\n{A}name = "qffl"\nq = 1\nlocal_steps = 2\n'
-    axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequiring.learning_rate = [0.01, 0.2]"
+    axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequirement.learning_rate = [0.01, 0.2]"
     grid = read(f"{text}[axes]\n{axes}", Experiment)
     result = run(grid)
     assert len(grid.grid().programs) == 1

@@ -31,7 +31,7 @@ SMALL = validate(
         "num_unseen": 3,
         "local_steps": 3,
         "batch_size": 8,
-        "warm_up_steps": 2,
+        "requirement": {"num_steps": 2, "batch_size": 8},
         "appealing_from": 2,
         "num_rounds": 4,
         "num_seeds": 2,

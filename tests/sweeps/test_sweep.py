@@ -22,6 +22,7 @@ from fedjax_mm import (
     Setup,
     appealing,
     fedavg,
+    full_participation,
     inverse_time,
     mfa_rand,
     mfa_rr,
@@ -39,7 +40,7 @@ from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.sweeps.program import Program
+from fedjax_mm.sweeps.program import OneOf, Program
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 
@@ -206,6 +207,44 @@ def test_points_seeds_and_models_differ(whole):
     final = whole[0].distance.isel(round=-1).values.ravel()
     final = final[~np.isnan(final)]
     assert len(np.unique(final)) == final.size == 3 * 2 * (3 + 2) * 3
+
+
+def steps_apart(local_steps, learning_rate):
+    """Full gradients of quadratics; steps that share a program are taken one by one."""
+    steps = local_steps.number if isinstance(local_steps, OneOf) else local_steps
+    algorithm = fedavg(learning_rate, local_steps=steps)
+    return Setup(quadratic(6, 2, mu=0.1), algorithm, full_participation(6))
+
+
+def test_values_that_are_together_share_a_program():
+    """Parts of two; equal to programs of their own, where a closed form takes all steps at once."""
+    axes = {"local_steps": [4, 1, 3], "learning_rate": [0.1, 0.2]}
+    runs = {"num_rounds": 3, "num_seeds": 2}
+    together = {"local_steps": lambda steps: steps % 2}
+    grid = Grid(steps_apart, axes, **runs, together=together)
+    assert [len(program) for program in grid.programs] == [4, 8]
+    assert [program.label for program in grid.programs] == ["local_steps=4", "local_steps=1 | 3"]
+    # Replicas that run at once are of equal length.
+    np.testing.assert_array_equal(grid.programs[1].index[0], [1] * 4 + [2] * 4)
+    expected = sweep(steps_apart, axes, **runs)
+    for classes in (together, {"local_steps": lambda _: None}):
+        shared = sweep(steps_apart, axes, **runs, together=classes)
+        np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
+        np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
+    assert len(Grid(steps_apart, axes, **runs, together=classes).programs) == 1
+
+
+def test_the_forecast_counts_what_a_training_costs():
+    axes = {"local_steps": [4, 1], "learning_rate": [0.1]}
+    runs = {"num_rounds": 3, "cost": lambda local_steps, **_: 10 * local_steps}
+    plan = make_plan(Grid(steps_apart, axes, **runs))
+    assert plan.work == [3 * 6 * 40, 3 * 6 * 10]
+    assert plan.client_updates == 2 * 3 * 6
+
+
+def test_only_axes_are_together():
+    with pytest.raises(ValueError, match=r"together has 'tau'; give names of \['local_steps'\]"):
+        Grid(steps_apart, {"local_steps": [1]}, 1, together={"tau": hash})
 
 
 def test_every_point_equals_a_single_run_in_double_precision(x64):
