@@ -66,7 +66,8 @@ def fedavg(
     # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
-        return 1 if epochs is None else sgd.num_steps(task, client)
+        # Traced steps are equal for all clients too: any int says so.
+        return sgd.num_steps(task, client) if epochs or isinstance(local_steps, int) else 1
 
     def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
         del task

@@ -26,6 +26,7 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
+from fedjax_mm.algorithms import methods
 from tests.helpers import Measured, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS
 
@@ -40,6 +41,11 @@ every_run = pytest.mark.parametrize(
     "method",
     [slow_unless(row.remembers or name == "noisy", name) for name, row in ALGORITHMS.items()],
 )
+
+
+def test_every_method_has_its_loop_and_its_row():
+    missing = set(methods()) - set(METHODS)
+    assert not missing, f"add rows to tests/methods.py for {missing}, with loops in tests/oracles/"
 
 
 def algorithm_of(method, rate):

@@ -3,7 +3,7 @@
 Cho et al., "Maximizing Global Model Appeal in Federated Learning", and the papers that each
 function names. Nothing here is shared with the library under test. One model is one vector w [d].
 
-Counting as in `reference`: `k` (client), `e` (local step) and `i` (batch of a client's round) are
+Counting as in `multi_model`: `k` (client), `e` (local step) and `i` (batch of a client's round) are
 array indices, from 0; `t` (round) is from 1. A negative client id is padding and is skipped; a
 round without clients leaves the model as it is.
 """
@@ -108,7 +108,7 @@ def prsgd(
 ) -> tuple[Array, Array]:
     """Pawlik's Algorithm 1 in rounds that end with the mean; w, and -rate G_k [N, d] of each last.
 
-    A client that is absent keeps its gradient; with all clients this is `reference.restarted_sgd`.
+    A client that is absent keeps its gradient; with all clients this is `cohorts.restarted_sgd`.
     """
     last = np.zeros((len(problem.num_examples), len(w)))
     for t, clients in enumerate(rounds, start=1):
