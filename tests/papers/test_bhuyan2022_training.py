@@ -1,5 +1,6 @@
 """Figures 6 and 7, Tables 4 and 5: judgements where the answer is known, and small runs."""
 
+import itertools
 import json
 import signal
 
@@ -10,7 +11,7 @@ import xarray as xr
 from fedjax_mm import Checkpoints, Execution, InterruptedRunError
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.bhuyan2022.accuracy import rounds_to_targets
+from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
 from fedjax_mm.results.plots import save_figure
 
@@ -79,8 +80,8 @@ def test_the_target_of_every_model_must_be_reached():
 
 def test_gains_are_m_t1_over_tm():
     findings = judge_gain(curves(turns()))
-    for part in ("train", "test"):
-        here = findings.measured.sel(part=part)
+    for part, target in itertools.product(("train", "test"), TARGETS):
+        here = findings.measured.sel(part=part, target=target)
         assert here.M.values.tolist() == [1, 2, 4]
         rand, rr = (here.sel(algorithm=name) for name in ("MFA-Rand", "MFA-RR"))
         np.testing.assert_allclose(rand.gain, [1, 20 / 15, 2])
@@ -123,9 +124,9 @@ def test_seeds_that_were_not_reached_forgive_nothing():
     rand = dataset.train_accuracy.sel(algorithm="MFA-Rand", num_models=4, seed=0)
     rand[...] = np.where(np.isnan(rand), np.nan, 0.2)  # never
     claims = judge_gain(dataset).claims
-    (ahead,) = [c for c in claims if "train: MFA-RR's gain is not below" in c.claim]
-    assert not ahead.holds
-    assert len(ahead.evidence) < 200
+    ahead = [c for c in claims if "MFA-RR's gain is not below" in c.claim and "train" in c.claim]
+    assert [c.holds for c in ahead] == [False] * 3
+    assert max(len(c.evidence) for c in ahead) < 200
 
 
 def test_an_unknown_error_of_a_median_forgives_no_fall():
@@ -135,10 +136,10 @@ def test_an_unknown_error_of_a_median_forgives_no_fall():
     rr[...] = np.where(np.isnan(rr), np.nan, 0.2)  # never
     findings = judge_gain(dataset)
     last = findings.measured.sel(part="train", algorithm="MFA-RR", M=4)
-    assert last.gain == pytest.approx(4 / 3)
-    assert np.isnan(last.gain_standard_error)
-    (rises,) = [c for c in findings.claims if "train: the gain increases" in c.claim]
-    assert not rises.holds
+    np.testing.assert_allclose(last.gain, 4 / 3)
+    assert np.isnan(last.gain_standard_error).all()
+    rises = [c for c in findings.claims if "train" in c.claim and "increases" in c.claim]
+    assert [c.holds for c in rises] == [False] * 3
 
 
 @pytest.mark.parametrize(
@@ -177,13 +178,14 @@ def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
     dataset, config = curves(turns(rr=(10, 12, None))), gain_config()
     findings = GAIN.judge(dataset, config)
     last = findings.measured.sel(part="train", algorithm="MFA-RR", M=4)
-    assert np.isnan(last.gain)
-    assert np.isnan(last.gain_standard_error)
-    assert last.reached == 0
+    assert np.isnan(last.gain).all()
+    assert np.isnan(last.gain_standard_error).all()
+    assert last.reached.values.tolist() == [0] * 3
     (table,) = findings.tables
-    assert table.header == ("part", "algorithm", "M = 1", "M = 2", "M = 4")
+    assert table.header == ("part", "target", "algorithm", "M = 1", "M = 2", "M = 4")
+    assert [row[1] for row in table.rows[::2]] == [*TARGETS] * 2
     cells = [row[-1] for row in table.rows]
-    assert cells == ["2.00 ± 0.00", "no median\nnot reached\nin 3 of 3"] * 2
+    assert cells == ["2.00 ± 0.00", "no median\nnot reached\nin 3 of 3"] * 6
     save_figure(GAIN.figure(dataset, findings.measured, config), tmp_path / "figure.png")
 
 
@@ -191,17 +193,104 @@ def test_the_figure_shows_the_paper_and_the_most_frequent_class():
     """FedAvg's own accuracy is 20 percent before its turn, and 51 after it."""
     dataset, config = curves(turns()), gain_config()
     findings = GAIN.judge(dataset, config)
-    accuracy, train, test = GAIN.figure(dataset, findings.measured, config).axes
-    drawn = {bars.get_label(): bars[0] for bars in accuracy.containers}
+    axes = GAIN.figure(dataset, findings.measured, config).axes
     rounds = np.arange(ROUNDS + 1)
-    np.testing.assert_array_equal(drawn["train"].get_xdata(), rounds)
-    np.testing.assert_allclose(drawn["train"].get_ydata(), np.where(rounds < 10, 20, 51))
-    np.testing.assert_allclose(drawn["published, test"].get_ydata(), [51, 51])
-    np.testing.assert_allclose(drawn["most frequent class, train"].get_ydata(), [30, 30])
-    for axes in (train, test):
-        drawn = {bars.get_label(): bars[0].get_ydata() for bars in axes.containers}
+    for accuracy in axes[::4]:
+        drawn = {bars.get_label(): bars[0] for bars in accuracy.containers}
+        np.testing.assert_array_equal(drawn["ours"].get_xdata(), rounds)
+        np.testing.assert_allclose(drawn["ours"].get_ydata(), np.where(rounds < 10, 20, 51))
+        np.testing.assert_allclose(drawn["published"].get_ydata(), [51, 51])
+        np.testing.assert_allclose(drawn["most frequent class"].get_ydata(), [30, 30])
+    titles = [each.get_title().partition(" ")[-1] for each in axes]
+    assert titles[1:4] + titles[5:] == [
+        f"{part}: {t}" for part in ("train", "test") for t in TARGETS
+    ]
+    for panel in axes[1:4] + axes[5:]:
+        drawn = {bars.get_label(): bars[0].get_ydata() for bars in panel.containers}
         np.testing.assert_allclose(drawn["MFA-RR"], [1, 20 / 12, 2.5])
         np.testing.assert_allclose(drawn["g = M"], [1, 4])
+
+
+def plain_gain(alone, models, window, target):
+    """Returns M T_1 / T_M from lists of accuracies by round: FedAvg's, and those of M models."""
+
+    def mean(curve, t):
+        return sum(curve[t - window + 1 : t + 1]) / window
+
+    def at(curve, t):
+        return curve[t] if target != "window" else mean(curve, t)
+
+    first, end = (window if target == "window" else 1), len(alone[0]) - 1
+    goals = [at(curve, end) for curve in alone]
+    own = [
+        next(t for t in range(first, end + 1) if at(curve, t) >= goal)
+        for curve, goal in zip(alone, goals, strict=True)
+    ]
+    if target == "g":
+        own = [end] * len(own)
+    for t in range(first, len(models[0])):
+        if all(at(c, t) >= goal for c, goal in zip(models, goals, strict=True)):
+            return sum(own) / t
+    return np.nan
+
+
+def noisy(dataset, seed=0):
+    """Accuracies that rise and fall at random: multiples of 1/64, many of which are equal."""
+    rng, noisy = np.random.default_rng(seed), dataset.copy(deep=True)
+    for name in ("train_accuracy", "test_accuracy"):
+        rise = np.linspace(0.2, 0.5, dataset.sizes["round"])[:, None]
+        drawn = np.round(64 * (rise + 0.15 * rng.standard_normal(dataset[name].shape))) / 64
+        noisy[name] = dataset[name].copy(data=np.where(dataset[name].isnull(), np.nan, drawn))
+    return noisy
+
+
+@pytest.mark.parametrize("window", [1, 4, 10])
+def test_all_gains_are_those_of_plain_loops(window):
+    dataset = noisy(curves(turns()), window)
+    measured = GAIN.judge(dataset, gain_config(window=window)).measured
+    missed = 0
+    for at in itertools.product(("train", "test"), TARGETS, measured.algorithm.values, (1, 2, 4)):
+        part, target, algorithm, m = at
+        for seed in range(3):
+            run = dataset[f"{part}_accuracy"].sel(algorithm=algorithm, seed=seed)
+            alone = run.sel(num_models=1, model=1, round=slice(ROUNDS)).values.tolist()
+            models = run.sel(num_models=m).transpose("model", "round").values[:m].tolist()
+            expected = plain_gain([alone] * m, models, window, target)
+            found = measured.gain_per_seed.sel(
+                part=part, target=target, algorithm=algorithm, M=m, seed=seed
+            )
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+            missed += np.isnan(expected)
+    assert 0 < missed < measured.gain_per_seed.size
+    assert measured.reached.sum() == measured.gain_per_seed.size - missed
+
+
+def test_the_gain_of_one_model_is_1_where_fedavg_counts_its_own_first_round():
+    """The paper's g is above 1: accuracy is not monotone, and T_1 rounds were not needed."""
+    one = GAIN.judge(noisy(curves(turns())), gain_config(window=4)).measured.sel(M=1)
+    for target in ("g'", "window"):
+        np.testing.assert_array_equal(one.gain_per_seed.sel(target=target), 1)
+    assert (one.gain_per_seed.sel(target="g") >= 1).all()
+    assert one.gain_per_seed.sel(target="g").mean() > 1.5
+
+
+def test_a_lucky_round_moves_no_window():
+    """All four models are as good as FedAvg in round 3, by chance, and from round 16 on."""
+    steady = curves(turns(rand=(5, 15, 20), rr=(5, 12, 16)))
+    lucky, config = steady.copy(deep=True), gain_config(window=4)
+    for part in ("train", "test"):
+        rr = lucky[f"{part}_accuracy"].sel(algorithm="MFA-RR", num_models=4, round=3)
+        rr[...] = 0.51
+    gains = GAIN.judge(lucky, config).measured.gain.sel(algorithm="MFA-RR", M=4)
+    without = GAIN.judge(steady, config).measured.gain.sel(algorithm="MFA-RR", M=4)
+    for found, expected in ((gains, [40 / 3, 20 / 3, 32 / 19]), (without, [2.5, 1.25, 32 / 19])):
+        np.testing.assert_allclose(found, [expected] * 2)
+
+
+def test_runs_that_end_at_their_targets_have_no_windows():
+    findings = GAIN.judge(curves(turns()), gain_config(stop=True))
+    assert findings.measured.target.values.tolist() == ["g", "g'"]
+    assert not any("window" in claim.claim for claim in findings.claims)
 
 
 def table_config(**changes):
@@ -242,21 +331,40 @@ def test_models_of_a_table_are_judged_by_their_own_targets(tmp_path, reached, ro
     assert measured.model.values.tolist() == ["Logistic regression", "Eyeglasses"]
     for part in ("train", "test"):
         here = measured.sel(part=part)
-        np.testing.assert_array_equal(here.rounds, [rounds] * 2)
-        np.testing.assert_allclose(here.gain_per_seed, [gain] * 2)
+        np.testing.assert_array_equal(here.rounds, [[rounds] * 2] * 3)
+        np.testing.assert_allclose(here.gain_per_seed, [[gain] * 2] * 3)
         np.testing.assert_allclose(here.accuracy.sel(when="T_1"), [60, 80])
         np.testing.assert_allclose(here.accuracy.sel(when="majority"), [50, 50])
     # Train after T_1 and T_M, then test, as the paper prints them.
     regression = measured.published.sel(model="Logistic regression", when=["T_1", "T_M"])
     np.testing.assert_array_equal(regression.values.ravel(), [51.9, 52.4, 52.8, 55.6])
-    assert [claim.holds for claim in findings.claims] == [holds, holds, True]
+    assert [claim.holds for claim in findings.claims] == [holds] * 6 + [True]
     accuracies, gains = findings.tables
     assert accuracies.rows[0][:2] == ("Logistic regression", "60.0 (51.9)")
     assert accuracies.rows[1][-1] == "50.0"
     for row in gains.rows:
-        assert ("not reached" in row[1]) != holds
+        assert ("not reached" in row[2]) != holds
+        assert ("(" in row[2]) == (row[1] == "g")  # the paper publishes no other
         assert row[-1] == ("2 of 2" if holds else "0 of 2")
     save_figure(TABLE.figure(dataset, measured, config), tmp_path / "figure.png")
+
+
+def test_gains_of_a_table_add_up_the_turns_of_its_models():
+    """FedAvg has its last accuracies after 1 and 3 of 4 rounds; its means over 2 after 2 and 4."""
+    dataset = together((0.6, 0.8), (5, 6))
+    alone = dataset.train_accuracy.sel(algorithm="FedAvg, one by one")
+    alone.loc[{"model": 1}] = [[0.1, 0.7, 0.7, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6]] * 2
+    alone.loc[{"model": 2}] = [[0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1, 0.8, 0.8]] * 2
+    measured = TABLE.judge(dataset, table_config(window=2, record_every=1)).measured.sel(
+        part="train"
+    )
+    own = measured.rounds_alone.isel(seed=0).transpose("target", "model")
+    np.testing.assert_array_equal(own, [[4, 4], [1, 3], [2, 4]])
+    np.testing.assert_allclose(measured.gain, [8 / 6, 4 / 6, 6 / 7])
+    curve = dataset.train_accuracy.isel(seed=0).transpose("algorithm", "model", "round").values
+    turns = [curve[0, 0, :5].tolist(), curve[0, 1, 4:].tolist()]
+    expected = [plain_gain(turns, curve[1].tolist(), 2, target) for target in TARGETS]
+    np.testing.assert_allclose(measured.gain, expected)
 
 
 def reproduce(name, tmp_path, run_cli, *options):
@@ -298,7 +406,12 @@ def test_a_small_gain_figure(tmp_path, run_cli):
     assert not np.array_equal(*single.isel(algorithm=0, model=0, round=4).values[:, None])
     assert single.sel(model=2).isnull().all()
     assert single.sel(round=slice(5, None)).isnull().all()  # FedAvg has T_1 rounds
-    check_ends(dataset)
+    # Windows are known for all rounds of the budget.
+    assert dataset.train_accuracy.sel(num_models=2).notnull().all()
+    assert summary["measured"]["coords"]["target"]["data"] == [*TARGETS]
+    gains = np.asarray(summary["measured"]["data_vars"]["gain"]["data"], float)
+    np.testing.assert_array_equal(gains[:, 1:, :, 0], 1)
+    assert (dataset.diverged.sel(num_models=2) == -1).all()
 
 
 def check_ends(dataset):
@@ -325,7 +438,7 @@ def check_ends(dataset):
 def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path):
     """FedAvg on one model, which sets the targets, is not computed again."""
     item = ITEMS["mfa-fig6a"]
-    small = {"num_models": (1, 2), "num_rounds": 4, "num_seeds": 2, "num_clients": 4}
+    small = {"num_models": (1, 2), "num_rounds": 4, "num_seeds": 2, "num_clients": 4, "stop": True}
     small["learner"] = item.settings.learner.model_dump() | {"batch_size": 200}
     config = validate(type(item.settings), item.settings.model_dump() | small)
     expected, done = item.run(config, None), []

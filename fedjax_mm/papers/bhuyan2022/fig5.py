@@ -50,7 +50,10 @@ def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Datase
 
 
 def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
-    """Returns T, the first round with the mean error below the threshold, and g = M T_1 / T_M."""
+    """Returns T, the first round with the mean error below the threshold, and g = M T_1 / T_M.
+
+    FedAvg's T_1 is its first round there as well: this is the g' of Figures 6 and 7.
+    """
     distance = result.distance.rename(local_steps="E", num_models="M")
     distance = distance.transpose("algorithm", "E", "seed", "M", "round")
     target = config.threshold * distance.isel(round=0).mean().item()

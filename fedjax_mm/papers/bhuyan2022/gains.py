@@ -27,14 +27,19 @@ def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
     return curves.isel(round=0, drop=True).copy(data=rounds)
 
 
-def gain_panels(gains: xr.DataArray, errors: xr.DataArray | None = None) -> list[plots.Panel]:
+def gain_panels(
+    gains: xr.DataArray,
+    errors: xr.DataArray | None = None,
+    ylabel: str = "gain $g = M\\,T_1 / T_M$",
+) -> list[plots.Panel]:
     """Returns a panel for each coordinate of the first dimension, with a line for each series.
 
     Args:
       gains: over ``(panel, series, "M")``; NaN where a target was not reached.
       errors: standard errors, likewise.
+      ylabel: of every panel.
     """
-    diagonal, ylabel = plots.diagonal("g = M", gains.M.values), "gain $g = M\\,T_1 / T_M$"
+    diagonal = plots.diagonal("g = M", gains.M.values)
     return plots.panels(
         gains, errors, xlabel="number of models $M$", ylabel=ylabel, more=[diagonal]
     )
