@@ -101,12 +101,15 @@ def test_the_default_settings_survive_a_round_trip(name):
     assert validate(type(config), config.model_dump()) == config
 
 
-@pytest.mark.parametrize("name", [name for name in ITEMS if re.match(r".+-(fig|table)\d", name)])
+@pytest.mark.parametrize("name", ITEMS)
 def test_a_reproduction_says_what_the_paper_gives_and_leaves_open(name):
     paper = ITEMS[name].paper
-    kind, number = re.fullmatch(r"\w+-(fig|table)(\d)\w?", name).groups()
-    assert f"{kind.capitalize()}" in next(iter(paper.values()))
-    assert number in next(iter(paper.values()))
+    numbered = re.fullmatch(r"\w+-(fig|table)(\d)\w?", name)
+    if numbered:
+        kind, number = numbered.groups()
+        assert kind.capitalize() in paper["shows"]
+        assert number in paper["shows"]
+    assert paper["shows"]
     assert paper["open"]
 
 
