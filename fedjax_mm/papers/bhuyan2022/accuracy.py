@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Config, Count, Seed
+from fedjax_mm.experiments.fields import Count, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
 from fedjax_mm.papers.claims import Claim, claim
 
@@ -17,14 +17,12 @@ PARTS = ("train", "test")
 _ABOVE = 8  # points by which FedAvg should beat the most frequent class
 
 
-class Trainings(Config):
+class Trainings(Seeded):
     """Settings that all experiments of section 7 have."""
 
     num_clients: Count
     num_rounds: Count
     """T_1, the rounds of FedAvg on one model."""
-    num_seeds: Count
-    seed: Seed = 0
     record_every: Count = 1
     """Rounds between records; the largest common divisor with T_1 is taken."""
     directory: Path | None = None
@@ -34,12 +32,6 @@ class Trainings(Config):
     def resolution(self) -> int:
         """Returns the rounds between records."""
         return math.gcd(self.record_every, self.num_rounds)
-
-    @property
-    def data_seeds(self) -> list[int]:
-        """Returns a seed for every draw of the data; another `seed` gives others."""
-        seeds: list[int] = np.random.SeedSequence(self.seed).generate_state(self.num_seeds).tolist()
-        return seeds
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
