@@ -135,7 +135,7 @@ def coin(monkeypatch):
     """The item, found by the command line."""
     runs = Runs()
     monkeypatch.setattr(commands, "ITEMS", {"coin": runs.item})
-    monkeypatch.setattr(papers.item, "published", lambda module, id: {})
+    monkeypatch.setattr(papers.item, "published", lambda *_: {})
     return runs
 
 
