@@ -38,7 +38,7 @@ app = typer.Typer(
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
 
     Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's claim
-    does not hold, 130 or 143 interrupted: what was done is saved, and `--resume` continues it.
+    fails, 130 or 143 interrupted: what was done is saved, and `--resume` continues it.
     """,
 )
 
@@ -165,7 +165,20 @@ def list_() -> None:
 def reproduce(
     ids: Annotated[list[str], typer.Argument(metavar="ID...", help="See `fedjax-mm list`.")],
     out: Out = Path("results"),
-    seeds: Annotated[str | None, _number("Seeds, instead of the paper's.")] = None,
+    seeds: Annotated[
+        str | None,
+        _number("Seeds, instead of the paper's; auto adds seeds until every claim is decided."),
+    ] = None,
+    max_seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="NUMBER", help="Of --seeds auto; 8 times the first ones if not given."
+        ),
+    ] = None,
+    max_minutes: Annotated[
+        float | None,
+        typer.Option(metavar="MINUTES", help="Of --seeds auto, for each figure; no limit if not."),
+    ] = None,
     rounds: Annotated[str | None, _number("Rounds, instead of the paper's.")] = None,
     clients: Annotated[str | None, _number("Clients, instead of the paper's.")] = None,
     data: Annotated[
@@ -181,20 +194,22 @@ def reproduce(
     """Reproduce figures of the papers.
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
-    checks the paper's claims. `--set` changes any setting that `summary.json` lists under
-    manifest.config, for example `--set task.start=zeros`, `--set learning_rate=0.05` or `--set
-    precision=float64`.
+    checks the paper's claims: each holds, fails, or is open where more seeds are needed to tell.
+    `--seeds auto` adds them, as many as there are each time. `--set` changes any setting that
+    `summary.json` lists under manifest.config, for example `--set task.start=zeros`, `--set
+    learning_rate=0.05` or `--set precision=float64`.
     """
     from fedjax_mm.cli import commands
 
-    settings = _settings(overrides, num_seeds=seeds, num_rounds=rounds)
-    how = commands.execution(None, None, save_every)
+    how, is_auto = commands.execution(None, None, save_every), seeds == "auto"
+    budget = commands.budget_of(is_auto, max_seeds, max_minutes)
+    settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
-    _exit(commands.reproduce(ids, settings, scale, data, out, resume, how))
+    _exit(commands.reproduce(ids, settings, scale, data, out, resume, how, budget))
 
 
-def _exit(holds: bool) -> NoReturn:
-    raise typer.Exit(0 if holds else CLAIM_FAILED)
+def _exit(none_fails: bool) -> NoReturn:
+    raise typer.Exit(0 if none_fails else CLAIM_FAILED)
 
 
 def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[str]:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import xarray as xr
 from rich import box
 from rich.markup import escape
 
-from fedjax_mm.cli.terminal import progress, say, show, show_end, show_findings, show_plan
+from fedjax_mm.cli.terminal import notes, progress, say, show, show_end, show_findings, show_plan
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Config
+from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import prepare_directory, save_json
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
+from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
@@ -40,6 +42,17 @@ def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Exe
     return Execution(save_every=save_every, split=split, memory=limit)
 
 
+def budget_of(is_auto: bool, max_seeds: int | None, max_minutes: float | None) -> Budget | None:
+    """Returns what may be spent on adding seeds; None if none are added."""
+    with refusing():
+        for name, value in {"--max-seeds": max_seeds, "--max-minutes": max_minutes}.items():
+            if value is not None and not is_auto:
+                raise ValueError(f"{name} is for --seeds auto, which adds seeds; give both")
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value:g}; it must be positive")
+    return Budget(max_seeds, max_minutes) if is_auto else None
+
+
 def reproduce(
     ids: Sequence[str],
     overrides: Sequence[str],
@@ -48,21 +61,36 @@ def reproduce(
     out: Path,
     resume: bool,
     how: Execution,
+    budget: Budget | None,
 ) -> bool:
-    """Makes items, and returns whether all their claims hold; `scale` has clients and dataset."""
+    """Makes items, and returns whether none of their claims fails.
+
+    Args:
+      ids: of the items.
+      overrides: settings that win over the items' own.
+      scale: clients and dataset, where they are given.
+      data: the folder of the real data.
+      out: where each item has a folder.
+      resume: whether to continue.
+      how: to carry the runs out.
+      budget: of seeds and time, if seeds are added until all claims are decided.
+    """
     with refusing():
         items = [_find(ITEMS, name, "experiment") for name in dict.fromkeys(ids)]
         each = [[*_scaled(item, data=data, **scale), *overrides] for item in items]
         configs = [_configure(item, mine) for item, mine in zip(items, each, strict=True)]
-    return _make(items, configs, out, resume, how)
+        for item, config in zip(items, configs, strict=True):
+            if budget and isinstance(config, Seeded):
+                budget.seeds(item, config)
+    return _make(items, configs, out, resume, how, budget)
 
 
 def bounds(paper: str, overrides: Sequence[str], out: Path, resume: bool, how: Execution) -> bool:
-    """Makes the item with a paper's bounds, and returns whether all its claims hold."""
+    """Makes the item with a paper's bounds, and returns whether none of its claims fails."""
     with refusing():
         item = _find(BOUNDS, paper, "paper")
         config = _configure(item, overrides)
-    return _make([item], [config], out, resume, how)
+    return _make([item], [config], out, resume, how, None)
 
 
 def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
@@ -98,26 +126,70 @@ def _configure(item: Item, overrides: Sequence[str]) -> Config:
 
 
 def _make(
-    items: Sequence[Item], configs: Sequence[Config], out: Path, resume: bool, how: Execution
+    items: Sequence[Item],
+    configs: Sequence[Config],
+    out: Path,
+    resume: bool,
+    how: Execution,
+    budget: Budget | None,
 ) -> bool:
-    """Makes items one after the other, and returns whether all their claims hold."""
-    folders, holds = [out / item.id for item in items], list[bool]()
+    """Makes items one after the other, and returns whether none of their claims fails."""
+    folders, verdicts = [out / item.id for item in items], list[str]()
     results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
+
+    def result_of(item: Item, config: Config, saving: Execution) -> xr.Dataset:
+        first = config.first_seed if isinstance(config, Seeded) else 0
+        key = f"{item.run} {config.model_dump_json()} {first}"
+        if key not in results:
+            results[key] = item.make(config, saving)
+        return results[key]
+
     with _made(folders):
         for item, config, folder in zip(items, configs, folders, strict=True):
-            if resume and (done := _done_already(folder / "summary.json", config)):
-                holds += [claim["holds"] for claim in done["claims"]]
+            done = _finished(folder, config, budget) if resume else None
+            if done and not _goes_on(done, item, config, budget):
+                say(f"{folder} is complete; nothing to resume")
+                verdicts += [claim["verdict"] for claim in done["claims"]]
                 continue
-            key = f"{item.run} {config.model_dump_json()}"
+            make, remedy = partial(result_of, item), "--seeds auto decides"
             with _saving(folder, resume, how) as saving:
-                if key not in results:
-                    results[key] = item.make(config, saving)
-                findings = _write(item, config, results[key], folder)
-                holds += [claim.holds for claim in findings.claims]
-    return all(holds)
+                if budget and isinstance(config, Seeded):
+                    begun = folder / "result.nc" if done else None
+                    config, dataset = decide(item, config, saving, budget, make, _tell, begun)
+                    remedy = "more may decide"
+                else:
+                    if budget:
+                        say(f"--seeds auto: {item.id} has no seeds to add", notes)
+                    dataset = make(config, saving)
+                findings = _write(item, config, dataset, folder, remedy)
+                verdicts += [claim.verdict for claim in findings.claims]
+    return "fails" not in verdicts
 
 
-def _write(item: Item, config: Config, dataset: xr.Dataset, directory: Path) -> Findings:
+def _tell(text: str) -> None:
+    say(f"  {escape(text)}", notes, "dim")
+
+
+def _finished(folder: Path, config: Config, budget: Budget | None) -> dict[str, Any] | None:
+    """Returns the summary of a complete result, or None; with a budget of any number of seeds."""
+    path = folder / "summary.json"
+    if budget and isinstance(config, Seeded) and path.exists():
+        seeds = json.loads(path.read_text())["manifest"]["config"].get("num_seeds")
+        config = config.with_seeds(0, seeds or config.num_seeds)
+    return runs.finished(path, config)
+
+
+def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget | None) -> bool:
+    """Returns whether seeds are added to a complete result."""
+    if not (budget and isinstance(config, Seeded)):
+        return False
+    is_open = any(claim["verdict"] == "open" for claim in done["claims"])
+    return is_open and done["manifest"]["config"]["num_seeds"] < budget.seeds(item, config)
+
+
+def _write(
+    item: Item, config: Config, dataset: xr.Dataset, directory: Path, remedy: str
+) -> Findings:
     """Writes and prints a reproduction; one of several processes does."""
     from fedjax_mm.results import plots
 
@@ -130,7 +202,7 @@ def _write(item: Item, config: Config, dataset: xr.Dataset, directory: Path) -> 
         plots.save_figure(figure, directory / "figure.png")
         save_json(item.summary(dataset, findings), directory / "summary.json")
         changed = "" if config == item.settings else ", with other settings"
-        show_findings(f"{item.id}: {item.title}{changed}", findings)
+        show_findings(f"{item.id}: {item.title}{changed}", findings, remedy)
         show_end(dataset, directory, "figure.png, result.nc, summary.json")
     return findings
 

@@ -41,13 +41,18 @@ def show(
     on.print(table)
 
 
-def show_findings(title: str, findings: Findings) -> None:
-    """Prints the tables of an item and whether its claims hold."""
+_MARKS = {"holds": "[green]holds[/]", "fails": "[red]DOES NOT HOLD[/]", "open": "[yellow]open[/]"}
+
+
+def show_findings(title: str, findings: Findings, remedy: str) -> None:
+    """Prints the tables of an item and the verdicts on its claims; a remedy for open ones."""
     for header, rows, heading in findings.tables:
         show(header, rows, title=heading or title, title_justify="left", title_style="bold")
     for claim in findings.claims:
-        mark = "[green]holds[/]" if claim.holds else "[red]DOES NOT HOLD[/]"
-        say(f"  {mark}  {escape(f'{claim.claim}: {claim.evidence}')}")
+        text = f"{claim.claim}: {claim.evidence}"
+        if claim.verdict == "open":
+            text += f"; after {claim.seeds} seeds: {remedy}"
+        say(f"  {_MARKS[claim.verdict]}  {escape(text)}")
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from fedjax_mm.base import Assignment
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.axes import Axes, Points
-from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seed
+from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
 from fedjax_mm.experiments.methods import (
     Assigned,
     AssignmentConfig,
@@ -32,7 +32,7 @@ class Target(Config):
     at_most: Number | None = None
 
 
-class Experiment(Config):
+class Experiment(Seeded):
     """One task, some algorithms, some seeds, at all points of its axes.
 
     An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
@@ -65,7 +65,6 @@ class Experiment(Config):
     num_models: Count
     num_rounds: Count
     num_seeds: Count = 20
-    seed: Seed = 0
     record_every: Count = 1
     client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
@@ -178,6 +177,7 @@ class Experiment(Config):
             client_map=self.client_map,
             prepare=None if self.requirement is None else prepare,
             until=None if self.until is None else Until(**dict(self.until)),
+            first_seed=self.first_seed,
         )
 
     def _prepare(self, rng_key: Any, data: Any, numbers: Numbers) -> OwnModels:

@@ -5,8 +5,19 @@ from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypedDict,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
+import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -37,6 +48,15 @@ def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
 Distinct = AfterValidator(_distinct)
 """Annotates a tuple in which no value may come twice."""
 
+
+class Replicas(TypedDict):
+    """Arguments of `sweep` about seeds."""
+
+    num_seeds: int
+    seed: int
+    first_seed: int
+
+
 Numbers = Mapping[str, Any]
 """Swept numbers by the names of fields; those of an inner table are a mapping of their own."""
 
@@ -52,6 +72,38 @@ class Config(BaseModel):
     def with_numbers(self, numbers: Numbers) -> Any:
         """Returns the fields as attributes of a plain object, with numbers in their places."""
         return SimpleNamespace(**(dict(self) | dict(numbers)))
+
+
+class Seeded(Config):
+    """Settings of runs with several seeds, to which later seeds may be added."""
+
+    num_seeds: Count
+    seed: Seed = 0
+    _first_seed: int = 0
+
+    @property
+    def first_seed(self) -> int:
+        """Returns the number of the first seed; no file can say it, `with_seeds` does."""
+        return self._first_seed
+
+    def with_seeds(self, first: int, num_seeds: int) -> Self:
+        """Returns the settings of other seeds, which are numbered from 0."""
+        others = self.model_copy(update={"num_seeds": num_seeds})
+        others._first_seed = first
+        return others
+
+    @property
+    def replicas(self) -> Replicas:
+        """Returns the arguments of `sweep` that say which seeds there are."""
+        return {"num_seeds": self.num_seeds, "seed": self.seed, "first_seed": self.first_seed}
+
+    @property
+    def data_seeds(self) -> list[int]:
+        """Returns a seed for every draw of the data; another `seed` gives others."""
+        # More seeds do not change the first ones: a state is generated number by number.
+        states = np.random.SeedSequence(self.seed).generate_state(self.first_seed + self.num_seeds)
+        seeds: list[int] = states[self.first_seed :].tolist()
+        return seeds
 
 
 Table = TypeVar("Table", bound=Config)

@@ -72,7 +72,7 @@ class Item(NamedTuple):
             "id": self.id,
             "paper": self.paper,
             "measured": findings.measured.to_dict(),
-            "claims": [claim._asdict() for claim in findings.claims],
+            "claims": [claim._asdict() | {"holds": claim.holds} for claim in findings.claims],
             "data": about["data"],
             "manifest": about,
         }

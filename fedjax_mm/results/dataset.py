@@ -153,3 +153,14 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
         write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
     except (OSError, RuntimeError) as error:
         raise OSError(f"cannot write {path}: {error}; is there room on the disk?") from error
+
+
+def load_dataset(path: Path | str) -> xr.Dataset:
+    """Returns what `save_dataset` has written, the manifest as a mapping.
+
+    Raises:
+      OSError: if the file cannot be read.
+    """
+    with xr.open_dataset(path, engine="netcdf4") as file:
+        dataset = file.load().drop_encoding()
+    return dataset.assign_attrs(manifest=json.loads(dataset.attrs["manifest"]))

@@ -22,6 +22,9 @@ from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
 
+STAGE_RESULT = "result.nc"
+"""The file in a stage's directory with its result, which the stage keeps for its run."""
+
 
 class Saved(NamedTuple):
     """A part of a run as it was saved.
@@ -109,7 +112,8 @@ class Checkpoints:
     @property
     def has_work(self) -> bool:
         """Whether anything was saved, here or in a stage."""
-        return any(self._place.rglob("part-*"))
+        names = ("part-*", STAGE_RESULT)
+        return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":
         """The checkpoints of one of several runs that make one result, discarded with it.

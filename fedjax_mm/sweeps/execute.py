@@ -66,6 +66,8 @@ def sweep(
         any object that `build` understands.
       num_rounds: T.
       num_seeds: replicas of each point; all points have the same seeds.
+      first_seed: the number of the first seed, for a run that adds seeds to an earlier one, whose
+        draws they continue.
       seed: the root of all draws.
       shared: further arguments of `build`, by name: pytrees of arrays, for instance a task with its
         data, which should be an argument of the compiled program and not a constant in it.
@@ -178,6 +180,7 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
     }
     return {
         **({"config": config} if config else described),
+        "first_seed": grid.first_seed,
         "split": how.split,
         "precision": str(jnp.result_type(float)),
         **{name: about[name] for name in ("versions", "device", "prng")},

@@ -51,6 +51,7 @@ class Runs(TypedDict, total=False):
 
     num_rounds: Required[int]
     num_seeds: int
+    first_seed: int
     seed: int
     shared: Mapping[str, Any]
     per_seed: Mapping[str, Any]
@@ -79,6 +80,7 @@ class Grid:
     until: Until | None = None
     together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
     cost: Callable[..., float] | None = None
+    first_seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("shared", "per_seed"):
@@ -87,6 +89,8 @@ class Grid:
             self.until.check()
         for name in ("num_rounds", "num_seeds", "record_every"):
             check_count(name, getattr(self, name))
+        if self.first_seed < 0:
+            raise ValueError(f"first_seed is {self.first_seed}; seeds are numbered from 0")
         if self.num_rounds % self.record_every:
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"

@@ -61,7 +61,7 @@ class Result:
         metrics: Any = records.metrics
         trace = Trace(rounds, metrics, *records.counts, **self._message_sizes())
         dims = (*grid.axes, "seed")
-        coords = {**grid.labels, "seed": np.arange(grid.num_seeds)}
+        coords = {**grid.labels, "seed": grid.first_seed + np.arange(grid.num_seeds)}
         dataset = to_dataset(trace, dims).assign_coords(coords)
         first = first_not_finite(np.moveaxis(records.is_finite, -2, 0)).astype(np.int32)
         words = {"long_name": "first recorded round that is not finite, or -1"}
@@ -117,6 +117,6 @@ def divergence(program: Program, replicas: np.ndarray, records: Record, done: in
     point = "".join(f", {n}={x[replicas[row]]:g}" for n, x in program.numbers.items())
     return (
         f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "
-        f"seed {program.index[-1][replicas[row]]}, is not finite in round "
+        f"seed {grid.first_seed + program.index[-1][replicas[row]]}, is not finite in round "
         f"{record[row, model] * grid.record_every}; lower the learning rate"
     )

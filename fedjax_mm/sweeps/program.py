@@ -266,7 +266,7 @@ class Program:
         """Returns arguments of `segment` for some replicas, on their devices, and no rounds."""
         carry = self.no_carry(len(replicas)) if carry is None else carry
         # int32 with and without x64, or a seed would mean other draws.
-        seeds = self.index[-1][replicas].astype(np.int32)
+        seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
         root = jax.random.key(self.grid.seed)

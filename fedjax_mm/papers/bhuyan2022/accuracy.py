@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Config, Count, Seed
+from fedjax_mm.experiments.fields import Count, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
 from fedjax_mm.papers.claims import Claim, claim
 
@@ -19,14 +19,12 @@ TARGETS = ("g", "g'", "window")
 _ABOVE = 8  # points by which FedAvg should beat the most frequent class
 
 
-class Trainings(Config):
+class Trainings(Seeded):
     """Settings that all experiments of section 7 have."""
 
     num_clients: Count
     num_rounds: Count
     """T_1, the rounds of FedAvg on one model."""
-    num_seeds: Count
-    seed: Seed = 0
     record_every: Count = 1
     """Rounds between records; the largest common divisor with T_1 is taken."""
     window: Count = 10
@@ -54,12 +52,6 @@ class Trainings(Config):
             "at which FedAvg itself has it. Window: g' of means over "
             f"{length} rounds, of FedAvg's accuracy and of that of several models."
         )
-
-    @property
-    def data_seeds(self) -> list[int]:
-        """Returns a seed for every draw of the data; another `seed` gives others."""
-        seeds: list[int] = np.random.SeedSequence(self.seed).generate_state(self.num_seeds).tolist()
-        return seeds
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:

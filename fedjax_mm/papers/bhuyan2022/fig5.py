@@ -40,7 +40,8 @@ class GainSweep(BothOnQuadratic):
         """Returns both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
         base = self.at(max(self.num_models), self.local_steps[0])
-        return validate(Experiment, base.model_dump() | {"axes": axes})
+        experiment = validate(Experiment, base.model_dump() | {"axes": axes})
+        return experiment.with_seeds(self.first_seed, self.num_seeds)
 
 
 def run_gain(config: GainSweep, execution: Execution | None = None) -> xr.Dataset:

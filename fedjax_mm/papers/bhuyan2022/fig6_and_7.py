@@ -115,7 +115,7 @@ def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr
                 config.setup,
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
-                **config.model_dump(include={"num_seeds", "seed"}),
+                **config.replicas,
                 shared={"data": data, "targets": targets},
                 per_seed={"draw": np.arange(config.num_seeds)},
                 record_every=config.resolution,

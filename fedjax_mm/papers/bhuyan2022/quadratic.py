@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from fedjax_mm.experiments.experiment import Experiment, Precision
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Count, Positive, Seeded
 from fedjax_mm.experiments.methods import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
@@ -13,14 +13,13 @@ from fedjax_mm.experiments.tasks import QuadraticConfig
 _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}
 
 
-class BothOnQuadratic(Config):
+class BothOnQuadratic(Seeded):
     """Settings of MFA-Rand and MFA-RR on the quadratic."""
 
     learning_rate: Positive | InverseTime
     task: QuadraticConfig = QuadraticConfig(start="normal")
     num_rounds: Count = 1000
     num_seeds: Annotated[Count, Field(ge=2)] = 20
-    seed: Seed = 0
     precision: Precision = "float32"
 
     def at(self, num_models: int, local_steps: int) -> Experiment:
@@ -32,7 +31,8 @@ class BothOnQuadratic(Config):
         }
         shared = {name: values[name] for name in Experiment.model_fields.keys() & values.keys()}
         point = {"num_models": num_models, "algorithms": algorithms}
-        return validate(Experiment, shared | point)
+        experiment = validate(Experiment, shared | point)
+        return experiment.with_seeds(self.first_seed, self.num_seeds)
 
 
 def rate_text(rate: float | InverseTime) -> str:

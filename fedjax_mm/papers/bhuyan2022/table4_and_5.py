@@ -72,7 +72,7 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
         config.setup,
         {"algorithm": [_ALONE, _TOGETHER]},
         num_rounds=len(config.models) * config.num_rounds,
-        **config.model_dump(include={"num_seeds", "seed"}),
+        **config.replicas,
         shared={"data": stacks},
         per_seed={"draw": np.arange(config.num_seeds)},
         record_every=config.resolution,
@@ -82,10 +82,10 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
     found = accuracy.accuracies_of(result, stacks)
     for part in PARTS:
         shares = [
-            np.mean(accuracy.majorities(stacks[i], part, config.num_seeds, column))
+            accuracy.majorities(stacks[i], part, config.num_seeds, column)
             for _, i, column in config.models
         ]
-        found[f"{part}_majority"] = "model", shares
+        found[f"{part}_majority"] = ("model", "seed"), shares
     return found.assign_coords(name=("model", [name for name, _, _ in config.models]))
 
 
@@ -105,7 +105,8 @@ def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Together) -> x
     last = rounds.sel(target="g", drop=True).fillna(together["round"][-1]).astype(int)
     at_last = together.sel(round=last).drop_vars("round")
     at_end = alone.isel(round=-1, drop=True)
-    shares = (at_end.mean("seed"), at_last.mean("seed"), accuracy.by_part(result, "majority"))
+    majority = accuracy.by_part(result, "majority")
+    shares = [each.mean("seed") for each in (at_end, at_last, majority)]
     ours = xr.concat([100 * each for each in shares], xr.IndexVariable("when", list(_WHEN)))
     ours = ours.transpose("part", "when", "model").drop_vars("name")
     values = [paper["values"].get(name, 4 * [np.nan]) for name in names]

@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, model_validator
 from fedjax_mm.assignment import appealing, full_participation, mfa_rand
 from fedjax_mm.base import Algorithm, Padded
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Config, Count, Flag, NonNegative, Positive, Seed, Share
+from fedjax_mm.experiments.fields import Config, Count, Flag, NonNegative, Positive, Seeded, Share
 from fedjax_mm.experiments.methods import (
     DEFAULT_METHOD,
     METHOD_TABLES,
@@ -71,7 +71,7 @@ class Requirement(Config):
     batch_size: Count = 32
 
 
-class Comparison(Config):
+class Comparison(Seeded):
     """Settings of Tables 1 to 6 and Figures 3, 4 and 7: methods, their grid, and the clients.
 
     In `methods` a list of values, as ``q = [1, 10]``, is a grid of the method's own.
@@ -104,7 +104,6 @@ class Comparison(Config):
     batch_sizes: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 64, 128)
     num_rounds: Count = 200
     num_seeds: Count = 3
-    seed: Seed = 0
     record_every: Count = 20
     """Rounds between records; the largest common divisor with the rounds is taken."""
 
@@ -216,7 +215,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
             config.population,
             partition=config.partition,
             flipped=config.flipped,
-            seeds=np.random.SeedSequence(config.seed).generate_state(config.num_seeds).tolist(),
+            seeds=config.data_seeds,
         )
     except ValueError as error:
         # Too few examples for so many clients, which only the files tell: a wrong setting.
@@ -230,8 +229,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         _builder(config),
         config.axes,
         num_rounds=config.num_rounds,
-        num_seeds=config.num_seeds,
-        seed=config.seed,
+        **config.replicas,
         shared={"drawn": (data, own)},
         per_seed={"draw": np.arange(config.num_seeds)},
         # In an order that lets replicas of equal length run at the same time.
@@ -343,7 +341,7 @@ def _text(value: Any) -> str:
 
 
 def _key(config: Comparison, draw: Any) -> Any:
-    return jax.random.fold_in(jax.random.key(config.seed), draw)
+    return jax.random.fold_in(jax.random.key(config.seed), config.first_seed + draw)
 
 
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:

@@ -21,7 +21,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Count, Positive, Seeded
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification, classification
@@ -57,7 +57,7 @@ Increasing = Annotated[tuple[T, ...], AfterValidator(_increase)]
 Trend = Annotated[tuple[T, ...], AfterValidator(_trend)]
 
 
-class Trained(Config):
+class Trained(Seeded):
     """Settings that Figures 1 to 3 share: McMahan's CNN and its clients."""
 
     paper_sizes: ClassVar[tuple[int, ...]]
@@ -71,7 +71,6 @@ class Trained(Config):
     local_epochs: Count
     num_seeds: Annotated[Count, Field(ge=2)]
     """Each deals the images again."""
-    seed: Seed = 0
     directory: Path | None = None
     """The folder of MNIST's files; the digits stand in without it."""
 
@@ -112,8 +111,7 @@ class Trained(Config):
 
     def deals(self, pool: Pool) -> list[Parts]:
         """Returns all ways of the first seed, then all of the second, and so on."""
-        seeds = np.random.SeedSequence(self.seed).generate_state(self.num_seeds)
-        return [way for seed in seeds for way in self.deal(pool.train[1], int(seed))]
+        return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
     def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
         """Returns FedAvg by cohorts of C of the clients, to whom images are dealt in one way."""
@@ -125,7 +123,7 @@ class Trained(Config):
     def train(self, build: Callable[..., Setup], axes: Mapping[str, Any], **how: Any) -> xr.Dataset:
         """Returns the sweep of `build` over the cohort sizes, more axes and the seeds."""
         pool = self.pool()
-        how |= {"num_seeds": self.num_seeds, "seed": self.seed, "data": pool.kind}
+        how |= {**self.replicas, "data": pool.kind}
         how["shared"] = {"task": images(pool, self.deals(pool))}
         how["per_seed"] = {"seed_number": np.arange(self.num_seeds)}
         result = sweep(build, {"C": self.sizes, **axes}, **how)

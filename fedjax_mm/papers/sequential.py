@@ -1,0 +1,166 @@
+"""Seeds added to an item until each of its claims is decided, or a budget is spent."""
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import xarray as xr
+
+from fedjax_mm.experiments.fields import Seeded
+from fedjax_mm.files import plain, write_aside
+from fedjax_mm.papers.item import Item
+from fedjax_mm.results.dataset import load_dataset, manifest, save_dataset
+from fedjax_mm.sweeps.checkpoint import STAGE_RESULT, Checkpoints
+from fedjax_mm.sweeps.devices import agree
+from fedjax_mm.sweeps.errors import refusing
+from fedjax_mm.sweeps.execute import Execution
+
+_TIMES = 8  # the seeds that an item begins with are the most that it has by default
+_SAME = ("config", "versions", "device", "git_revision")  # in the manifests of all batches
+
+Make = Callable[[Seeded, Execution], xr.Dataset]
+"""Returns the result of some seeds, as `Item.make` does."""
+
+
+class Budget(NamedTuple):
+    """Seeds and time that an item may take.
+
+    Attributes:
+      max_seeds: in all; 8 times those that the item begins with if None.
+      max_minutes: of compiling and running. No batch of seeds is begun that would take longer,
+        which takes in proportion as long as all before it.
+    """
+
+    max_seeds: int | None = None
+    max_minutes: float | None = None
+
+    def seeds(self, item: Item, config: Seeded) -> int:
+        """Returns the most seeds; `ValueError` if the item begins with more."""
+        most = self.max_seeds or _TIMES * config.num_seeds
+        if most < config.num_seeds:
+            raise ValueError(
+                f"--max-seeds is {most}; {item.id} begins with {config.num_seeds} seeds: allow as "
+                f"many, or begin with --set num_seeds={most}"
+            )
+        return most
+
+    def allows(self, result: xr.Dataset, more: int) -> bool:
+        """Returns whether there is time for more seeds than the result has."""
+        if self.max_minutes is None:
+            return True
+        # All of several processes must stop alike.
+        spent = agree(sum(result.attrs["manifest"]["wall_seconds"].values()))[0]
+        return spent * (1 + more / result.sizes["seed"]) <= 60 * self.max_minutes
+
+
+def decide(
+    item: Item,
+    config: Seeded,
+    execution: Execution,
+    budget: Budget,
+    make: Make,
+    tell: Callable[[str], None],
+    begun: Path | None = None,
+) -> tuple[Seeded, xr.Dataset]:
+    """Returns the settings and the result with as many seeds as its claims or the budget take.
+
+    A batch of seeds is computed, then as many again, and so on. Each is a stage of the checkpoints,
+    which keeps its result, and equals those seeds of one run with all seeds.
+
+    Args:
+      item: what is reproduced.
+      config: its settings; the first batch has their number of seeds.
+      execution: how each batch is carried out.
+      budget: when to stop though claims are open.
+      make: computes a batch.
+      tell: is called after each batch with the seeds so far and the claims that are open.
+      begun: a complete result of some seeds, which is the first batch.
+    """
+    if begun and execution.checkpoints:
+        _begin_with(begun, execution.checkpoints)
+    most, result = budget.seeds(item, config), _batch(item, config, execution, make)
+    while True:
+        config = config.with_seeds(0, result.sizes["seed"])
+        claims = item.judge(result, config).claims
+        still = [claim.claim for claim in claims if claim.verdict == "open"]
+        more = min(config.num_seeds, most - config.num_seeds)
+        is_time = budget.allows(result, more)
+        end = _end(still, more, is_time=is_time)
+        count = f"{config.num_seeds} seeds, {len(still)} of {len(claims)} claims open"
+        tell(f"{item.id}: {'; '.join([count, *still, end or f'adding {more} seeds'])}")
+        if end:
+            return config, result
+        others = config.with_seeds(config.num_seeds, more)
+        result = _joined(result, _batch(item, others, execution, make))
+
+
+def _end(still: list[str], more: int, *, is_time: bool) -> str:
+    """Returns in words why no seeds are added; nothing if they are."""
+    if not still:
+        return "all is decided"
+    if more <= 0:
+        return "no more are allowed (--max-seeds)"
+    return "" if is_time else f"{more} more would take too long (--max-minutes)"
+
+
+def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
+    """Returns the result of some seeds, which an interrupted run may have left."""
+    first, report = config.first_seed, execution.progress
+    label = f"seeds {first} to {first + config.num_seeds - 1}"
+    if report:
+        execution = execution._replace(progress=lambda what, *of: report(f"{label}, {what}", *of))
+    if not execution.checkpoints:
+        return make(config, execution)
+    with refusing():
+        saved = execution.checkpoints.stage(f"seeds-{first}")
+    with saved:
+        path = saved.directory / STAGE_RESULT
+        if path.exists():
+            result = load_dataset(path)
+            with refusing():
+                _check(result, config, path)
+            return result
+        result = make(config, execution._replace(checkpoints=saved))
+        if jax.process_index() == 0:
+            save_dataset(result, path)
+        saved.discard()
+    return result
+
+
+def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
+    """Raises `ValueError` unless a saved batch has these settings; it may have other seeds."""
+    saved = result.attrs["manifest"]
+    now = plain(manifest(config.model_dump(mode="json"), seed=config.seed, data=""))
+    now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
+    if others := [name for name in _SAME if saved[name] != now[name]]:
+        raise ValueError(
+            f"{path} is of another run, with other {' and '.join(others)}; run it as it was, or "
+            f"delete {path.parents[1]} to start again"
+        )
+
+
+def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
+    """Takes a complete result for the first batch of an unfinished run, which adds seeds to it."""
+    with checkpoints.stage("seeds-0") as saved:
+        if jax.process_index() == 0:
+            write_aside(saved.directory / STAGE_RESULT, partial(shutil.copyfile, result))
+
+
+def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    """Returns the results of two batches of seeds as that of one run."""
+    about, others = (each.attrs["manifest"] for each in (result, more))
+    seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
+    num_seeds = result.sizes["seed"] + more.sizes["seed"]
+    about = about | {
+        "wall_seconds": seconds,
+        "config": about["config"] | {"num_seeds": num_seeds},
+    }
+    if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
+        about["draws"] += others["draws"]
+    # "equals": what all seeds share must not depend on them.
+    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
+    both = xr.concat([result, more], "seed", combine_attrs="override", **how)
+    return both.assign_attrs(manifest=about)

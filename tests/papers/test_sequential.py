@@ -1,0 +1,264 @@
+"""Seeds added until claims are decided: the same numbers, a budget, and runs that are continued."""
+
+import signal
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import cli, papers
+from fedjax_mm.cli import commands
+from fedjax_mm.experiments.fields import Seeded
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.papers import ITEMS
+from fedjax_mm.papers.claims import Claim, exceeds
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.sequential import Budget, decide
+from fedjax_mm.papers.tables import Table
+from fedjax_mm.results import plots
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.sweeps.errors import InterruptedRunError
+from fedjax_mm.sweeps.execute import Execution
+from tests.test_cli import call, files, read_json
+
+SEEDS = ("--seeds", "auto")
+
+
+class Coin(Seeded):
+    """Settings of draws whose mean and standard deviation are known."""
+
+    num_seeds: int = 3
+    mean: float = 0.0
+    spread: float = 1.0
+
+
+class Runs(list):
+    """An item without programs, and the batches that it has computed: first seed and number."""
+
+    stop_before = np.inf
+
+    def run(self, config, execution):
+        """Returns a draw for each seed."""
+        if config.first_seed >= self.stop_before:
+            raise InterruptedRunError(signal.SIGTERM, 0.5)
+        self.append((config.first_seed, config.num_seeds))
+        draws = [np.random.default_rng(seed).normal() for seed in config.data_seeds]
+        about = manifest({}, seed=config.seed, data="synthetic")
+        about["wall_seconds"] = {"compile": 1.0, "run": 2.0 * config.num_seeds - 1.0}
+        values = config.mean + config.spread * np.array(draws)
+        coords = {"seed": config.first_seed + np.arange(config.num_seeds)}
+        one = ("about", [config.mean])
+        return xr.Dataset({"lead": ("seed", values), "one": one}, coords, {"manifest": about})
+
+    @property
+    def item(self):
+        """The item."""
+        return Item(
+            id="coin",
+            title="draws",
+            settings=Coin(),
+            run=self.run,
+            measure=lambda result, config: result.drop_attrs(),
+            claims=lambda measured, config: [
+                exceeds("above", measured.lead),
+                Claim("not random", "holds", "why"),
+            ],
+            table=lambda measured, config: [Table(("a",), (("1",),))],
+            figure=lambda result, measured, config: plots.draw(
+                [[plots.Panel("", "", "", [plots.Line("", np.arange(2), np.arange(2))])]],
+                title="",
+                caption="",
+            ),
+        )
+
+    def decide(self, budget=None, **settings):
+        """Decides without saving; also what is told."""
+        told, item = [], self.item
+        config, result = decide(
+            item, Coin(**settings), Execution(), budget or Budget(), item.make, told.append
+        )
+        assert config.num_seeds == result.sizes["seed"]
+        return result, told
+
+
+@pytest.mark.parametrize(
+    ("mean", "batches", "verdict"),
+    [(1.0, [(0, 3), (3, 3), (6, 6)], "holds"), (-30.0, [(0, 3)], "fails")],
+)
+def test_seeds_are_doubled_until_all_is_decided(mean, batches, verdict):
+    runs = Runs()
+    result, told = runs.decide(mean=mean)
+    assert runs == batches
+    config = Coin(mean=mean, num_seeds=result.sizes["seed"])
+    assert runs.item.judge(result, config).claims[0].verdict == verdict
+    assert [line.split("; ")[-1] for line in told] == [
+        *(f"adding {number} seeds" for _, number in batches[1:]),
+        "all is decided",
+    ]
+    if len(batches) > 1:
+        assert told[1] == "coin: 6 seeds, 1 of 2 claims open; above; adding 6 seeds"
+
+
+def test_batches_of_seeds_are_those_of_one_run():
+    """Values, labels and manifest, but for the time."""
+    runs = Runs()
+    result, _ = runs.decide(mean=0.05)
+    assert runs == [(0, 3), (3, 3), (6, 6), (12, 12)]
+    whole = runs.item.make(Coin(mean=0.05, num_seeds=24))
+    xr.testing.assert_identical(result.drop_attrs(), whole.drop_attrs())
+    about, wanted = result.attrs["manifest"], whole.attrs["manifest"]
+    assert about.pop("wall_seconds") == {"compile": 4.0, "run": 2.0 * 24 - 4}
+    del wanted["wall_seconds"]
+    assert about == wanted
+
+
+@pytest.mark.parametrize(
+    ("budget", "batches", "end"),
+    [
+        (Budget(max_seeds=10), [(0, 3), (3, 3), (6, 4)], "no more are allowed (--max-seeds)"),
+        (Budget(max_seeds=3), [(0, 3)], "no more are allowed (--max-seeds)"),
+        # Two seconds a seed.
+        (Budget(None, 12 / 60), [(0, 3), (3, 3)], "6 more would take too long (--max-minutes)"),
+        (Budget(None, 11 / 60), [(0, 3)], "3 more would take too long (--max-minutes)"),
+        (Budget(8, 16 / 60), [(0, 3), (3, 3), (6, 2)], "no more are allowed (--max-seeds)"),
+    ],
+)
+def test_a_budget_is_not_exceeded(budget, batches, end):
+    runs = Runs()
+    _, told = runs.decide(budget, mean=0.05)
+    assert runs == batches
+    assert told[-1].endswith(f"; {end}")
+
+
+@pytest.fixture
+def coin(monkeypatch):
+    """The item, found by the command line."""
+    runs = Runs()
+    monkeypatch.setattr(commands, "ITEMS", {"coin": runs.item})
+    monkeypatch.setattr(papers.item, "published", lambda *_: {})
+    return runs
+
+
+def reproduce(out, *more, mean=0.05):
+    return call("reproduce", "coin", "--set", f"mean={mean}", "--out", out, *more)
+
+
+def test_claims_that_stay_open_are_no_failure(coin, tmp_path):
+    code, out, err = reproduce(tmp_path, *SEEDS)
+    assert code == 0
+    assert "open above" in " ".join(out.split())
+    assert "after 24 seeds: more may decide" in out
+    assert "24 seeds, 1 of 2 claims open; above; no more are allowed" in err
+    summary = read_json(tmp_path / "coin" / "summary.json")
+    assert summary["claims"][0] == {
+        "claim": "above",
+        "verdict": "open",
+        "evidence": summary["claims"][0]["evidence"],
+        "seeds": 24,
+        "holds": False,
+    }
+    assert summary["claims"][1]["seeds"] is None
+    assert summary["manifest"]["config"]["num_seeds"] == 24
+    assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
+    code, out, _ = reproduce(tmp_path)
+    assert code == 0
+    assert "after 3 seeds: --seeds auto decides" in out
+    assert reproduce(tmp_path, mean=-30.0).code == cli.CLAIM_FAILED
+
+
+def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
+    reproduce(tmp_path / "whole", *SEEDS)
+    coin.clear()
+    coin.stop_before = 6
+    assert reproduce(tmp_path, *SEEDS).code == 128 + signal.SIGTERM
+    assert coin == [(0, 3), (3, 3)]
+    again = reproduce(tmp_path, *SEEDS)
+    assert again.code == cli.BAD_INPUT
+    assert "continue it with --resume" in again.err
+    other = reproduce(tmp_path, *SEEDS, "--resume", mean=0.1)
+    assert other.code == cli.BAD_INPUT
+    assert "is of another run, with other config" in other.err
+    coin.clear()
+    coin.stop_before = np.inf
+    assert reproduce(tmp_path, *SEEDS, "--resume").code == 0
+    assert coin == [(6, 6), (12, 12)]
+    assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
+    with (
+        xr.open_dataset(tmp_path / "coin" / "result.nc") as one,
+        xr.open_dataset(tmp_path / "whole" / "coin" / "result.nc") as two,
+    ):
+        xr.testing.assert_identical(one.drop_attrs(), two.drop_attrs())
+
+
+def test_seeds_are_added_to_a_complete_result(coin, tmp_path):
+    reproduce(tmp_path)
+    reproduce(tmp_path, *SEEDS, "--resume", "--max-seeds", 6)
+    assert coin == [(0, 3), (3, 3)]
+    code, out, _ = reproduce(tmp_path, *SEEDS, "--resume", "--max-seeds", 6)
+    assert (code, len(coin)) == (0, 2)
+    assert "is complete; nothing to resume" in out
+    coin.stop_before = 12
+    reproduce(tmp_path, *SEEDS, "--resume")
+    coin.stop_before = np.inf
+    reproduce(tmp_path, *SEEDS, "--resume")
+    assert coin == [(0, 3), (3, 3), (6, 6), (12, 12)]
+    assert read_json(tmp_path / "coin" / "summary.json")["claims"][0]["seeds"] == 24
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-seeds", 5), "--max-seeds is for --seeds auto"),
+        (("--max-minutes", 5), "--max-minutes is for --seeds auto"),
+        ((*SEEDS, "--max-minutes", 0), "--max-minutes is 0; it must be positive"),
+        ((*SEEDS, "--max-seeds", 2), "coin begins with 3 seeds"),
+        (("--seeds", "many"), "num_seeds"),
+    ],
+)
+def test_wrong_budgets_are_refused(coin, tmp_path, arguments, message):
+    code, _, err = reproduce(tmp_path / "new", *arguments)
+    assert code == cli.BAD_INPUT
+    assert message in err
+    assert not (tmp_path / "new").exists()
+
+
+def test_an_item_without_seeds_says_so(tmp_path):
+    _, _, err = call("reproduce", "cb-table1", *SEEDS, "--out", tmp_path)
+    assert "--seeds auto: cb-table1 has no seeds to add" in err
+    assert files(tmp_path / "cb-table1") == ["figure.png", "result.nc", "summary.json"]
+
+
+def test_which_items_have_seeds_to_add():
+    without = {name for name in ITEMS if not isinstance(ITEMS[name].settings, Seeded)}
+    draws = {"maxfl-fig5a", "maxfl-fig5b", "maxfl-fig6", "maxfl-fig8"}
+    bounds = {"theory-gain", "theory-mfa-rand", "theory-mfa-rr", "theory-cohort-noise"}
+    assert without == draws | bounds | {"cb-table1", "cb-optimal-cohort"}
+
+
+SIZES = {
+    "mfa-fig3": {"num_rounds": 10},
+    "maxfl-table1": {
+        "num_clients": 4,
+        "num_unseen": 3,
+        "cohort_size": 2,
+        "num_rounds": 4,
+        "learning_rates": (0.05,),
+        "local_steps": (2,),
+        "batch_sizes": (8,),
+        "record_every": 2,
+        "methods": {"MaxFL": {"name": "maxfl"}},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_added_seeds_are_those_of_a_longer_run(name):
+    """Starts, clients, what they require, draws and labels; up to the order of sums."""
+    item = ITEMS[name]
+    values = item.settings.model_dump() | SIZES[name] | {"num_seeds": 4}
+    config = validate(type(item.settings), values)
+    whole, added = item.make(config), item.make(config.with_seeds(2, 2))
+    assert added["seed"].values.tolist() == [2, 3]
+    xr.testing.assert_allclose(added, whole.isel(seed=slice(2, 4)), rtol=1e-5)
+    first = whole.isel(seed=slice(0, 2)).drop_vars("seed")
+    assert not np.allclose(first["loss"], added["loss"])
