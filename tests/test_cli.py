@@ -172,7 +172,7 @@ def test_a_report_shows_what_was_reproduced(two_figures, tmp_path):
     out, _ = two_figures
     code, printed, err = call("report", out, "--out", tmp_path / "page.html")
     assert (code, err) == (0, "")
-    assert words(printed) == f"2 items, 0 other runs, 0 problems: {tmp_path / 'page.html'}"
+    assert words(printed) == f"items: 2, other runs: 0, problems: 0; in {tmp_path / 'page.html'}"
     text = (tmp_path / "page.html").read_text()
     assert text.count("data:image/png") == 2
     for path in out.rglob("summary.json"):

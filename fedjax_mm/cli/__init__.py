@@ -265,8 +265,8 @@ def report(
         found = page.write(directory, kind, path)
     for problem in found.problems:
         say(escape(problem), notes, "dim")
-    counts = f"{len(found.items)} items, {len(found.runs)} other runs"
-    say(escape(f"{counts}, {len(found.problems)} problems: {path}"))
+    counts = f"items: {len(found.items)}, other runs: {len(found.runs)}"
+    say(escape(f"{counts}, problems: {len(found.problems)}; in {path}"))
 
 
 @app.command()

@@ -249,7 +249,7 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
     assert "good" in reader.ids
     assert {f"spoilt-{ways.index(way)}" for way in ("no figure", "no result")} <= set(reader.ids)
     assert "log" not in reader.ids
-    assert f"6 items, 0 other runs, {len(ways) + 1} problems" in printed
+    assert f"items: 6, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
 def test_a_summary_without_tables_shows_its_claims_and_figure(tmp_path):
@@ -274,7 +274,7 @@ def test_other_runs_have_a_line(tmp_path):
     (tmp_path / "half" / "manifest.json").write_text("{}")
     code, printed = call("report", tmp_path)
     assert code == 0
-    assert "0 items, 1 other runs, 1 problems" in printed
+    assert "items: 0, other runs: 1, problems: 1" in printed
     text = " ".join(Reader((tmp_path / "report.html").read_text()).text.split())
     assert (
         "sweeps/mine: data real: digits; versions python 3.11, jax 0.10.2; device 2 x cpu" in text
@@ -295,7 +295,8 @@ def test_the_same_results_give_the_same_page(tmp_path, kind):
 
 
 def test_markdown_has_its_tables_and_figures(tmp_path):
-    for name in ("mfa-fig1", "cb-table1", "multi-maxfl"):
+    names = ["mfa-fig1", "cb-table1", "multi-maxfl"]  # as they are listed, not as they are sorted
+    for name in names:
         put(tmp_path / "results" / name, name)
     out = tmp_path / "docs" / "results.md"
     assert call("report", tmp_path / "results", "--format", "md", "--out", out)[0] == 0
@@ -307,6 +308,7 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
     assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
     assert "In no paper" in text
+    assert re.findall(r"<h2>(.*?):", text) == names
     figures = re.findall(r'<img src="(.*?)"', text)
     assert len(figures) == 3
     for figure in figures:
