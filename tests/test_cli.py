@@ -1,6 +1,7 @@
 """The command line, in process: what it prints, writes and returns, and how it refuses."""
 
 import contextlib
+import html
 import inspect
 import io
 import json
@@ -136,7 +137,11 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
     assert (directory / "figure.png").read_bytes().startswith(b"\x89PNG")
 
     summary = read_json(directory / "summary.json")
-    assert list(summary) == ["id", "paper", "measured", "claims", "data", "manifest"]
+    first = ["id", "paper", "measured", "claims", "tables", "changed"]
+    assert list(summary) == [*first, "data", "manifest"]
+    assert sorted(summary["changed"]) == ["num_rounds=30", "num_seeds=3"]
+    (table,) = summary["tables"]
+    assert all(cell in outcome.out for row in table["rows"] for cell in row)
     assert (summary["id"], summary["data"]) == (name, "synthetic")
     assert summary["paper"] == ITEMS[name].paper
     assert summary["claims"]
@@ -164,6 +169,23 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
         for label in ("MFA-Rand", "MFA-RR"):
             found = measured["gap at the end"].sel(algorithm=label).item()
             assert found == pytest.approx(last.sel(algorithm=label).item())
+
+
+def test_a_report_shows_what_was_reproduced(two_figures, tmp_path):
+    out, _ = two_figures
+    code, printed, err = call("report", out, "--out", tmp_path / "page.html")
+    assert (code, err) == (0, "")
+    assert words(printed) == f"items: 2, other runs: 0, problems: 0; in {tmp_path / 'page.html'}"
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("data:image/png") == 2
+    for path in out.rglob("summary.json"):
+        summary = read_json(path)
+        for claim in summary["claims"]:
+            assert html.escape(claim["evidence"]) in text
+        for cell in summary["tables"][0]["rows"][0]:
+            assert f"<td>{cell}</td>" in text
+        command = f"fedjax-mm reproduce {summary['id']} --set num_rounds=30 --set num_seeds=3"
+        assert command in text
 
 
 def test_summary_says_where_it_comes_from(two_figures):

@@ -177,8 +177,16 @@ MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
             },
             "",
         ),
+        (
+            {
+                "from fedjax_mm.cli import app, page": (
+                    *("jax", "optax", "flax", "sklearn", "xarray", "netCDF4", "matplotlib"),
+                )
+            },
+            "",
+        ),
     ],
-    ids=["package", "list"],
+    ids=["package", "list", "report"],
 )
 def test_nothing_is_imported_before_it_is_needed_and_importing_does_nothing(steps, then):
     """By each step, after those before it; the package itself prints nothing."""

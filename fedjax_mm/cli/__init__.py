@@ -1,4 +1,4 @@
-"""The command line: list, reproduce, bounds, run, sweep, bench.
+"""The command line: list, reproduce, bounds, report, run, sweep, bench.
 
 Here are options, help texts and exit codes; `commands` does the work, and is imported where it is
 needed: JAX and the rest take seconds, which neither a list nor a wrong word should cost.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
+from rich.markup import escape
 
 from fedjax_mm.cli.terminal import console, notes, say, show
 from fedjax_mm.papers import ITEMS
@@ -33,6 +34,7 @@ app = typer.Typer(
     - `fedjax-mm list` shows what can be reproduced
     - `fedjax-mm reproduce mfa-fig3` makes a figure in `results/mfa-fig3/`
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
+    - `fedjax-mm report results` shows everything that was made on one page
     - `fedjax-mm bounds mfa --models 12` puts the theorems' bounds beside measured errors
     - `fedjax-mm run experiment.toml` runs an experiment of your own
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
@@ -131,8 +133,8 @@ def set_up(
 ) -> None:
     """Sets JAX up, before it starts its devices."""
     is_asked = verbose or distributed or process is not None or devices is not None
-    if context.invoked_subcommand == "list" and not is_asked:
-        return  # it computes nothing, and JAX takes longer to import than the list to show
+    if context.invoked_subcommand in ("list", "report") and not is_asked:
+        return  # they compute nothing, and JAX takes longer to import than either to show
 
     import jax
 
@@ -249,6 +251,37 @@ def bounds(
     settings = _settings(overrides, **single, **given)
     how = commands.execution(None, None, save_every)
     _exit(commands.bounds(paper, settings, out, resume, how))
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the results are.")],
+    kind: Annotated[
+        Literal["html", "md"], typer.Option("--format", help="HTML, or Markdown with figures/.")
+    ] = "html",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The page; report.html or report.md in DIR if not given."
+        ),
+    ] = None,
+) -> None:
+    """Show everything below a directory on one page.
+
+    All verdicts at a glance; then of each item the figure, the tables with the published beside the
+    measured values, what the paper leaves open, the data, the manifest and the command that makes
+    it again. The page needs no other file and no network. Markdown has its figures in the folder
+    figures/ beside it. What could not be read is named there, and the rest is shown.
+    """
+    from fedjax_mm.cli import page
+
+    path = out or directory / f"report.{kind}"
+    with refusing():
+        found = page.write(directory, kind, path)
+    for problem in found.problems:
+        say(escape(problem), notes, "dim")
+    counts = f"items: {len(found.items)}, other runs: {len(found.runs)}"
+    say(escape(f"{counts}, problems: {len(found.problems)}; in {path}"))
 
 
 @app.command()

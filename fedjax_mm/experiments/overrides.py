@@ -1,5 +1,6 @@
 """Configurations from files, with settings that win over the file."""
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,3 +78,37 @@ def replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict
         inner = values.get(head)
         value = replaced(inner if isinstance(inner, Mapping) else {}, rest, value)
     return {**values, head: value}
+
+
+def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """Returns the settings ``key.path=value`` that turn the defaults into these values.
+
+    What is None is left out: nothing in a file says it.
+
+    Example:
+      >>> defaults = {"num_rounds": 9, "task": {"mu": 0.1, "start": "normal"}}
+      >>> changes({"num_rounds": 5, "task": {"mu": 0.1, "start": "zeros"}}, defaults)
+      ['num_rounds=5', 'task.start=zeros']
+    """
+    found = []
+    for key, value in values.items():
+        default = defaults.get(key)
+        if isinstance(value, Mapping) and isinstance(default, Mapping) and {*value} >= {*default}:
+            found += [f"{key}.{change}" for change in changes(value, default)]
+        elif value != default and value is not None:
+            is_word = isinstance(value, str) and _with_override({}, f"key={value}") == {
+                "key": value
+            }
+            found.append(f"{key}={value if is_word else _in_toml(value)}")
+    return found
+
+
+def _in_toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        given = {json.dumps(key): each for key, each in value.items() if each is not None}
+        entries = (f"{key} = {_in_toml(each)}" for key, each in given.items())
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_toml, value))}]"
+    # Numbers are written alike in JSON and in TOML, except those that are not finite.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

@@ -40,6 +40,11 @@ class _Items(Mapping[str, Item]):
         """Returns an item's title; nothing is imported."""
         return self._places[self._prefix + name].title
 
+    def paper(self, name: str) -> str:
+        """Returns the paper that an item is of, as its folder cites it."""
+        folder = self._places[self._prefix + name].module.rpartition(".")[0]
+        return "In no paper" if folder == __name__ else str(import_module(folder).__doc__)
+
 
 def _places() -> dict[str, _Place]:
     """Returns the title and the module of every item, paper by paper, in the order of their ids."""
@@ -68,10 +73,13 @@ def _in_order(place: tuple[str, _Place]) -> tuple[int, str, list[str]]:
 _ALL = _places()
 _BOUNDS = "bounds-"
 
+ALL = _Items(_ALL)
+"""Every item of both kinds by its whole id."""
+
 ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(_BOUNDS)})
 """Every item by its id."""
 
 BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
 """The items that `fedjax-mm bounds` shows, by paper."""
 
-__all__ = ["BOUNDS", "ITEMS", "Findings", "Item"]
+__all__ = ["ALL", "BOUNDS", "ITEMS", "Findings", "Item"]

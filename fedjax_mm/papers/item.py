@@ -67,12 +67,16 @@ class Item(NamedTuple):
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
         """Returns the contents of `summary.json`."""
+        from fedjax_mm.experiments.overrides import changes
+
         about = result.attrs["manifest"]
         return {
             "id": self.id,
             "paper": self.paper,
             "measured": findings.measured.to_dict(),
             "claims": [claim._asdict() | {"holds": claim.holds} for claim in findings.claims],
+            "tables": [table._asdict() for table in findings.tables],
+            "changed": changes(about["config"], self.settings.model_dump(mode="json")),
             "data": about["data"],
             "manifest": about,
         }

@@ -1,0 +1,110 @@
+"""One page of everything below a directory, in HTML or Markdown."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from base64 import b64encode
+from collections import Counter
+from functools import partial
+from io import BytesIO
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from markupsafe import Markup
+from PIL import Image
+
+from fedjax_mm.cli.collected import Collected, Summary, collect
+from fedjax_mm.files import prepare_directory, write_aside
+
+Kind = Literal["html", "md"]
+
+LIMIT = 5 * 2**20
+"""Bytes of a page that opens quickly and may be sent by mail."""
+
+
+def write(directory: Path, kind: Kind, out: Path) -> Collected:
+    """Writes the page of a directory, and the figures beside a page in Markdown.
+
+    Returns:
+      What the page shows.
+
+    Raises:
+      ValueError: if there is no such directory, or nothing in it.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"{directory}: there is no such directory; give one with results")
+    found = collect(directory)
+    if not any(found):
+        raise ValueError(
+            f"{directory} holds no result; make one with `fedjax-mm reproduce ID --out {directory}`"
+        )
+    files = {out: render(found, kind).encode()}
+    if kind == "md":
+        figures = out.with_name("figures")
+        files |= {figures / f"{item.anchor}.png": item.figure for item in found.items}
+    for path, content in files.items():
+        if content:
+            prepare_directory(path.parent)
+            write_aside(path, partial(Path.write_bytes, data=content))
+    return found
+
+
+def render(found: Collected, kind: Kind) -> str:
+    """Returns the page as text; the same results give the same text."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=select_autoescape(),
+        finalize=_markdown if kind == "md" else None,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"markdown": _markdown, "command": _command}
+    page = environment.get_template(f"page.{kind}")
+    papers = [
+        (paper, list(items)) for paper, items in groupby(found.items, lambda item: item.paper)
+    ]
+    marks = sum((item.summary.marks for item in found.items), Counter[str]())
+    signs = {"holds": "✓", "fails": "✕", "open": "?"}
+    about = {"found": found, "papers": papers, "marks": marks, "signs": signs, "figures": {}}
+    if kind == "md":
+        return page.render(about)
+    # The figures share what the text leaves of the page; base64 makes four bytes of three.
+    room = LIMIT - len(page.render(about).encode())
+    share = room * 3 // 4 // max(len(found.items), 1)
+    figures = {item.anchor: b64encode(shrunk(item.figure, share)).decode() for item in found.items}
+    return page.render(about | {"figures": figures})
+
+
+def _command(summary: Summary) -> str:
+    """Returns the command that makes an item again; the folder of the data is the user's."""
+    is_bounds = summary.id.startswith("bounds-")
+    words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
+    for setting in summary.changed or []:
+        is_data = setting.startswith("directory=")
+        words += ["--data", "DIR"] if is_data else ["--set", shlex.quote(setting)]
+    return " ".join(words)
+
+
+def _markdown(value: Any) -> Any:
+    """Returns text that Markdown shows as it is, on one line."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return re.sub(r"([\\`*_<>|\[\]~$&#])", r"\\\1", re.sub(r"\s+", " ", value))
+
+
+def shrunk(figure: bytes, limit: int) -> bytes:
+    """Returns a PNG of at most so many bytes: with fewer colours, fewer pixels, or else nothing."""
+    for width in (1600, 1200, 900, 600, 300):
+        if len(figure) <= limit:
+            return figure
+        buffer = BytesIO()
+        with Image.open(BytesIO(figure)) as image:
+            fewer = image.convert("RGB")
+        fewer.thumbnail((width, fewer.height))
+        # Octrees are the quickest way to a palette, and good enough for lines and words.
+        fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG")
+        figure = buffer.getvalue()
+    return figure if len(figure) <= limit else b""

@@ -1,0 +1,396 @@
+"""The page of a directory: what it shows, what it survives, and that it needs nothing else."""
+
+import base64
+import contextlib
+import html
+import io
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from PIL import Image
+from pydantic import BaseModel
+
+from fedjax_mm import cli
+from fedjax_mm.cli import page
+from fedjax_mm.experiments.overrides import changes, validate
+from fedjax_mm.papers import BOUNDS, ITEMS
+
+TEN = list(ITEMS)[:10]
+CLAIM = {"claim": "A exceeds B", "holds": True, "evidence": "1.00 ± 0.10"}
+TABLE = {"header": ["method", "|w|"], "rows": [["A*_1", "1.00 ± 0.10 (1.2)"]], "title": ""}
+MANIFEST = {
+    "versions": {"python": "3.11", "jax": "0.10.2"},
+    "device": {"platform": "cpu", "kind": "cpu", "count": 2, "cpu_cores": 2},
+    "seed": 7,
+    "prng": "threefry2x32",
+    "git_revision": None,
+    "data": "real",
+    "datasets": ["digits"],
+    "config": {"num_seeds": 3},
+    "wall_seconds": {"compile": 6.25, "run": 0.5},
+}
+
+NEW = ("tables", "changed")
+
+
+def call(*arguments):
+    """The exit code of the command line, and what it printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main([str(argument) for argument in arguments])
+    return ended.value.code, out.getvalue() + err.getvalue()
+
+
+def png(size):
+    """A picture of noise, which hardly compresses."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def put(folder, name, size=(20, 30), **changed):
+    """Writes a result with a summary as `reproduce` writes it, but for what is changed."""
+    summary = {
+        "id": name,
+        "paper": {"figure": "Figure 1: curves", "gain": {"train": 2.5}, "open": ["eta is ours"]},
+        "measured": {},
+        "claims": [CLAIM],
+        "tables": [TABLE],
+        "changed": ["num_seeds=3", "num_models=[1, 2]"],
+        "data": "real",
+        "manifest": MANIFEST,
+    }
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary | changed))
+    (folder / "figure.png").write_bytes(png(size))
+    (folder / "result.nc").write_bytes(b"CDF")
+
+
+def shown_markdown(path):
+    """The HTML of a page in Markdown."""
+    return MarkdownIt().enable("table").render(path.read_text())
+
+
+class Reader(HTMLParser):
+    """Collects the text, the resources and the ids of a page, and finds tags left open."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.links, self.ids, self.tags, self._open = "", [], [], set(), []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        if tag not in ("meta", "link", "img", "br"):
+            self._open.append(tag)
+        self.links += [value for key, value in attrs if key in ("src", "href", "srcset", "data")]
+        self.ids += [value for key, value in attrs if key == "id"]
+
+    def handle_endtag(self, tag):
+        if tag == "img":  # closed where it is opened, as Markdown's are
+            return
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def ten(tmp_path_factory):
+    """Ten items whose figures have 2 MB each, and their page."""
+    directory = tmp_path_factory.mktemp("ten")
+    for name in TEN:
+        put(directory / name, name, size=(700, 1000))
+    assert call("report", directory)[0] == 0
+    return directory, (directory / "report.html").read_text()
+
+
+def test_the_page_is_small_and_has_every_figure(ten):
+    directory, text = ten
+    assert sum(path.stat().st_size for path in directory.rglob("figure.png")) > 20e6
+    assert page.LIMIT / 4 < len(text.encode()) <= 5 * 2**20
+    figures = re.findall(r'src="data:image/png;base64,([^"]+)"', text)
+    assert len(figures) == len(TEN)
+    for figure in figures:
+        with Image.open(io.BytesIO(base64.b64decode(figure))) as image:
+            assert image.size[0] >= 300
+            assert image.size[0] / image.size[1] == pytest.approx(10 / 7, abs=0.01)
+
+
+def test_the_page_asks_for_nothing(ten):
+    _, text = ten
+    reader = Reader(text)
+    assert not {"script", "iframe", "object", "embed", "base"} & reader.tags
+    assert not [link for link in reader.links if not link.startswith(("#", "data:"))]
+    assert not re.search(r"https?://|url\(|@import|//[a-z]", re.sub(r"base64,[^\"]*", "", text))
+    assert "default-src 'none'" in text
+
+
+def test_every_item_is_named_first_and_linked_to_its_section(ten):
+    _, text = ten
+    reader = Reader(text)
+    assert [link[1:] for link in reader.links if link[1:] in TEN] == TEN
+    assert [name for name in reader.ids if name in TEN] == TEN
+    assert len(set(reader.ids)) == len(reader.ids)
+    first = text[: text.index("<section")]
+    assert first.count('class="mark holds"') == 1 + len(TEN)
+
+
+def test_a_section_has_everything_that_the_summary_tells(tmp_path):
+    put(tmp_path / "mfa-fig1", "mfa-fig1")
+    assert call("report", tmp_path)[0] == 0
+    text = " ".join(Reader((tmp_path / "report.html").read_text()).text.split())
+    for part in (
+        ITEMS.title("mfa-fig1"),
+        'Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning',
+        *("Figure 1: curves", "gain", "train: 2.5", "eta is ours"),
+        *("A exceeds B", "1.00 ± 0.10", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"),
+        *("real: digits", "python 3.11, jax 0.10.2", "2 x cpu, 2 cores", "7 (threefry2x32)"),
+        *("compile 6.2 s, run 0.5 s", "num_seeds=3, num_models=[1, 2]"),
+        "fedjax-mm reproduce mfa-fig1 --set num_seeds=3 --set 'num_models=[1, 2]'",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_three_verdicts_and_the_seeds_that_they_took(tmp_path, kind):
+    verdicts = [("open", 64), ("fails", 8), ("holds", 16)]
+    claims = [CLAIM | {"verdict": verdict, "seeds": seeds} for verdict, seeds in verdicts]
+    put(tmp_path / "mfa-fig1", "mfa-fig1", claims=[*claims, CLAIM | {"holds": False}])
+    assert call("report", tmp_path, "--format", kind)[0] == 0
+    text = (tmp_path / f"report.{kind}").read_text()
+    assert "8 to 64" in text
+    assert "64 seeds" in text
+    if kind == "md":
+        assert "holds: 1, fails: 2, open: 1" in text
+        assert "| 1 ✅ holds, 2 ❌ fails, 1 ❔ open |" in text
+    else:
+        row = text[: text.index("<section")]
+        marks = re.findall(r'class="mark (\w+)"', row)
+        assert marks == ["holds", "fails", "open", "open", "fails", "holds", "fails"]
+        counts = re.findall(r"(holds|fails|open) (\d)", " ".join(Reader(text).text.split()))
+        assert counts == [("holds", "1"), ("fails", "2"), ("open", "1")]
+
+
+def test_text_is_not_markup(tmp_path):
+    claim = CLAIM | {"claim": "<script>alert(1)</script> a < b & [x](y)"}
+    put(tmp_path / "mfa-fig1", "mfa-fig1", claims=[claim])
+    for kind in ("html", "md"):
+        assert call("report", tmp_path, "--format", kind)[0] == 0
+    reader = Reader((tmp_path / "report.html").read_text())
+    assert claim["claim"] in reader.text
+    assert "script" not in reader.tags
+    shown = Reader(shown_markdown(tmp_path / "report.md"))
+    assert claim["claim"] in shown.text
+    assert "y" not in shown.links
+
+
+def broken(folder):
+    """Ways to spoil a result, by name: what to do, and the words that must be told."""
+
+    def edit(**changed):
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | changed))
+
+    figure = (folder / "figure.png").read_bytes()
+    return {
+        "no summary": ((folder / "summary.json").unlink, "summary.json is missing"),
+        "not JSON": (lambda: (folder / "summary.json").write_text('{"id": "m'), "is not JSON"),
+        "not text": (lambda: (folder / "summary.json").write_bytes(b"\xff\xfe"), "is not JSON"),
+        "a list": (lambda: (folder / "summary.json").write_text("[]"), "summary.json: all of it"),
+        "no claims": (lambda: edit(claims=None), "summary.json: claims"),
+        "a claim without words": (lambda: edit(claims=[{}]), "claims.0.claim: Field required"),
+        "unknown item": (lambda: edit(id="mfa-fig99"), "unknown item, 'mfa-fig99'"),
+        "no figure": ((folder / "figure.png").unlink, "figure.png is missing"),
+        "half a figure": (
+            lambda: (folder / "figure.png").write_bytes(figure[: len(figure) // 2]),
+            "figure.png is broken",
+        ),
+        "no picture": (lambda: (folder / "figure.png").write_bytes(b"x"), "figure.png is broken"),
+        "no result": ((folder / "result.nc").unlink, "result.nc is missing"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
+    put(tmp_path / "good", "mfa-fig3")
+    (tmp_path / "log").mkdir()
+    (tmp_path / "mfa-fig4" / "unfinished").mkdir(parents=True)
+    put(tmp_path / "probe", "mfa-fig2")
+    ways = list(broken(tmp_path / "probe"))
+    for number, way in enumerate(ways):
+        folder = tmp_path / f"spoilt-{number}"
+        put(folder, "mfa-fig1")
+        broken(folder)[way][0]()
+    code, printed = call("report", tmp_path, "--format", kind)
+    assert code == 0
+    path = tmp_path / f"report.{kind}"
+    text = shown_markdown(path) if kind == "md" else path.read_text()
+    reader = Reader(text)
+    assert "What could not be read" in reader.text
+    lines = [html.unescape(line) for line in re.findall(r"<li>(.*?)</li>", text)]
+    for number, way in enumerate(ways):
+        (line,) = (line for line in lines if line.startswith(f"spoilt-{number}: "))
+        assert broken(tmp_path / "probe")[way][1] in line
+        assert line in printed
+    assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
+    # What has a summary is shown: the good one, the probe, and four without figure or result.
+    assert "good" in reader.ids
+    assert {f"spoilt-{ways.index(way)}" for way in ("no figure", "no result")} <= set(reader.ids)
+    assert "log" not in reader.ids
+    assert f"items: 6, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
+
+
+def test_a_summary_without_tables_shows_its_claims_and_figure(tmp_path):
+    put(tmp_path / "mfa-fig1", "mfa-fig1")
+    path = tmp_path / "mfa-fig1" / "summary.json"
+    summary = json.loads(path.read_text())
+    path.write_text(json.dumps({key: summary[key] for key in summary if key not in NEW}))
+    assert call("report", path.parent, "--out", tmp_path / "new" / "page.html")[0] == 0
+    text = (tmp_path / "new" / "page.html").read_text()
+    assert "A exceeds B" in text
+    assert "data:image/png" in text
+    assert "not recorded" in text
+    assert "fedjax-mm reproduce" not in text
+    assert 'id="mfa-fig1"' in text
+
+
+def test_other_runs_have_a_line(tmp_path):
+    (tmp_path / "sweeps" / "mine").mkdir(parents=True)
+    (tmp_path / "sweeps" / "mine" / "manifest.json").write_text(json.dumps(MANIFEST))
+    (tmp_path / "sweeps" / "mine" / "result.nc").write_bytes(b"CDF")
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "manifest.json").write_text("{}")
+    code, printed = call("report", tmp_path)
+    assert code == 0
+    assert "items: 0, other runs: 1, problems: 1" in printed
+    text = " ".join(Reader((tmp_path / "report.html").read_text()).text.split())
+    assert (
+        "sweeps/mine: data real: digits; versions python 3.11, jax 0.10.2; device 2 x cpu" in text
+    )
+    assert "half: manifest.json: versions: Field required" in text
+
+
+@pytest.mark.parametrize("kind", ["html", "md"])
+def test_the_same_results_give_the_same_page(tmp_path, kind):
+    for name in ("one", "two"):
+        put(tmp_path / name / "mfa-fig1", "mfa-fig1")
+        put(tmp_path / name / "again" / "mfa-fig1", "mfa-fig1")
+        arguments = ("--format", kind, "--out", tmp_path / f"{name}.{kind}")
+        assert call("report", tmp_path / name, *arguments)[0] == 0
+    one, two = ((tmp_path / f"{name}.{kind}").read_bytes() for name in ("one", "two"))
+    assert one == two
+    assert str(tmp_path).encode() not in one
+
+
+def test_markdown_has_its_tables_and_figures(tmp_path):
+    names = ["mfa-fig1", "cb-table1", "multi-maxfl"]  # as they are listed, not as they are sorted
+    for name in names:
+        put(tmp_path / "results" / name, name)
+    out = tmp_path / "docs" / "results.md"
+    assert call("report", tmp_path / "results", "--format", "md", "--out", out)[0] == 0
+    text = shown_markdown(out)
+    tables = re.findall(r"<table>.*?</table>", text, re.DOTALL)
+    measured = [table for table in tables if "<th>method</th>" in table]
+    assert len(tables) == 6  # of each paper the verdicts, and of each item its table
+    assert len(measured) == 3
+    cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
+    assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
+    assert "In no paper" in text
+    assert re.findall(r"<h2>(.*?):", text) == names
+    figures = re.findall(r'<img src="(.*?)"', text)
+    assert len(figures) == 3
+    for figure in figures:
+        source = tmp_path / "results" / out.with_name("figures").joinpath(figure).stem
+        assert (out.parent / figure).read_bytes() == (source / "figure.png").read_bytes()
+    assert sorted(path.name for path in out.parent.iterdir()) == ["figures", "results.md"]
+    command = "fedjax-mm reproduce mfa-fig1 --set num_seeds=3 --set 'num_models=[1, 2]'"
+    assert f"<pre><code>{command}\n</code></pre>" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (False, "results: there is no such directory; give one with results"),
+        (True, "results holds no result; make one with `fedjax-mm reproduce ID --out"),
+    ],
+)
+def test_nothing_to_show_is_refused(tmp_path, make, message):
+    if make:
+        (tmp_path / "results" / "log").mkdir(parents=True)
+        (tmp_path / "results" / "notes.txt").touch()
+    code, printed = call("report", tmp_path / "results", "--out", tmp_path / "page.html")
+    assert code == 2
+    assert message in printed
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path):
+    put(tmp_path / "mfa-fig1", "mfa-fig1")
+    (tmp_path / "file").touch()
+    code, printed = call("report", tmp_path, "--out", tmp_path / "file" / "page.html")
+    assert code == 2
+    assert "choose another directory with --out" in printed
+
+
+def test_a_figure_that_cannot_be_small_is_left_out():
+    figure = png((600, 900))
+    assert page.shrunk(figure, len(figure)) == figure
+    assert 0 < len(page.shrunk(figure, len(figure) // 5)) <= len(figure) // 5
+    assert page.shrunk(figure, 100) == b""
+
+
+# The command that makes a result again
+
+CHANGED = {
+    "mfa-fig4": ["task.start=zeros", "learning_rate=1e-05", "precision=float64"],
+    "mfa-fig5": ["num_models=[1, 3]", "learning_rate={beta = 3, gamma = 9, per = 'frame'}"],
+    "mfa-fig6a": ["directory=/some where/else"],
+    "maxfl-table1": ["methods.qFFL.q=[2.0]", "dataset=digits"],
+    "maxfl-fig7": ["methods={Mine = {name = 'fedprox', mu = [0.5]}}", "seed=1"],
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_the_changes_of_a_configuration_make_it_again(name):
+    default = ITEMS[name].settings
+    kind, values = type(default), default.model_dump(mode="json")
+    assert changes(values, values) == []
+    config = validate(kind, default.model_dump(), CHANGED.get(name, []))
+    found = changes(config.model_dump(mode="json"), values)
+    assert len(found) == len(CHANGED.get(name, []))
+    assert validate(kind, default.model_dump(), found) == config
+
+
+class Loose(BaseModel, extra="allow"):
+    """A configuration of anything."""
+
+
+@pytest.mark.parametrize(
+    "value", ["a word", "true", "5", "1e3", "", "it's", 'a "b"', "[x]", "ü\n", 1e-7, np.inf, False]
+)
+def test_changes_are_read_as_they_are_written(value):
+    (found,) = changes({"key": value, "none": None}, {"key": "other", "none": 1})
+    (word,) = shlex.split(shlex.quote(found))
+    assert validate(Loose, {}, [word]).model_dump() == {"key": value}
+
+
+def test_the_data_are_where_the_user_has_them(tmp_path):
+    changed = ["directory=/home/me/my data", "num_rounds=5"]
+    put(tmp_path / "mfa-fig6a", "mfa-fig6a", changed=changed)
+    put(tmp_path / "bounds-mfa", BOUNDS["mfa"].id, changed=["rate=0.5"])
+    assert call("report", tmp_path)[0] == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "fedjax-mm reproduce mfa-fig6a --data DIR --set num_rounds=5" in text
+    assert "fedjax-mm bounds mfa --set rate=0.5" in text
