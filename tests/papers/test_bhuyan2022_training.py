@@ -313,7 +313,9 @@ def together(alone, reached, last=8):
         "name": ("model", ["Logistic regression", "Eyeglasses"]),
     }
     variables = {f"{part}_accuracy": (dims, accuracy) for part in ("train", "test")}
-    variables |= {f"{part}_majority": ("model", [0.5, 0.5]) for part in ("train", "test")}
+    variables |= {
+        f"{part}_majority": (("model", "seed"), np.full((2, 2), 0.5)) for part in ("train", "test")
+    }
     dataset = xr.Dataset(variables, coords)
     dataset.attrs["manifest"] = {"data": "surrogate", "datasets": ["one", "two"]}
     return dataset
