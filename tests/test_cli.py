@@ -184,7 +184,7 @@ def test_a_report_shows_what_was_reproduced(two_figures, tmp_path):
             assert html.escape(claim["evidence"]) in text
         for cell in summary["tables"][0]["rows"][0]:
             assert f"<td>{cell}</td>" in text
-        command = f"fedjax-mm reproduce {summary['id']} --set num_rounds=30 --set num_seeds=3"
+        command = f"fedjax-mm reproduce {summary['id']} --set num_seeds=3 --set num_rounds=30"
         assert command in text
 
 

@@ -298,8 +298,8 @@ def run(
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
     file's name. Algorithms are FedAvg or, by their `name`, any other method; `assignment`,
-    `requirement` and `byzantine` are tables for all of them, see docs/experiments.md. A complete
-    experiment:
+    `requirement` and `byzantine` are tables for all of them, see docs/experiments.md.
+    A complete experiment:
 
         num_models = 12
         num_rounds = 1000
