@@ -42,16 +42,16 @@ class Trainings(Seeded):
         """Returns the records whose mean is compared with a mean."""
         return math.ceil(min(self.window, self.num_rounds) / self.resolution)
 
-    @property
-    def about_gains(self) -> str:
-        """Returns the definitions of the gains, for captions."""
+    def about_gains(self, targets: Sequence[str]) -> str:
+        """Returns the definitions of the gains for some targets, for captions."""
         length = self.records_in_window * self.resolution
+        window = f" Window: g' of means over {length} rounds, of FedAvg's accuracy and of that of "
+        window += "several models."
         return (
             "g = M T_1 / T_M, where T_M is the first recorded round at which every model has at "
             "least FedAvg's accuracy after T_1 rounds. g' = M T_1' / T_M, where T_1' is the first "
-            "at which FedAvg itself has it. Window: g' of means over "
-            f"{length} rounds, of FedAvg's accuracy and of that of several models."
-        )
+            "at which FedAvg itself has it."
+        ) + window * ("window" in targets)
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:

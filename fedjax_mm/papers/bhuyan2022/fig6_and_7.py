@@ -265,8 +265,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
         title=f"{about['datasets'][0]} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
         caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
         "accuracies and median gains, with standard errors; recorded every "
-        f"{config.resolution} rounds. {config.about_gains} A seed that did not reach its targets "
-        f"within {config.most_rounds} rounds counts as the lowest gain.",
+        f"{config.resolution} rounds. {config.about_gains(config.targets)} A seed that did not "
+        f"reach its targets within {config.most_rounds} rounds counts as the lowest gain.",
     )
 
 

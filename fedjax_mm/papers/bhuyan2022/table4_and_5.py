@@ -173,8 +173,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Together) -> Figure
         [panels],
         title=f"{' and '.join(about['datasets'])} ({about['data']} data), "
         f"N = {config.num_clients}, M = {len(names)}, $T_1$ = {config.num_rounds}",
-        caption=f"Means over {config.num_seeds} seeds. {config.about_gains} Without a T_M, "
-        f"MFA-RR's accuracies are those after all {len(names) * config.num_rounds} rounds.",
+        caption=f"Means over {config.num_seeds} seeds. {config.about_gains(TARGETS)} Without a "
+        f"T_M, MFA-RR's accuracies are those after all {len(names) * config.num_rounds} rounds.",
     )
 
 
