@@ -24,6 +24,9 @@ Kind = Literal["html", "md"]
 LIMIT = 5 * 2**20
 """Bytes of a page that opens quickly and may be sent by mail."""
 
+SHARE = LIMIT // 40
+"""Bytes of a figure beside a page in Markdown."""
+
 
 def write(directory: Path, kind: Kind, out: Path) -> Collected:
     """Writes the page of a directory, and the figures beside a page in Markdown.
@@ -44,7 +47,9 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     files = {out: render(found, kind).encode()}
     if kind == "md":
         figures = out.with_name("figures")
-        files |= {figures / f"{item.anchor}.png": item.figure for item in found.items}
+        files |= {
+            figures / f"{each.anchor}.png": shrunk(each.figure, SHARE) for each in found.items
+        }
     for path, content in files.items():
         if content:
             prepare_directory(path.parent)

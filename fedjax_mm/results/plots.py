@@ -215,7 +215,9 @@ def _fill(axes: Axes, panel: Panel) -> None:
         texts = [textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
     if any(line.label for line in panel.lines):
-        axes.legend(fontsize=7.5, loc="best", ncols=1 + (len(panel.lines) > 8))
+        # Where a panel is full, no place is free: the words stand on white.
+        full = {"frameon": len(panel.lines) > 3, "framealpha": 0.85, "edgecolor": "none"}
+        axes.legend(fontsize=7.5, loc="best", ncols=1 + (len(panel.lines) > 8), **full)
 
 
 def _draw(axes: Axes, line: Line, number: int) -> None:
