@@ -1,14 +1,17 @@
 """What README shows, runs."""
 
+import json
 import re
+import shutil
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, run
-from fedjax_mm.cli import app
+from fedjax_mm.cli import app, page
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.overrides import validate
 from tests.experiments.test_method_tables import EXAMPLES, METHOD
@@ -38,7 +41,36 @@ def test_readme_names_only_commands_and_functions_that_exist():
     }
     for name in re.findall(r"^\| `(\w+)\(", README, re.MULTILINE):
         assert name in fedjax_mm.__all__
-    assert len(README.splitlines()) <= 150
+    assert len(README.splitlines()) <= 160
+
+
+SUMMARIES = sorted((ROOT / "docs" / "summaries").glob("*.json"))
+
+
+def test_the_results_are_the_page_of_their_summaries(tmp_path):
+    """Nobody edits `docs/results.md`: it is what `fedjax-mm report` makes of the summaries."""
+    assert len(SUMMARIES) >= 18
+    figures = ROOT / "docs" / "figures"
+    for path in SUMMARIES:
+        folder = tmp_path / "results" / path.stem
+        folder.mkdir(parents=True)
+        shutil.copy(path, folder / "summary.json")
+        shutil.copy(figures / f"{path.stem}.png", folder / "figure.png")
+        (folder / "result.nc").touch()
+    page.write(tmp_path / "results", "md", tmp_path / "results.md")
+    expected = (tmp_path / "results.md").read_text()
+    assert (ROOT / "docs" / "results.md").read_text() == expected
+    assert {path.stem for path in figures.iterdir()} == {path.stem for path in SUMMARIES}
+    assert not re.search(r"/(home|root|tmp|work)/", "".join(map(Path.read_text, SUMMARIES)))
+
+
+def test_readme_counts_the_verdicts_of_the_results():
+    verdicts = Counter(
+        claim["verdict"] for path in SUMMARIES for claim in json.loads(path.read_text())["claims"]
+    )
+    counts = [f"{verdicts[name]} {name}" for name in ("holds", "fails", "open")]
+    wanted = f"{len(SUMMARIES)} figures and tables, claims: {', '.join(counts)}"
+    assert wanted in " ".join(README.split()), wanted
 
 
 def test_the_documented_experiment_runs_and_may_be_swept():
