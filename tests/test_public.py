@@ -28,7 +28,7 @@ LAYERS = [
     {"plots", "sweeps"},
     {"experiments"},
     {"bench", "papers", "workloads"},
-    {"cli"},
+    {"__main__", "cli"},
 ]
 """Modules and folders; each imports from its own layer and from those before it."""
 
