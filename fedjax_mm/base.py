@@ -16,6 +16,38 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
 
+__all__ = [
+    "Aggregation",
+    "Algorithm",
+    "AnalyticTask",
+    "AssignFn",
+    "Assignment",
+    "BatchSize",
+    "Batching",
+    "ClientFn",
+    "ClientState",
+    "Contribution",
+    "DemandingTask",
+    "EpochTask",
+    "Groups",
+    "Index",
+    "InitFn",
+    "LocalProblem",
+    "Look",
+    "MeasuredTask",
+    "Metrics",
+    "ObserveFn",
+    "Padded",
+    "Params",
+    "Round",
+    "Scalar",
+    "ServerFn",
+    "ServerState",
+    "SparseUpdate",
+    "Steps",
+    "Task",
+]
+
 Params: TypeAlias = Any  # a pytree of arrays
 ServerState: TypeAlias = Any  # a pytree that an algorithm defines, for one model
 ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one model and one client
@@ -165,6 +197,19 @@ class LocalProblem(NamedTuple):
     def threshold(self) -> Float[Array, ""]:
         """Returns rho_k; `ValueError` if clients have no thresholds."""
         return needs(self.task, DemandingTask).threshold(self.client)
+
+
+class SparseUpdate(NamedTuple):
+    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
+
+    It may replace an array in `Contribution.update`. A client that changes few coordinates of a
+    large model then costs time and memory for these coordinates only. A sum of such updates has no
+    indices: it has a value for every coordinate.
+    """
+
+    scale: Float[Array, ""]
+    indices: Int[Array, " block"] | tuple[()]
+    values: Float[Array, " block"]
 
 
 class Contribution(NamedTuple):

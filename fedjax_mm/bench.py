@@ -168,7 +168,8 @@ def count_steps(
       num_devices: that share the group, as with `client_axis`.
 
     Example:
-      >>> from fedjax_mm import fedavg, full_participation, quadratic
+      >>> from fedjax_mm import fedavg, full_participation
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm, assignment = fedavg(0.1, local_steps=5), full_participation(24)
       >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=7)
       (120, 120)

@@ -263,7 +263,8 @@ def averaging(
 
     Example: the plainest method there is, one gradient step at a rate of 0.1.
       >>> import jax
-      >>> from fedjax_mm import full_participation, quadratic, simulate
+      >>> from fedjax_mm import full_participation, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = averaging(local_sgd(0.1, local_steps=1).train, num_gradients=1)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 
 from fedjax_mm.checks import check_count
 
+__all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
+
 Schedule: TypeAlias = Callable[[Any], Any]
 """An optax schedule, evaluated at the round t (or the frame l) and constant inside a round."""
 

@@ -96,7 +96,8 @@ def simulate(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedavg, mfa_rr, quadratic, simulate
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> def run(rng_key, learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return simulate(rng_key, quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2), 20)[1]

@@ -5,26 +5,13 @@ the memory of one chunk.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool
 
-from fedjax_mm.base import Contribution, Params, Scalar
-
-
-class SparseUpdate(NamedTuple):
-    """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
-
-    It may replace an array in `Contribution.update`. A client that changes few coordinates of a
-    large model then costs time and memory for these coordinates only. A sum of such updates has no
-    indices: it has a value for every coordinate.
-    """
-
-    scale: Float[Array, ""]
-    indices: Int[Array, " block"] | tuple[()]
-    values: Float[Array, " block"]
+from fedjax_mm.base import Contribution, Params, Scalar, SparseUpdate
 
 
 def _is_sparse(leaf: Any) -> bool:

@@ -9,22 +9,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import (
-    Algorithm,
-    Assignment,
-    ClientData,
-    Contribution,
-    Experiment,
-    Groups,
-    Look,
-    client_data,
-    fedcluster,
-    full_participation,
-    keys,
-    mfa_rand,
-    mfa_rr,
-    sequential,
-)
+from fedjax_mm import Experiment, fedcluster, full_participation, keys, mfa_rand, mfa_rr, sequential
+from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
+from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
 

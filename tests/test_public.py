@@ -7,25 +7,28 @@ import rlcompleter
 import subprocess
 import sys
 import tomllib
+import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import fedjax_mm
+from fedjax_mm import data
 
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "files", "schedules", "shuffles"},
+    {"base", "checks", "files", "metrics", "schedules", "shuffles"},
     {"chunks", "keys", "local", "stacks", "sums"},
     {"assignment", "data", "tasks"},
     {"algorithms", "theory"},
     {"record", "simulate"},
     {"results"},
-    {"sweeps"},
+    {"plots", "sweeps"},
     {"experiments"},
     {"bench", "papers", "workloads"},
-    {"cli"},
+    {"__main__", "cli"},
 ]
 """Modules and folders; each imports from its own layer and from those before it."""
 
@@ -43,19 +46,47 @@ def imports(path):
     return found
 
 
-def homes():
-    """Of every public name the module that the stub imports it from."""
-    tree = ast.parse((ROOT / "__init__.pyi").read_text())
+NAMESPACES = ["base", "data", "metrics", "plots", "schedules", "sweeps", "tasks", "theory"]
+MODULES = [fedjax_mm, *(getattr(fedjax_mm, name) for name in NAMESPACES), data.partition]
+STUBS = [module for module in MODULES if Path(module.__file__).with_suffix(".pyi").exists()]
+
+
+def homes(package):
+    """Of every public name of a package the module that its stub imports it from, if any."""
+    tree = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
     return {
-        alias.name: f"fedjax_mm.{node.module}"
+        alias.name: node.module and f"{package.__name__}.{node.module}"
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
 
 
-BOTH = sorted({path.stem for path in ROOT.glob("*.py")} & set(homes()))
-"""Public names that are modules too."""
+def public():
+    """Of every public name what it is, and its namespace; of modules only their names."""
+    return [
+        (module, name, value)
+        for module in MODULES
+        for name in module.__all__
+        if not isinstance(value := getattr(module, name), types.ModuleType)
+    ]
+
+
+def documented():
+    """The public classes and functions; what else there is are aliases of types."""
+    return [each for each in public() if getattr(each[2], "__module__", "").startswith("fedjax_mm")]
+
+
+def shadowed(package):
+    """Public names of a package that are modules in it, too."""
+    files = Path(package.__file__).parent.glob("*.py")
+    return sorted(
+        {path.stem for path in files} & {name for name, home in homes(package).items() if home}
+    )
+
+
+BOTH = {package.__name__: shadowed(package) for package in STUBS}
+"""By package its public names that are modules too."""
 
 
 def child(code):
@@ -67,28 +98,45 @@ def child(code):
 
 def test_the_public_surface_is_complete():
     """Python and type checkers see the same names, each where the stub says that it is."""
-    (stub,) = (
-        ast.literal_eval(node.value)
-        for node in ast.parse((ROOT / "__init__.pyi").read_text()).body
-        if isinstance(node, ast.Assign)
-    )
-    assert fedjax_mm.__all__ == sorted(set(stub)) == sorted(stub) == sorted(homes())
-    for name, module in homes().items():
-        value = getattr(fedjax_mm, name)
-        assert value is getattr(importlib.import_module(module), name)
-        assert value.__module__ == module
+    assert {module.__name__ for module in STUBS} == {
+        ".".join(path.parent.relative_to(ROOT.parent).parts) for path in ROOT.rglob("*.pyi")
+    }
+    for package in STUBS:
+        (stub,) = (
+            ast.literal_eval(node.value)
+            for node in ast.parse(Path(package.__file__).with_suffix(".pyi").read_text()).body
+            if isinstance(node, ast.Assign)
+        )
+        assert package.__all__ == sorted(set(stub)) == sorted(stub) == sorted(homes(package))
+        for name, home in homes(package).items():
+            value = getattr(package, name)
+            if home is None:
+                assert value is sys.modules[f"{package.__name__}.{name}"]
+            else:
+                assert value is getattr(importlib.import_module(home), name)
+                assert value.__module__ == home
+
+
+def test_few_names_are_at_the_top_and_each_has_one_home():
+    assert len(fedjax_mm.__all__) <= 45
+    modules = [name for name, home in homes(fedjax_mm).items() if home is None]
+    assert sorted(modules) == NAMESPACES
+    for module in MODULES:
+        assert module.__all__ == sorted(set(module.__all__)), module
+    names = Counter(name for _, name, _ in public())
+    assert [name for name, places in names.items() if places > 1] == []
 
 
 def test_public_names_can_be_listed_completed_imported_and_pickled():
     assert set(fedjax_mm.__all__) <= set(dir(fedjax_mm))
     completer = rlcompleter.Completer({"fedjax_mm": fedjax_mm})
     assert any("fedjax_mm.sweep" in match for match in completer.attr_matches("fedjax_mm.swee"))
-    names = {}
-    exec("from fedjax_mm import *", names)
-    assert set(names) - {"__builtins__"} == set(fedjax_mm.__all__)
-    for name in fedjax_mm.__all__:
-        value = getattr(fedjax_mm, name)
-        assert names[name] is pickle.loads(pickle.dumps(value)) is value
+    for module in MODULES:
+        names = {}
+        exec(f"from {module.__name__} import *", names)
+        assert set(names) - {"__builtins__"} == set(module.__all__)
+    for _, _, value in documented():
+        assert pickle.loads(pickle.dumps(value)) is value
     with pytest.raises(AttributeError, match="sweeep"):
         _ = fedjax_mm.sweeep
 
@@ -99,20 +147,25 @@ TERMINAL = ("typer", "rich", "pydantic")
 
 
 def all_orders():
-    """Ways to import the package, its submodules and its functions, one after the other."""
-    assert BOTH == ["simulate"]
+    """Ways to import packages, their submodules and their functions, one after the other."""
+    assert BOTH == {
+        "fedjax_mm": ["simulate"],
+        "fedjax_mm.data": ["digits", "federate", "synthetic"],
+        "fedjax_mm.sweeps": [],
+        "fedjax_mm.tasks": ["classification", "least_squares", "mean_estimation", "quadratic"],
+        "fedjax_mm.theory": [],
+    }
     orders = [
-        template.format(name=name, other=other)
-        for name, other in zip(BOTH, BOTH, strict=True)
+        template.format(package=package, name=name)
+        for package, names in BOTH.items()
+        for name in names[:1]
         for template in (
-            "import fedjax_mm.{name}",
-            "import fedjax_mm.{other}",
-            "import fedjax_mm; fedjax_mm.{name}; import fedjax_mm.{name}",
-            "import fedjax_mm; fedjax_mm.{name}; import fedjax_mm.{other}",
-            "import fedjax_mm.{name} as module; assert callable(module)",
-            "from fedjax_mm import {name}; assert callable({name})",
-            "from fedjax_mm.{name} import {name}",
-            "import importlib; importlib.import_module('fedjax_mm.{name}')",
+            "import {package}.{name}",
+            "import {package}; {package}.{name}; import {package}.{name}",
+            "import {package}.{name} as module; assert callable(module)",
+            "from {package} import {name}; assert callable({name})",
+            "from {package}.{name} import {name}",
+            "import importlib; importlib.import_module('{package}.{name}')",
         )
     ]
     return [
@@ -124,20 +177,20 @@ def all_orders():
 
 
 ORDERS = f"""
-import sys, types
+import importlib, sys, types
 for order in {all_orders()}:
     for name in [name for name in sys.modules if name.split(".")[0] == "fedjax_mm"]:
         del sys.modules[name]
     exec(order, {{}})
-    import fedjax_mm
-    for name in {BOTH}:
-        for again in range(2):
-            function = getattr(fedjax_mm, name)
+    for package, names in {BOTH}.items():
+        home = importlib.import_module(package)
+        for name in names * 2:
+            function = getattr(home, name)
             assert isinstance(function, types.FunctionType), (order, function)
-            module = sys.modules["fedjax_mm." + name]
+            module = sys.modules[package + "." + name]
             assert isinstance(module, types.ModuleType), order
             assert getattr(module, name) is function, order
-            exec("import fedjax_mm." + name)
+            exec("import " + package + "." + name)
 """
 """Importing a submodule sets the package's attribute of its name: here it must not."""
 
@@ -156,12 +209,14 @@ MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
     [
         (
             {
-                "import fedjax_mm": COMPUTING + FILES + TERMINAL,
-                "from fedjax_mm import fedavg, mfa_rr, quadratic, simulate": (
+                "import fedjax_mm; from fedjax_mm import data, sweeps, tasks, theory": COMPUTING
+                + FILES
+                + TERMINAL,
+                "from fedjax_mm import fedavg, mfa_rr, simulate, tasks; tasks.quadratic": (
                     *("flax", "orbax", "sklearn"),
                     *(FILES + TERMINAL),
                 ),
-                "from fedjax_mm import Setup, fedavg, mfa_rr, quadratic, sweep": (
+                "from fedjax_mm import Setup, fedavg, mfa_rr, sweep, tasks; tasks.quadratic": (
                     *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
                     *TERMINAL,
                 ),
@@ -241,7 +296,7 @@ def test_the_import_graph_has_no_cycle():
         visit(name)
 
 
-@pytest.mark.parametrize(("library", "module"), [("matplotlib", "results"), ("typer", "cli")])
+@pytest.mark.parametrize(("library", "module"), [("matplotlib", "plots"), ("typer", "cli")])
 def test_heavy_libraries_have_one_door(library, module):
     users = [
         path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -252,15 +307,15 @@ def test_heavy_libraries_have_one_door(library, module):
 
 
 def test_every_public_object_says_what_it_does():
-    for name in fedjax_mm.__all__:
-        doc = getattr(fedjax_mm, name).__doc__
-        assert doc, name
-        assert doc.strip().splitlines()[0].endswith((".", ":")), name
+    for module, name, value in documented():
+        assert value.__doc__, (module, name)
+        assert value.__doc__.strip().splitlines()[0].endswith((".", ":")), (module, name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n for n in fedjax_mm.__all__ if n[0].islower() and n not in ("advance", "init")],
-)
-def test_every_public_function_has_a_runnable_example(name):
-    assert ">>>" in getattr(fedjax_mm, name).__doc__
+def test_every_public_function_has_a_runnable_example():
+    without = [
+        f"{module.__name__}.{name}"
+        for module, name, value in public()
+        if isinstance(value, types.FunctionType) and ">>>" not in value.__doc__
+    ]
+    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # `simulate` has theirs

@@ -49,7 +49,8 @@ def afl(
 
     Example:
       >>> import jax, numpy as np
-      >>> from fedjax_mm import afl, full_participation, least_squares, simulate
+      >>> from fedjax_mm import afl, full_participation, simulate
+      >>> from fedjax_mm.tasks import least_squares
       >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
       >>> state, _ = simulate(
       ...     jax.random.key(0), task, afl(0.1, mixture_rate=0.1), full_participation(2), 10)

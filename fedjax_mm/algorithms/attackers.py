@@ -36,7 +36,8 @@ def attacked(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import attacked, quadratic
+      >>> from fedjax_mm import attacked
+      >>> from fedjax_mm.tasks import quadratic
       >>> honest, attackers = quadratic(24, 4, mu=2e-4), jax.numpy.arange(24) < 2
       >>> task, params = attacked(honest, attackers), jax.numpy.ones(97)
       >>> first = jax.numpy.int32(0)
@@ -99,7 +100,8 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedavg, full_participation, noisy, quadratic, simulate
+      >>> from fedjax_mm import fedavg, full_participation, noisy, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> task, attackers = quadratic(24, 4, mu=2e-4), jax.numpy.arange(24) < 2
       >>> algorithm = noisy(fedavg(0.1, local_steps=5), attackers)
       >>> _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(24), 10)

@@ -35,7 +35,8 @@ def ditto(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import ditto, full_participation, quadratic, simulate
+      >>> from fedjax_mm import ditto, full_participation, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = ditto(0.1, lam=0.1, local_steps=5)
       >>> state, _ = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

@@ -49,7 +49,8 @@ def fedavg(
 
     Example:
       >>> import jax, optax
-      >>> from fedjax_mm import fedavg, full_participation, quadratic, simulate
+      >>> from fedjax_mm import fedavg, full_participation, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> task = quadratic(24, 4, mu=2e-4)
       >>> _, trace = simulate(
       ...     jax.random.key(0), task, fedavg(0.1, local_steps=5), full_participation(24), 10)

@@ -27,7 +27,8 @@ def fedprox(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedprox, full_participation, quadratic, simulate
+      >>> from fedjax_mm import fedprox, full_participation, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = fedprox(0.1, mu=1.0, local_steps=5)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

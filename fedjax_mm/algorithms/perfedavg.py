@@ -40,7 +40,8 @@ def perfedavg(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, perfedavg, quadratic, simulate
+      >>> from fedjax_mm import full_participation, perfedavg, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = perfedavg(0.1, local_steps=5)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

@@ -34,7 +34,8 @@ def prsgd(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, prsgd, quadratic, simulate
+      >>> from fedjax_mm import full_participation, prsgd, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = prsgd(0.1, local_steps=5)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

@@ -38,7 +38,8 @@ def qffl(
 
     Example:
       >>> import jax, numpy as np
-      >>> from fedjax_mm import full_participation, least_squares, qffl, simulate
+      >>> from fedjax_mm import full_participation, qffl, simulate
+      >>> from fedjax_mm.tasks import least_squares
       >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
       >>> algorithm = qffl(0.1, q=1.0, local_steps=5)
       >>> _, trace = simulate(jax.random.key(0), task, algorithm, full_participation(2), 10)

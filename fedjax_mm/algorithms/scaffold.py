@@ -41,7 +41,8 @@ def scaffold(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, quadratic, scaffold, simulate
+      >>> from fedjax_mm import full_participation, scaffold, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = scaffold(0.1, local_steps=5)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)

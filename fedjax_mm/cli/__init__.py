@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from rich.markup import escape
 
+import fedjax_mm
 from fedjax_mm.cli.terminal import console, notes, say, show
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
@@ -24,7 +25,6 @@ FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
 app = typer.Typer(
     name="fedjax-mm",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="""Simulate multi-model federated learning, and reproduce its papers.
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits: wrong input is one line on stderr and exit code 2."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        code = app(args=arguments, standalone_mode=False)
+        code = app(args=arguments, prog_name="fedjax-mm", standalone_mode=False)
     except RefusedError as error:
         _fail(str(error), BAD_INPUT)
     except typer.TyperException as error:
@@ -103,6 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _fail(message: str, code: int) -> NoReturn:
     print(f"fedjax-mm: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"fedjax-mm {fedjax_mm.__version__}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -129,6 +135,10 @@ def set_up(
     ] = None,
     verbose: Annotated[
         bool, typer.Option(help="Say which devices and which cache are used.")
+    ] = False,
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show it and exit."),
     ] = False,
 ) -> None:
     """Sets JAX up, before it starts its devices."""
@@ -398,7 +408,3 @@ def start() -> None:
         main()
     finally:
         gc.freeze()
-
-
-if __name__ == "__main__":
-    start()

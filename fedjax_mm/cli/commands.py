@@ -191,7 +191,7 @@ def _write(
     item: Item, config: Config, dataset: xr.Dataset, directory: Path, remedy: str
 ) -> Findings:
     """Writes and prints a reproduction; one of several processes does."""
-    from fedjax_mm.results import plots
+    from fedjax_mm import plots
 
     is_first = jax.process_index() == 0
     if is_first:
@@ -229,7 +229,7 @@ def sweep(
     path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution, is_dry: bool
 ) -> None:
     """Runs the experiment in a file at all points of its axes; a dry run only shows the plan."""
-    from fedjax_mm.results import plots
+    from fedjax_mm import plots
 
     experiment, directory = _read(path, overrides, out)
     with refusing():

@@ -1,1 +1,5 @@
 """Client data: sources, partitions, flat storage and sampling on the device."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

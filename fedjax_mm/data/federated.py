@@ -71,7 +71,7 @@ def stack_data(datasets: Sequence[FederatedData]) -> FederatedData:
       ValueError: if numbers of clients differ.
 
     Example:
-      >>> from fedjax_mm import stack_data, synthetic
+      >>> from fedjax_mm.data import stack_data, synthetic
       >>> draws = [synthetic(3, dim=4, seed=seed) for seed in (0, 1)]
       >>> both = stack_data(draws)
       >>> both.train.counts.shape, both.select(1).num_clients

@@ -12,6 +12,17 @@ from jaxtyping import Int64
 
 from fedjax_mm.checks import check_between, check_count, check_positive
 
+__all__ = [
+    "Parts",
+    "by_id",
+    "dirichlet",
+    "iid",
+    "iid_clients",
+    "iid_share",
+    "label_clusters",
+    "shards",
+]
+
 Parts = list[np.ndarray]
 """Rows of each client's examples."""
 

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.metrics import standard_error
 from fedjax_mm.results.labels import describe
-from fedjax_mm.results.metrics import standard_error
 
 Verdict = Literal["holds", "fails", "open"]
 

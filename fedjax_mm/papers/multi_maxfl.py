@@ -17,6 +17,7 @@ import xarray as xr
 from jax import lax
 from matplotlib.figure import Figure
 
+from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
 from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
@@ -27,7 +28,6 @@ from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clien
 from fedjax_mm.papers.claims import Claim, estimate, exceeds
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring

@@ -1,1 +1,1 @@
-"""Results: labelled Datasets with manifests, measures of curves, and figures."""
+"""Results: labelled Datasets with manifests, and the words for their names."""

@@ -46,7 +46,8 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedavg, mfa_rand, quadratic, simulate
+      >>> from fedjax_mm import fedavg, mfa_rand, simulate
+      >>> from fedjax_mm.tasks import quadratic
       >>> task, algorithm = quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=3)
       >>> _, trace = simulate(jax.random.key(0), task, algorithm, mfa_rand(4, 2), 5)
       >>> result = to_dataset(trace)

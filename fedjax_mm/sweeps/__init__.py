@@ -1,1 +1,5 @@
 """Many runs in few compiled programs: how they are planned, carried out and saved."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

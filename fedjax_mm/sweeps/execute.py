@@ -105,7 +105,8 @@ def sweep(
       OSError: if a checkpoint cannot be written.
 
     Example:
-      >>> from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, quadratic, sweep
+      >>> from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.tasks import quadratic
       >>> def build(assignment, num_models, learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, assignment(24, num_models))

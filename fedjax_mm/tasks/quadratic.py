@@ -9,9 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Index, Metrics, Scalar
+from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate
 from fedjax_mm.checks import check_count, check_positive
-from fedjax_mm.sums import SparseUpdate
 
 Vector: TypeAlias = Float[Array, " dim"]
 Block: TypeAlias = Float[Array, " block"]

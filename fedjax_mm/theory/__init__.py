@@ -9,3 +9,7 @@ fairness         Pawlik: eqs. (1) to (8), costs of a trial
 constants        mu, L, Gamma, G, beta_1 and beta_2 of a task
 rates            measured exponents, to compare with those of Theorems 1 and 2
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

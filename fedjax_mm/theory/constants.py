@@ -82,7 +82,7 @@ def exact_constants(task: SolvedTask) -> Constants:
       ValueError: if the task does not know them.
 
     Example:
-      >>> from fedjax_mm import quadratic
+      >>> from fedjax_mm.tasks import quadratic
       >>> constants = exact_constants(quadratic(24, 4, mu=0.05))
       >>> constants.mu.known, round(float(constants.L.value), 3)
       ('exact', 3.733)
@@ -117,7 +117,7 @@ def estimate_curvature(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import quadratic
+      >>> from fedjax_mm.tasks import quadratic
       >>> task = quadratic(24, 4, mu=0.05)
       >>> mu, L = estimate_curvature(jax.random.key(0), task, task.init(jax.random.key(0))[None])
       >>> mu.known, round(float(L.value), 3)

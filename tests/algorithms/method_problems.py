@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm import classification, client_data, keys, least_squares
+from fedjax_mm import keys
 from fedjax_mm.base import Batching
+from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.tasks import classification, least_squares
 from fedjax_mm.tasks.networks import LogisticRegression
 from tests.oracles import multi_model as reference
 from tests.oracles.maxfl import Problem

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedjax_mm import (
-    LocalProblem,
     appealing,
     attacked,
     fedavg,
@@ -19,11 +18,12 @@ from fedjax_mm import (
     mwfed,
     noisy,
     own_models,
-    quadratic,
     requiring,
     simulate,
 )
 from fedjax_mm.algorithms.attackers import dense_update
+from fedjax_mm.base import LocalProblem
+from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N
 from tests.helpers import Measured, replay, roll_out

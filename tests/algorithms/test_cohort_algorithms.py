@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, full_participation, mfa_rand, prsgd, quadratic, simulate
+from fedjax_mm import fedavg, full_participation, mfa_rand, prsgd, simulate
+from fedjax_mm.tasks import quadratic
 from tests.algorithms import method_problems
 from tests.helpers import replay, roll_out
 from tests.oracles import cohorts as reference_cohorts

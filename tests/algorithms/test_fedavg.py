@@ -12,19 +12,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import (
-    Groups,
-    LocalProblem,
-    Quadratic,
-    fedavg,
-    full_participation,
-    least_squares,
-    mfa_rand,
-    quadratic,
-    simulate,
-)
-from fedjax_mm.base import Batching
+from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
+from fedjax_mm.base import Batching, Groups, LocalProblem
 from fedjax_mm.local import train_locally
+from fedjax_mm.tasks import Quadratic, least_squares, quadratic
 from tests.helpers import Towards, roll_out
 from tests.oracles import multi_model as reference
 

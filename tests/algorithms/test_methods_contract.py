@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 
 from fedjax_mm import (
-    Assignment,
-    LocalProblem,
-    LogisticRegression,
-    Tuning,
     appealing,
     attacked,
-    classification,
     full_participation,
-    least_squares,
     mfa_rand,
     mfa_rr,
     noisy,
@@ -27,6 +21,8 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.algorithms import methods
+from fedjax_mm.base import Assignment, LocalProblem
+from fedjax_mm.tasks import LogisticRegression, Tuning, classification, least_squares
 from tests.helpers import Measured, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS
 

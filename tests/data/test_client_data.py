@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import client_data, least_squares
 from fedjax_mm.base import Batching
+from fedjax_mm.data import client_data
 from fedjax_mm.data.clients import flat_client_data, shared_client_data, stack_client_data
+from fedjax_mm.tasks import least_squares
 
 DATA = [np.arange(n, dtype=np.float32) + 100 * k for k, n in enumerate((3, 1, 5))]
 

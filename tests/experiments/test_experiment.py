@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from fedjax_mm import (
-    Experiment,
-    LocalProblem,
-    fedcluster,
-    mfa_rand,
-    mfa_rr,
-    sequential,
-)
-from fedjax_mm.base import Aggregation
+from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
+from fedjax_mm.base import Aggregation, LocalProblem
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
 from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime

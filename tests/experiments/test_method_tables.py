@@ -20,38 +20,29 @@ from pydantic import TypeAdapter
 
 import fedjax_mm
 from fedjax_mm import (
-    Algorithm,
     Experiment,
-    LocalProblem,
-    Look,
-    OwnModels,
     Setup,
-    Tuning,
     appealing,
     attacked,
-    classification,
-    digits,
     fedavg,
-    federate,
-    flip_labels,
     full_participation,
     maxfl,
     mfa_rand,
     noisy,
     own_models,
     qffl,
-    quadratic,
     requiring,
     run,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.base import Aggregation
-from fedjax_mm.data import partition
+from fedjax_mm.base import Aggregation, Algorithm, LocalProblem, Look
+from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.tasks import OwnModels, Tuning, classification, quadratic
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 

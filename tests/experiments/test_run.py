@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import DivergenceError, Experiment, run, simulate, to_dataset
+from fedjax_mm import Experiment, run, simulate, to_dataset
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps import DivergenceError
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import seed_keys

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Checkpoints, Execution, InterruptedRunError
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
-from fedjax_mm.results.plots import save_figure
+from fedjax_mm.plots import save_figure
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
 
 ROUNDS = 10
 SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}

@@ -11,15 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import (
-    appealing,
-    fedavg,
-    full_participation,
-    own_models,
-    quadratic,
-    requiring,
-    simulate,
-)
+from fedjax_mm import appealing, fedavg, full_participation, own_models, requiring, simulate
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
@@ -27,10 +19,11 @@ from fedjax_mm.papers.cho2022 import comparison, table2, table4
 from fedjax_mm.papers.cho2022 import grid as grid_of_papers
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.cho2022.grid import DIMS, best_points, run_comparison, warm_up
-from fedjax_mm.results.plots import save_figure
+from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.tasks import quadratic
 
 SMALL = {
     "num_clients": 4,

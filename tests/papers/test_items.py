@@ -19,7 +19,7 @@ from fedjax_mm.experiments.run import run
 from fedjax_mm.papers import BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison
 from fedjax_mm.papers.bhuyan2022.fig5 import GainSweep
-from fedjax_mm.results.plots import save_figure, sweep_overview
+from fedjax_mm.plots import save_figure, sweep_overview
 
 LABELS = ("MFA-Rand", "MFA-RR")
 COMPARISONS = [f"mfa-fig{number}" for number in range(1, 5)]

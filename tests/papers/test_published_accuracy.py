@@ -6,18 +6,10 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import (
-    McMahanCNN,
-    classification,
-    digits,
-    fedavg,
-    federate,
-    layout,
-    load_idx,
-    mfa_rand,
-    simulate,
-)
-from fedjax_mm.data import partition
+from fedjax_mm import fedavg, mfa_rand, simulate
+from fedjax_mm.data import digits, federate, load_idx, partition
+from fedjax_mm.sweeps import layout
+from fedjax_mm.tasks import McMahanCNN, classification
 from tests.compiling import optimised
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import cli, papers
+from fedjax_mm import cli, papers, plots
 from fedjax_mm.cli import commands
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.experiments.overrides import validate
@@ -15,7 +15,6 @@ from fedjax_mm.papers.claims import Claim, exceeds
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.papers.tables import Table
-from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execute import Execution

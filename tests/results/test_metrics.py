@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedjax_mm import first_round_below, gain, log_gap, standard_error
+from fedjax_mm.metrics import first_round_below, gain, log_gap, standard_error
 from tests.oracles import multi_model as reference
 
 

@@ -10,20 +10,20 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import (
-    Contribution,
     Trace,
     fedavg,
     full_participation,
     mfa_rand,
     mfa_rr,
-    quadratic,
     sequential,
     simulate,
     to_dataset,
 )
+from fedjax_mm.base import Contribution
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
 from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.tasks import quadratic
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
 DIM = 6 * 2 + 1  # of the quadratic below

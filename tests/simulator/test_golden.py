@@ -4,18 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import (
-    fedavg,
-    full_participation,
-    inverse_time,
-    log_gap,
-    mfa_rand,
-    mfa_rr,
-    quadratic,
-    simulate,
-)
+from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, simulate
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.run import run
+from fedjax_mm.metrics import log_gap
+from fedjax_mm.schedules import inverse_time
+from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 
 PRECISIONS = {"float64": 1e-10, "float32": 1e-4}

@@ -12,23 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import (
-    Assignment,
-    Groups,
-    LocalProblem,
-    client_data,
-    fedavg,
-    full_participation,
-    keys,
-    layout,
-    least_squares,
-    mfa_rand,
-    mfa_rr,
-    sequential,
-    simulate,
-)
+from fedjax_mm import fedavg, full_participation, keys, mfa_rand, mfa_rr, sequential, simulate
+from fedjax_mm.base import Assignment, Groups, LocalProblem
 from fedjax_mm.chunks import chunks_of
+from fedjax_mm.data import client_data
 from fedjax_mm.data.synthetic import sample_counts
+from fedjax_mm.sweeps import layout
+from fedjax_mm.tasks import least_squares
 from tests.helpers import Towards, replay, roll_out, slow_unless
 
 

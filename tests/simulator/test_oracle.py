@@ -10,21 +10,12 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import (
-    client_data,
-    fedavg,
-    fedcluster,
-    inverse_time,
-    least_squares,
-    mfa_rand,
-    mfa_rr,
-    per_frame,
-    quadratic,
-    sequential,
-    simulate,
-)
+from fedjax_mm import fedavg, fedcluster, mfa_rand, mfa_rr, sequential, simulate
 from fedjax_mm.base import Batching
+from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.tasks import least_squares, quadratic
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import LogisticRegression
 from tests.helpers import replay, roll_out, slow_unless

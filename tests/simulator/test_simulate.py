@@ -14,18 +14,16 @@ from fedjax_mm import (
     advance,
     fedavg,
     full_participation,
-    inverse_time,
-    least_squares,
     mfa_rand,
     mfa_rr,
-    per_frame,
-    quadratic,
     scaffold,
     sequential,
     simulate,
 )
 from fedjax_mm.base import Batching, Task
+from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import init
+from fedjax_mm.tasks import least_squares, quadratic
 from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, rounds_of, slow_unless
 
 N, ROUNDS = 13, 12

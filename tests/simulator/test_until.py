@@ -9,21 +9,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import (
-    Checkpoints,
-    Execution,
-    Experiment,
-    InterruptedRunError,
-    Setup,
-    Until,
-    fedavg,
-    mfa_rand,
-    quadratic,
-    run,
-    sweep,
-)
+from fedjax_mm import Experiment, Setup, fedavg, mfa_rand, run, sweep
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Rounds
+from fedjax_mm.tasks import quadratic
 
 RATES, SEEDS, ROUNDS = [0.05, 0.1, 0.2], 3, 40
 

@@ -22,9 +22,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Assignment, Groups, Setup, fedavg, mfa_rand, mfa_rr, sweep
+from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, plots, sweep
+from fedjax_mm.base import Assignment, Groups
 from fedjax_mm.cli import terminal
-from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints

@@ -13,20 +13,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import (
-    Experiment,
-    fedavg,
-    join_processes,
-    layout,
-    mfa_rand,
-    mfa_rr,
-    quadratic,
-    run,
-    simulate,
-    use_cpu_devices,
-)
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate, use_cpu_devices
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps import join_processes, layout
 from fedjax_mm.sweeps.grid import seed_keys
+from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, counting, slow_unless
 
 N = 13  # divided neither by the models nor by the devices

@@ -14,20 +14,13 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import (
-    Algorithm,
-    Assignment,
-    DivergenceError,
     Experiment,
-    Groups,
     Setup,
     appealing,
     fedavg,
     full_participation,
-    inverse_time,
     mfa_rand,
     mfa_rr,
-    per_frame,
-    quadratic,
     requiring,
     run,
     sequential,
@@ -35,12 +28,16 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
+from fedjax_mm.base import Algorithm, Assignment, Groups
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.schedules import inverse_time, per_frame
+from fedjax_mm.sweeps import DivergenceError
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import OneOf, Program
+from fedjax_mm.tasks import quadratic
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 

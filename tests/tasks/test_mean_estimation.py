@@ -12,17 +12,7 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fedjax_mm import (
-    draw_means,
-    fedavg,
-    full_participation,
-    local_minimum,
-    log_objective,
-    maxfl,
-    maxfl_objective,
-    mean_estimation,
-    simulate,
-)
+from fedjax_mm import fedavg, full_participation, maxfl, simulate
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
@@ -31,6 +21,13 @@ from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
 from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat
 from fedjax_mm.papers.cho2022.fig6 import ThreeClients
 from fedjax_mm.papers.cho2022.fig8 import Rate
+from fedjax_mm.tasks import (
+    draw_means,
+    local_minimum,
+    log_objective,
+    maxfl_objective,
+    mean_estimation,
+)
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.compiling import optimised

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import quadratic
 from fedjax_mm.base import Batching
+from fedjax_mm.tasks import quadratic
 from tests.oracles import multi_model as reference
 
 SIZES = [(24, 4, 2e-4), (5, 4, 2e-4), (2, 1, 0.5), (1, 3, 0.1), (7, 2, 1e-8), (3, 5, 100.0)]

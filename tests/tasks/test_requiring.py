@@ -17,23 +17,12 @@ import optax
 import pytest
 
 from fedjax_mm import (
-    Checkpoints,
-    DemandingTask,
-    Execution,
-    InterruptedRunError,
-    LogisticRegression,
-    Look,
-    OwnModels,
     Setup,
-    Tuning,
     appealing,
     attacked,
-    classification,
-    client_data,
     fedavg,
     full_participation,
     keys,
-    layout,
     maxfl,
     mfa_rand,
     mfa_rr,
@@ -41,14 +30,16 @@ from fedjax_mm import (
     noisy,
     own_models,
     qffl,
-    quadratic,
     requiring,
     simulate,
     sweep,
 )
-from fedjax_mm.base import Batching, LocalProblem
+from fedjax_mm.base import Batching, DemandingTask, LocalProblem, Look
+from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, layout
+from fedjax_mm.tasks import LogisticRegression, OwnModels, Tuning, classification, quadratic
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data, slow_unless

@@ -5,21 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import (
-    fedavg,
-    growing_sample_size,
-    inverse_time,
-    least_squares,
-    mfa_rr,
-    per_frame,
-    quadratic,
-    simulate,
-)
+from fedjax_mm import fedavg, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
 from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, run_gain
+from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.simulate import advance, init
+from fedjax_mm.tasks import least_squares, quadratic
 from fedjax_mm.theory import mfa_lemmas
 from fedjax_mm.theory.constants import exact_constants
 from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate

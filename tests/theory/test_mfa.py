@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import inverse_time, per_frame
+from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.theory import mfa, mfa_lemmas
 from tests.statements import evaluate
 

@@ -12,6 +12,7 @@ from jaxtyping import PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
+from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
@@ -20,7 +21,6 @@ from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe, label, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execute import Execution, sweep

@@ -12,12 +12,12 @@ from pydantic import model_validator
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.methods import InverseTime
 from fedjax_mm.experiments.run import run
+from fedjax_mm.metrics import log_gap
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.claims import Claim, claim, estimate, exceeds
+from fedjax_mm.papers.figures import mean_and_runs
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
-from fedjax_mm.results.metrics import log_gap
 from fedjax_mm.sweeps.execute import Execution
 
 
@@ -85,7 +85,7 @@ def table(measured: xr.Dataset, config: Comparison) -> Sequence[Table]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Comparison) -> Figure:
     """Draws the paper's two panels, of model 1."""
-    return plots.mean_and_runs(
+    return mean_and_runs(
         result.gap.sel(model=1),
         title=f"Quadratic, N = {config.task.num_clients}, M = {config.num_models}, "
         f"E = {config.local_steps}, {rate_text(config.learning_rate)}",

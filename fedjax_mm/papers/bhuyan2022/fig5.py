@@ -7,18 +7,18 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Distinct, Positive
 from fedjax_mm.experiments.methods import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
+from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
 from fedjax_mm.papers.claims import Claim, estimate, increasing
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
-from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution
 
 

@@ -16,10 +16,12 @@ from jaxtyping import Array, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
+from fedjax_mm import plots
 from fedjax_mm.assignment import mfa_rand, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Flag, Positive
+from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
@@ -27,9 +29,7 @@ from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, Syntheti
 from fedjax_mm.papers.claims import Claim, Estimate, claim, estimate
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
-from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until

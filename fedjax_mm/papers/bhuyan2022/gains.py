@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import xarray as xr
 from pydantic import AfterValidator
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Count
-from fedjax_mm.results import plots
-from fedjax_mm.results.metrics import first_round_below
+from fedjax_mm.metrics import first_round_below
 
 
 def _from_one(num_models: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,17 +11,18 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
+from fedjax_mm import plots
 from fedjax_mm.assignment import mfa_rr, sequential
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings
 from fedjax_mm.papers.bhuyan2022.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
 from fedjax_mm.papers.claims import Claim, claim, estimate
+from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
-from fedjax_mm.results.metrics import gain
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 
@@ -168,7 +169,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Together) -> Figure
         series = {label: here.accuracy.sel(when=when) for when, label in _WHEN.items()}
         series |= {f"published, ${w}$": here.published.sel(when=w) for w in ("T_1", "T_M")}
         title = f"{part}: gains (published g: {here.published_gain:g})\n{describe(here.gain)}"
-        panels.append(plots.points(names, title, series, "accuracy in percent"))
+        panels.append(points(names, title, series, "accuracy in percent"))
     return plots.draw(
         [panels],
         title=f"{' and '.join(about['datasets'])} ({about['data']} data), "

@@ -8,13 +8,14 @@ import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_mm import plots
 from fedjax_mm.papers import claims
 from fedjax_mm.papers.cho2022.clients import source_of
 from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison, best_points, run_comparison
 from fedjax_mm.papers.claims import Claim, estimate
+from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import places
 
 OURS = "MaxFL"
@@ -156,7 +157,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
             series[f"{who}, published"] = paper
     # Lines of a tick may break at spaces, but not at these: a value stays with its setting.
     names = [name.replace(" = ", "\xa0=\xa0") for name in names_of(measured["mean"])]
-    return draw([[plots.points(names, *panel, "percent") for panel in panels.items()]], settings)
+    return draw([[points(names, *panel, "percent") for panel in panels.items()]], settings)
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:

@@ -11,10 +11,10 @@ import xarray as xr
 from jax import lax
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
-from fedjax_mm.results import plots
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 

@@ -3,10 +3,10 @@
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_mm import plots
 from fedjax_mm.papers.cho2022.comparison import draw, exceeds, in_percent, item, unattacked
 from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
 from fedjax_mm.papers.claims import estimate
-from fedjax_mm.results import plots
 
 _METRICS = ("appeal", "preferred_accuracy")
 

@@ -12,13 +12,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Positive
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import xarray as xr
 from matplotlib.figure import Figure
 
+from fedjax_mm import plots
 from fedjax_mm.papers.cho2022.comparison import draw, item, unattacked
 from fedjax_mm.papers.cho2022.comparison import measure as measure_ends
 from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
 from fedjax_mm.papers.claims import Claim, estimate, within
-from fedjax_mm.results import plots
 
 NEARLY = 0.1
 """The difference between two nearly identical losses, as a share of the larger one."""

@@ -12,15 +12,15 @@ from jax import lax
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive
+from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
-from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 from fedjax_mm.tasks.minimize import local_minimum

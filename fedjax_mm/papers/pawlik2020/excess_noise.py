@@ -12,13 +12,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.base import Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
 from fedjax_mm.theory.cohorts import excess_noise_27, excess_noise_28

@@ -10,16 +10,16 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.base import Scalar
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
 from fedjax_mm.experiments.fields import Count, Flag, Percent, Positive
+from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.claims import Claim, claim, estimate, trend
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Increasing, Trained, Trend
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
-from fedjax_mm.results.metrics import first_round_below
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until

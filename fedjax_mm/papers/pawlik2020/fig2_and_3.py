@@ -8,6 +8,7 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field
 
+from fedjax_mm import plots
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
@@ -15,7 +16,6 @@ from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.pawlik2020.clients import Trained
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Setup

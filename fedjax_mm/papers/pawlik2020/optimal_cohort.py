@@ -17,10 +17,10 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.claims import Claim, claim, estimate
+from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Trend
 from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results import plots
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -235,7 +235,7 @@ def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
 def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> Figure:
     """Draws how much more each size leaves than the best one, by heterogeneity."""
     sizes = {"measured best": "best C", "$C^*$, which minimizes the bound": "C*"}
-    return plots.heat_map(
+    return heat_map(
         (measured.measured / measured.best).transpose("C", "heterogeneity"),
         {label: measured[name].values for label, name in sizes.items()},
         xlabel="heterogeneity of the clients",

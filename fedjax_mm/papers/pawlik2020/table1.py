@@ -9,12 +9,12 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
+from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count
 from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.pawlik2020.clients import check_sizes
 from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results import plots
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution

@@ -11,14 +11,14 @@ import matplotlib as mpl
 import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from fedjax_mm.files import write_aside
 from fedjax_mm.results.labels import label as in_words
 
-_STYLE: dict[Any, Any] = {
+__all__ = ["Line", "Panel", "draw", "lines", "panels", "save_figure", "sweep_overview"]
+
+STYLE: dict[Any, Any] = {
     "font.family": "serif",
     "mathtext.fontset": "cm",
     "font.size": 10,
@@ -29,8 +29,8 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
-_COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_PANELS = 6
 _MOST_BARS = 30  # of a line; more standard errors are a band
 GRAY = "0.55"
@@ -99,6 +99,11 @@ def lines(
       errors: standard errors, likewise.
       style: of all lines.
       **how: other attributes of all lines; a `label` is put in front of the series' own.
+
+    Example:
+      >>> loss = xr.DataArray([[3.0, 1.0], [3.0, 2.0]], {"M": [2, 9], "round": [0, 10]})
+      >>> [(line.label, line.y.tolist()) for line in lines(loss)]
+      [('M = 2', [3.0, 1.0]), ('M = 9', [3.0, 2.0])]
     """
     prefix = how.pop("label", "")
     if values.ndim == 1:
@@ -134,6 +139,12 @@ def panels(
       more: lines that every panel has too.
       style: of the lines.
       **how: other attributes of the panels.
+
+    Example:
+      >>> axes = {"M": [2, 9], "algorithm": ["MFA-RR"], "round": [0, 10]}
+      >>> loss = xr.DataArray([[[3.0, 1.0]], [[3.0, 2.0]]], axes)
+      >>> [panel.title for panel in panels(loss, xlabel="round", ylabel="loss")]
+      ['M = 2', 'M = 9']
     """
     panel, _, x = map(str, values.dims)
     ticks = how.pop("ticks", _ticks(values[x].values)) if how.get("xscale") != "log" else {}
@@ -150,28 +161,6 @@ def panels(
     ]
 
 
-def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
-    """Returns a panel with one kind of points for every series, beside each other over each name.
-
-    Args:
-      names: along x.
-      title: of the panel.
-      series: by label ``[names]``, or a pair of those and of their standard errors; NaN is not
-        drawn.
-      ylabel: on the left.
-    """
-    places = np.arange(len(names))
-    shifts = np.linspace(-0.24, 0.24, len(series)) if len(series) > 1 else [0.0]
-    pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
-    drawn = [
-        Line(label, places + shift, np.asarray(y, float), errors, "?")
-        for (label, (y, errors)), shift in zip(zip(series, pairs, strict=True), shifts, strict=True)
-    ]
-    words = [name.replace("_", " ") for name in names]
-    ticks = dict(zip(words, map(float, places), strict=True))
-    return Panel(title, "", ylabel, drawn, ticks=ticks)
-
-
 def draw(
     rows: Sequence[Sequence[Panel]], *, title: str, caption: str, share: bool = True
 ) -> Figure:
@@ -182,8 +171,14 @@ def draw(
       title: above them.
       caption: below them.
       share: whether panels of one y-label in a row have one y-axis.
+
+    Example:
+      >>> line = Line("FedAvg", np.array([0, 10]), np.array([3.0, 1.0]))
+      >>> panel = Panel("Quadratic", "round", "loss", [line])
+      >>> len(draw([[panel, panel]], title="Two panels", caption="The loss.").axes)
+      2
     """
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         width, height = len(rows[0]), len(rows)
         figure = Figure(figsize=(max(9.0, 4.4 * width), 0.9 + 3.4 * height))
         grid = figure.subplots(height, width, squeeze=False)
@@ -196,8 +191,8 @@ def draw(
                     axes.sharey(columns[j - 1])
                 _fill(axes, panel)
                 ylabel = "" if is_shared else panel.ylabel
-                _finish(axes, f"({next(letters)}) {panel.title}", panel.xlabel, ylabel)
-        _arrange(figure, title, caption)
+                finish(axes, f"({next(letters)}) {panel.title}", panel.xlabel, ylabel)
+        arrange(figure, title, caption)
     return figure
 
 
@@ -223,7 +218,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
 def _draw(axes: Axes, line: Line, number: int) -> None:
     color = number if line.color is None else line.color
     how: dict[str, Any] = {
-        "color": _COLORS[color % len(_COLORS)] if isinstance(color, int) else color,
+        "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color,
         "label": line.label or "_",
         "capsize": 2,
     }
@@ -236,7 +231,7 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         errors = None
     is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
-    fmt = line.style.replace("?", _MARKERS[number % len(_MARKERS)])
+    fmt = line.style.replace("?", MARKERS[number % len(MARKERS)])
     axes.errorbar(line.x, line.y, errors, fmt=fmt, **how, **sizes)
 
 
@@ -254,95 +249,23 @@ def _ticks(x: np.ndarray) -> dict[str, float]:
     return {f"{value:g}": float(value) for value in x} if len(x) <= 12 else {}
 
 
-def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
-    """Returns two panels: (a) the mean over seeds, (b) every seed's curve, its last fifth enlarged.
-
-    Args:
-      curves: over ``(algorithm, seed, round)``.
-      title: above both panels.
-      ylabel: of both panels.
-      caption: below them.
-    """
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(9.0, 4.1))
-        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
-        labels = [str(label) for label in curves.algorithm.values]
-        colors = [_COLORS[i % len(_COLORS)] for i in range(len(labels))]
-        rounds = curves["round"].values
-        inset = right.inset_axes((0.42, 0.36, 0.55, 0.36))
-        last = slice(-max(2, len(rounds) // 5), None)
-        for label, color in zip(labels, colors, strict=True):
-            runs = curves.sel(algorithm=label).transpose("seed", "round").values
-            left.plot(rounds, runs.mean(0), color=color, lw=1.6)
-            right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
-            inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
-        inset.tick_params(labelsize=7)
-        inset.set_xlim(rounds[last][0], rounds[-1])
-        _finish(left, f"(a) mean of {curves.sizes['seed']} runs", "round $t$", ylabel)
-        _finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
-        legend = [Line2D([], [], color=color, lw=1.6) for color in colors]
-        for axes in (left, right):
-            axes.legend(legend, labels, loc="upper right")
-            axes.set_xlim(rounds[0], rounds[-1])
-        _arrange(figure, title, caption)
-    return figure
-
-
-def heat_map(
-    values: xr.DataArray,
-    lines: Mapping[str, np.ndarray],
-    *,
-    xlabel: str,
-    ylabel: str,
-    label: str,
-    title: str,
-    caption: str,
-) -> Figure:
-    """Returns colours over two positive coordinates, on logarithmic scales, and lines through them.
-
-    Args:
-      values: over ``(y, x)``, positive; their scale is logarithmic too.
-      lines: y at every x, by label.
-      xlabel: of the second dimension.
-      ylabel: of the first one.
-      label: of the colours.
-      title: above the map.
-      caption: below it.
-    """
-    with mpl.rc_context(_STYLE | {"axes.grid": False}):
-        figure = Figure(figsize=(8.0, 5.2))
-        axes = figure.subplots()
-        y, x = (values[dim].values.astype(float) for dim in values.dims)
-        most = max(2.0, float(np.quantile(values.values, 0.95)))
-        colors = axes.pcolormesh(
-            _edges(x), _edges(y), values.values, cmap="viridis_r", norm=LogNorm(1.0, most)
-        )
-        figure.colorbar(colors, label=label, extend="max")
-        for i, (name, places) in enumerate(lines.items()):
-            style: dict[str, Any] = {"color": ("w", _COLORS[0])[i % 2], "marker": _MARKERS[i]}
-            axes.plot(x, places, ls=("-", "--")[i % 2], ms=6, label=name, mec="0.2", **style)
-        axes.set(xscale="log", yscale="log")
-        axes.set_yticks(y, [f"{size:g}" for size in y], minor=False)
-        axes.minorticks_off()
-        _finish(axes, "", xlabel, ylabel)
-        axes.legend(loc="upper left", frameon=True, facecolor="0.6", framealpha=0.85)
-        _arrange(figure, title, caption)
-    return figure
-
-
-def _edges(centers: np.ndarray) -> np.ndarray:
-    """Returns where cells of a logarithmic axis end."""
-    logs = np.log(centers)
-    middle = (logs[1:] + logs[:-1]) / 2
-    return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))
-
-
 def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     """Returns the end of a sweep: an axis of numbers along x, another axis as panels.
 
     Args:
       dataset: from a sweep over ``algorithm`` and other axes.
       metric: by default the excess loss, or else the loss, or else what comes first.
+
+    Example:
+      >>> from fedjax_mm import Setup, fedavg, full_participation, sweep
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(algorithm, learning_rate):
+      ...     method = algorithm(learning_rate, local_steps=2)
+      ...     return Setup(quadratic(2, 1, mu=0.5), method, full_participation(2))
+      >>> axes = {"algorithm": [fedavg], "learning_rate": [0.1, 0.2]}
+      >>> figure = sweep_overview(sweep(build, axes, num_rounds=5, num_seeds=2))
+      >>> figure.axes[0].get_xlabel()
+      'learning rate'
     """
     known = [name for name in ("excess_loss", "loss") if name in dataset]
     values = dataset[metric or [*known, *map(str, dataset.data_vars)][0]]
@@ -382,17 +305,26 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Writes a PNG, whole or not at all."""
+    """Writes a PNG, whole or not at all.
+
+    Example:
+      >>> from tempfile import TemporaryDirectory
+      >>> with TemporaryDirectory() as directory:
+      ...     save_figure(Figure(), path := Path(directory) / "figure.png")
+      ...     path.read_bytes()[1:4]
+      b'PNG'
+    """
     write_aside(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
 
 
-def _finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
+    """Writes the title of a panel and the names of its axes."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(xlabel)
     axes.set_ylabel(ylabel)
 
 
-def _arrange(figure: Figure, title: str, caption: str) -> None:
+def arrange(figure: Figure, title: str, caption: str) -> None:
     """Puts the title above, the caption below, and the panels between them."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * 14.5))

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+__all__ = ["first_round_below", "gain", "log_gap", "standard_error"]
+
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
     """Returns ``gap(t) = log10(F(w_t) - F*)``, eq. (10) of Bhuyan et al.; -inf at the optimum.

@@ -1,0 +1,118 @@
+"""Figures that only the papers' pages draw, in the style of `plots`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import xarray as xr
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from fedjax_mm.plots import COLORS, MARKERS, STYLE, Line, Panel, arrange, finish
+
+
+def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
+    """Returns a panel with one kind of points for every series, beside each other over each name.
+
+    Args:
+      names: along x.
+      title: of the panel.
+      series: by label ``[names]``, or a pair of those and of their standard errors; NaN is not
+        drawn.
+      ylabel: on the left.
+    """
+    places = np.arange(len(names))
+    shifts = np.linspace(-0.24, 0.24, len(series)) if len(series) > 1 else [0.0]
+    pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
+    drawn = [
+        Line(label, places + shift, np.asarray(y, float), errors, "?")
+        for (label, (y, errors)), shift in zip(zip(series, pairs, strict=True), shifts, strict=True)
+    ]
+    words = [name.replace("_", " ") for name in names]
+    ticks = dict(zip(words, map(float, places), strict=True))
+    return Panel(title, "", ylabel, drawn, ticks=ticks)
+
+
+def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:
+    """Returns two panels: (a) the mean over seeds, (b) every seed's curve, its last fifth enlarged.
+
+    Args:
+      curves: over ``(algorithm, seed, round)``.
+      title: above both panels.
+      ylabel: of both panels.
+      caption: below them.
+    """
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.0, 4.1))
+        left, right = figure.subplots(1, 2, sharex=True, sharey=True)
+        labels = [str(label) for label in curves.algorithm.values]
+        colors = [COLORS[i % len(COLORS)] for i in range(len(labels))]
+        rounds = curves["round"].values
+        inset = right.inset_axes((0.42, 0.36, 0.55, 0.36))
+        last = slice(-max(2, len(rounds) // 5), None)
+        for label, color in zip(labels, colors, strict=True):
+            runs = curves.sel(algorithm=label).transpose("seed", "round").values
+            left.plot(rounds, runs.mean(0), color=color, lw=1.6)
+            right.plot(rounds, runs.T, color=color, lw=0.5, alpha=0.55)
+            inset.plot(rounds[last], runs.T[last], color=color, lw=0.5, alpha=0.7)
+        inset.tick_params(labelsize=7)
+        inset.set_xlim(rounds[last][0], rounds[-1])
+        finish(left, f"(a) mean of {curves.sizes['seed']} runs", "round $t$", ylabel)
+        finish(right, f"(b) {curves.sizes['seed']} runs each", "round $t$", "")
+        legend = [Line2D([], [], color=color, lw=1.6) for color in colors]
+        for axes in (left, right):
+            axes.legend(legend, labels, loc="upper right")
+            axes.set_xlim(rounds[0], rounds[-1])
+        arrange(figure, title, caption)
+    return figure
+
+
+def heat_map(
+    values: xr.DataArray,
+    lines: Mapping[str, np.ndarray],
+    *,
+    xlabel: str,
+    ylabel: str,
+    label: str,
+    title: str,
+    caption: str,
+) -> Figure:
+    """Returns colours over two positive coordinates, on logarithmic scales, and lines through them.
+
+    Args:
+      values: over ``(y, x)``, positive; their scale is logarithmic too.
+      lines: y at every x, by label.
+      xlabel: of the second dimension.
+      ylabel: of the first one.
+      label: of the colours.
+      title: above the map.
+      caption: below it.
+    """
+    with mpl.rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(8.0, 5.2))
+        axes = figure.subplots()
+        y, x = (values[dim].values.astype(float) for dim in values.dims)
+        most = max(2.0, float(np.quantile(values.values, 0.95)))
+        colors = axes.pcolormesh(
+            _edges(x), _edges(y), values.values, cmap="viridis_r", norm=LogNorm(1.0, most)
+        )
+        figure.colorbar(colors, label=label, extend="max")
+        for i, (name, places) in enumerate(lines.items()):
+            style: dict[str, Any] = {"color": ("w", COLORS[0])[i % 2], "marker": MARKERS[i]}
+            axes.plot(x, places, ls=("-", "--")[i % 2], ms=6, label=name, mec="0.2", **style)
+        axes.set(xscale="log", yscale="log")
+        axes.set_yticks(y, [f"{size:g}" for size in y], minor=False)
+        axes.minorticks_off()
+        finish(axes, "", xlabel, ylabel)
+        axes.legend(loc="upper left", frameon=True, facecolor="0.6", framealpha=0.85)
+        arrange(figure, title, caption)
+    return figure
+
+
+def _edges(centers: np.ndarray) -> np.ndarray:
+    """Returns where cells of a logarithmic axis end."""
+    logs = np.log(centers)
+    middle = (logs[1:] + logs[:-1]) / 2
+    return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))

@@ -1,0 +1,17 @@
+# The package loads each of these names when it is first used: `__init__.py` reads this file.
+
+from .checkpoint import Checkpoints
+from .devices import join_processes, layout
+from .errors import DivergenceError, InterruptedRunError
+from .execute import Execution
+from .until import Until
+
+__all__ = [
+    "Checkpoints",
+    "DivergenceError",
+    "Execution",
+    "InterruptedRunError",
+    "Until",
+    "join_processes",
+    "layout",
+]

@@ -1,0 +1,41 @@
+# The package loads each of these names when it is first used: `__init__.py` reads this file.
+
+from .classification import Classification, classification
+from .least_squares import LeastSquares, least_squares
+from .mean_estimation import (
+    MeanEstimation,
+    draw_means,
+    fedavg_objective,
+    log_objective,
+    maxfl_objective,
+    mean_estimation,
+    relu_objective,
+)
+from .minimize import Minimum, local_minimum
+from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+from .quadratic import Quadratic, quadratic
+from .requirements import OwnModels, Tuning
+
+__all__ = [
+    "MLP",
+    "CelebACNN",
+    "Classification",
+    "LeastSquares",
+    "LogisticRegression",
+    "McMahanCNN",
+    "MeanEstimation",
+    "Minimum",
+    "OwnModels",
+    "Quadratic",
+    "Tuning",
+    "classification",
+    "draw_means",
+    "fedavg_objective",
+    "least_squares",
+    "local_minimum",
+    "log_objective",
+    "maxfl_objective",
+    "mean_estimation",
+    "quadratic",
+    "relu_objective",
+]

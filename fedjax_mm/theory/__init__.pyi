@@ -1,0 +1,17 @@
+# The package loads each of these names when it is first used: `__init__.py` reads this file.
+
+from . import cohorts, constants, fairness, maxfl, mean_estimation, mfa, mfa_lemmas, rates
+from .problem import Problem, Rate
+
+__all__ = [
+    "Problem",
+    "Rate",
+    "cohorts",
+    "constants",
+    "fairness",
+    "maxfl",
+    "mean_estimation",
+    "mfa",
+    "mfa_lemmas",
+    "rates",
+]

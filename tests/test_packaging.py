@@ -1,0 +1,89 @@
+"""What an index and a reader's references show of the package."""
+
+import re
+import runpy
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedjax_mm
+from fedjax_mm import cli
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_description_has_no_link_that_an_index_cannot_follow():
+    readme = (ROOT / "README.md").read_text()
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    text = description(readme)
+    for target in re.findall(r"\]\(([^)]*)\)|src=\"([^\"]*)\"", text):
+        assert "".join(target).startswith("https://"), target
+    assert "[Results](docs/results.md)" in readme
+    assert "Results (`docs/results.md`)" in text
+    kept = "[jax](https://docs.jax.dev) and `x`"
+    assert description(kept) == kept
+
+
+def test_files_that_the_readme_names_are_in_the_source_archive():
+    manifest = (ROOT / "MANIFEST.in").read_text().split()
+    paths = re.findall(r"\]\((?!https:)([^)#]*)|src=\"([^\"]*)\"", (ROOT / "README.md").read_text())
+    for path in map("".join, paths):
+        assert (ROOT / path).exists(), path
+        assert path.split("/")[0] in manifest, path
+
+
+def test_the_citation_is_that_of_the_package():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)  # what the format needs
+    for key in ("version", "license", "keywords"):
+        assert citation[key] == PROJECT[key], key
+    assert citation["abstract"].rstrip(".") == PROJECT["description"]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for paper in citation["references"][:2]:
+        assert f"*{paper['title']}* ({paper['year']})" in readme
+
+
+def test_the_version_is_that_of_the_installed_package(capsys):
+    assert fedjax_mm.__version__ == PROJECT["version"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert not ended.value.code
+    assert capsys.readouterr().out == f"fedjax-mm {PROJECT['version']}\n"
+
+
+def test_the_command_is_a_module_too():
+    command = [sys.executable, "-X", "importtime", "-m", "fedjax_mm", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedjax-mm {PROJECT['version']}\n"
+    assert not re.search(r"\| +(jax|numpy)$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands(monkeypatch, capsys, shell):
+    # Without this typer asks for the shell that started the tests.
+    monkeypatch.setattr("shellingham.detect_shell", lambda: (shell, shell))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--show-completion"])
+    assert not ended.value.code
+    script = capsys.readouterr().out
+    assert "fedjax-mm" in script
+    assert f"_FEDJAX_MM_COMPLETE=complete_{shell}" in script
+
+
+def test_a_completion_lists_the_commands(monkeypatch, capsys):
+    words = {
+        "_FEDJAX_MM_COMPLETE": "complete_bash",
+        "COMP_WORDS": "fedjax-mm re",
+        "COMP_CWORD": "1",
+    }
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    assert not ended.value.code
+    assert capsys.readouterr().out.split() == ["reproduce", "report"]
