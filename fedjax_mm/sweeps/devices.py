@@ -11,6 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_mm.results.dataset import cpu_cores
+
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
@@ -25,7 +27,7 @@ def use_cpu_devices(count: int | None = None) -> None:
     Example:
       >>> use_cpu_devices(2)  # doctest: +SKIP
     """
-    count = os.cpu_count() or 1 if count is None else count
+    count = cpu_cores() if count is None else count
     if count < 1:
         raise ValueError(f"the number of devices is {count}; it must be at least 1")
     jax.config.update("jax_num_cpu_devices", count)
