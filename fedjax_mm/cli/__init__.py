@@ -150,6 +150,7 @@ def set_up(
             if devices is not None:
                 raise
         if distributed or process is not None:
+            say("waiting for the other processes, for 5 minutes at most", notes, "dim")
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
     place = use_compilation_cache() if cache else None
