@@ -30,13 +30,27 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
     """Writes a file under a temporary name and renames it: the file is whole or does not exist."""
     aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
     try:
+        # What has that name may be a link: writing through it would change another file.
+        aside.unlink(missing_ok=True)
         write(aside)
         with aside.open("rb+") as file:
             # A rename may reach the disk before what was written: a power cut would leave nothing.
             os.fsync(file.fileno())
         aside.replace(path)
+        _sync_directory(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _sync_directory(path: Path) -> None:
+    # A rename is an entry of the directory, which has to reach the disk too. Windows has no
+    # descriptors of directories, and writes their entries in order.
+    if os.name != "nt":
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def save_json(content: Mapping[str, Any], path: Path) -> None:

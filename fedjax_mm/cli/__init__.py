@@ -68,6 +68,9 @@ Resume = Annotated[
         help="Continue an unfinished run bit by bit; start if there is none; leave a complete one.",
     ),
 ]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Give up another run's finished result that is there.")
+]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
 Memory = Annotated[
     float | None,
@@ -157,6 +160,7 @@ def set_up(
             if devices is not None:
                 raise
         if distributed or process is not None:
+            say("waiting for the other processes, for 5 minutes at most", notes, "dim")
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
     place = use_compilation_cache() if cache else None
@@ -201,6 +205,7 @@ def reproduce(
     ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
 ) -> None:
     """Reproduce figures of the papers.
@@ -213,11 +218,12 @@ def reproduce(
     """
     from fedjax_mm.cli import commands
 
+    before = commands.existing(resume, overwrite)
     how, is_auto = commands.execution(None, None, save_every), seeds == "auto"
     budget = commands.budget_of(is_auto, max_seeds, max_minutes)
     settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
-    _exit(commands.reproduce(ids, settings, scale, data, out, resume, how, budget))
+    _exit(commands.reproduce(ids, settings, scale, data, out, before, how, budget))
 
 
 def _exit(none_fails: bool) -> NoReturn:
@@ -245,6 +251,7 @@ def bounds(
     ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
 ) -> None:
     """Put a paper's bounds beside measured errors.
@@ -259,8 +266,9 @@ def bounds(
     single = {"num_clients": clients, "num_rounds": rounds, "num_seeds": seeds, "rate": rate}
     given = {key: f"[{', '.join(values)}]" for key, values in lists.items() if values}
     settings = _settings(overrides, **single, **given)
+    before = commands.existing(resume, overwrite)
     how = commands.execution(None, None, save_every)
-    _exit(commands.bounds(paper, settings, out, resume, how))
+    _exit(commands.bounds(paper, settings, out, before, how))
 
 
 @app.command()
@@ -300,6 +308,7 @@ def run(
     out: Out = Path("results"),
     overrides: Overrides = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
@@ -332,8 +341,9 @@ def run(
     """
     from fedjax_mm.cli import commands
 
+    before = commands.existing(resume, overwrite)
     how = commands.execution(memory, split, save_every)
-    commands.run(config, overrides or [], out, resume, how)
+    commands.run(config, overrides or [], out, before, how)
 
 
 @app.command()
@@ -342,6 +352,7 @@ def sweep(
     out: Out = Path("results"),
     overrides: Overrides = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
@@ -366,8 +377,9 @@ def sweep(
     """
     from fedjax_mm.cli import commands
 
+    before = commands.existing(resume, overwrite)
     how = commands.execution(memory, split, save_every)
-    commands.sweep(config, overrides or [], out, resume, how, dry_run)
+    commands.sweep(config, overrides or [], out, before, how, dry_run)
 
 
 @app.command()

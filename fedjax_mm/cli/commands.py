@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import xarray as xr
@@ -22,13 +22,28 @@ from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
-from fedjax_mm.files import prepare_directory, save_json
+from fedjax_mm.files import plain, prepare_directory
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
-from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.finished import find_finished, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execute import Execution
+
+Existing = Literal["keep", "resume", "overwrite"]
+"""What becomes of work that a directory holds: a finished result of another run is kept, and an
+unfinished run too, unless it is to be resumed."""
+
+
+def existing(resume: bool, overwrite: bool) -> Existing:
+    """Returns how the options say to treat what a directory holds."""
+    with refusing():
+        if resume and overwrite:
+            raise ValueError(
+                "--resume keeps a finished result and --overwrite gives it up; give one of them"
+            )
+    return "resume" if resume else "overwrite" if overwrite else "keep"
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
@@ -59,7 +74,7 @@ def reproduce(
     scale: Mapping[str, str | None],
     data: Path | None,
     out: Path,
-    resume: bool,
+    before: Existing,
     how: Execution,
     budget: Budget | None,
 ) -> bool:
@@ -71,7 +86,7 @@ def reproduce(
       scale: clients and dataset, where they are given.
       data: the folder of the real data.
       out: where each item has a folder.
-      resume: whether to continue.
+      before: how to treat what is there.
       how: to carry the runs out.
       budget: of seeds and time, if seeds are added until all claims are decided.
     """
@@ -82,15 +97,17 @@ def reproduce(
         for item, config in zip(items, configs, strict=True):
             if budget and isinstance(config, Seeded):
                 budget.seeds(item, config)
-    return _make(items, configs, out, resume, how, budget)
+    return _make(items, configs, out, before, how, budget)
 
 
-def bounds(paper: str, overrides: Sequence[str], out: Path, resume: bool, how: Execution) -> bool:
+def bounds(
+    paper: str, overrides: Sequence[str], out: Path, before: Existing, how: Execution
+) -> bool:
     """Makes the item with a paper's bounds, and returns whether none of its claims fails."""
     with refusing():
         item = _find(BOUNDS, paper, "paper")
         config = _configure(item, overrides)
-    return _make([item], [config], out, resume, how, None)
+    return _make([item], [config], out, before, how, None)
 
 
 def _find(items: Mapping[str, Item], name: str, kind: str) -> Item:
@@ -129,7 +146,7 @@ def _make(
     items: Sequence[Item],
     configs: Sequence[Config],
     out: Path,
-    resume: bool,
+    before: Existing,
     how: Execution,
     budget: Budget | None,
 ) -> bool:
@@ -144,15 +161,19 @@ def _make(
             results[key] = item.make(config, saving)
         return results[key]
 
+    # All of them are looked at before one is made: a refusal costs no work.
+    found = [
+        _finished(folder / "summary.json", config, before, seeds_too=budget is None)
+        for config, folder in zip(configs, folders, strict=True)
+    ]
     with _made(folders):
-        for item, config, folder in zip(items, configs, folders, strict=True):
-            done = _finished(folder, config, budget) if resume else None
+        for item, config, folder, done in zip(items, configs, folders, found, strict=True):
             if done and not _goes_on(done, item, config, budget):
-                say(f"{folder} is complete; nothing to resume")
+                _leave_alone(folder)
                 verdicts += [claim["verdict"] for claim in done["claims"]]
                 continue
             make, remedy = partial(result_of, item), "--seeds auto decides"
-            with _saving(folder, resume, how) as saving:
+            with _saving(folder, before, how) as saving:
                 if budget and isinstance(config, Seeded):
                     begun = folder / "result.nc" if done else None
                     config, dataset = decide(item, config, saving, budget, make, _tell, begun)
@@ -170,13 +191,34 @@ def _tell(text: str) -> None:
     say(f"  {escape(text)}", notes, "dim")
 
 
-def _finished(folder: Path, config: Config, budget: Budget | None) -> dict[str, Any] | None:
-    """Returns the summary of a complete result, or None; with a budget of any number of seeds."""
-    path = folder / "summary.json"
-    if budget and isinstance(config, Seeded) and path.exists():
-        seeds = json.loads(path.read_text())["manifest"]["config"].get("num_seeds")
-        config = config.with_seeds(0, seeds or config.num_seeds)
-    return runs.finished(path, config)
+def _finished(
+    path: Path, config: Config, before: Existing, *, seeds_too: bool = True
+) -> Mapping[str, Any] | None:
+    """Returns this run's finished result if it is to be left alone, else None.
+
+    Args:
+      path: of a result's summary or manifest.
+      config: all settings of the run.
+      before: how to treat what is there.
+      seeds_too: whether a result with another number of seeds is another one.
+    """
+    # Who has begun over a finished result had leave to overwrite it.
+    if before == "overwrite" or Checkpoints(path.parent).has_work:
+        return None
+    now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
+    free = () if seeds_too or before != "resume" else ("num_seeds",)
+    with refusing():
+        found = find_finished(path, now, free)
+    if found is None or before != "resume":
+        return None
+    if found.damage:
+        say(f"{path.parent}: {found.damage}; made again", notes)
+        return None
+    return found.content
+
+
+def _leave_alone(directory: Path) -> None:
+    say(f"{directory} is complete; nothing to resume")
 
 
 def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget | None) -> bool:
@@ -200,22 +242,24 @@ def _write(
     if is_first:
         figure = item.figure(dataset, findings.measured, config)
         plots.save_figure(figure, directory / "figure.png")
-        save_json(item.summary(dataset, findings), directory / "summary.json")
+        about = item.summary(dataset, findings)
+        save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
         changed = "" if config == item.settings else ", with other settings"
         show_findings(f"{item.id}: {item.title}{changed}", findings, remedy)
         show_end(dataset, directory, "figure.png, result.nc, summary.json")
     return findings
 
 
-def run(path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution) -> None:
+def run(path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution) -> None:
     """Runs the experiment in a file, which has no axes."""
     experiment, directory = _read(path, overrides, out)
     with refusing():
         if experiment.axes:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
-    if resume and _done_already(directory / "manifest.json", experiment):
+    if _finished(directory / "manifest.json", experiment, before):
+        _leave_alone(directory)
         return
-    with _saving(directory, resume, how) as saving:
+    with _saving(directory, before, how) as saving:
         dataset = _run_and_save(experiment, directory, saving)
     last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
     header = ("", *(escape(str(label)) for label in last.algorithm.values))
@@ -226,7 +270,7 @@ def run(path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Exec
 
 
 def sweep(
-    path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution, is_dry: bool
+    path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution, is_dry: bool
 ) -> None:
     """Runs the experiment in a file at all points of its axes; a dry run only shows the plan."""
     from fedjax_mm import plots
@@ -240,9 +284,10 @@ def sweep(
             plan = runs.plan(experiment, how._replace(progress=report))
         show_plan(plan)
         return
-    if resume and _done_already(directory / "manifest.json", experiment):
+    if _finished(directory / "manifest.json", experiment, before):
+        _leave_alone(directory)
         return
-    with _saving(directory, resume, how) as saving:
+    with _saving(directory, before, how) as saving:
         dataset = _run_and_save(experiment, directory, saving._replace(announce=show_plan))
         if jax.process_index() == 0:
             plots.save_figure(plots.sweep_overview(dataset), directory / "figure.png")
@@ -264,7 +309,7 @@ def _run_and_save(experiment: Experiment, directory: Path, how: Execution) -> xr
     def save(dataset: xr.Dataset) -> None:
         if jax.process_index() == 0:
             save_dataset(dataset, directory / "result.nc")
-            save_json(dataset.attrs["manifest"], directory / "manifest.json")
+            save_about(directory / "manifest.json", dataset.attrs["manifest"], ("result.nc",))
 
     try:
         dataset = runs.run(experiment, how)
@@ -273,14 +318,6 @@ def _run_and_save(experiment: Experiment, directory: Path, how: Execution) -> xr
         raise
     save(dataset)
     return dataset
-
-
-def _done_already(path: Path, config: Config) -> dict[str, Any] | None:
-    """Returns the content of a finished result's file and says so; None if it is to be made."""
-    content = runs.finished(path, config)
-    if content:
-        say(f"{path.parent} is complete; nothing to resume")
-    return content
 
 
 @contextmanager
@@ -300,11 +337,11 @@ def _made(directories: Sequence[Path]) -> Iterator[None]:
 
 
 @contextmanager
-def _saving(directory: Path, resume: bool, how: Execution) -> Iterator[Execution]:
+def _saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
     """Adds checkpoints in a directory, discarded when all is written, and a progress bar."""
     with _made([directory]):
         with refusing():
-            checkpoints = Checkpoints(directory, resume=resume).open()
+            checkpoints = Checkpoints(directory, resume=before == "resume").open()
         with checkpoints:
             with progress() as report:
                 try:

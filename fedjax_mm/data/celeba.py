@@ -4,7 +4,7 @@ import difflib
 import hashlib
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import numpy as np
 from PIL import Image
@@ -80,6 +80,12 @@ def load_celeba(
     return federate(pool, train, test)
 
 
+def check_celeba(directory: str | Path) -> None:
+    """Raises `load_celeba`'s error if a file is missing, without reading any file."""
+    for name in (_ATTRIBUTES, _IDENTITIES):
+        _find(Path(directory, name))
+
+
 def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[str], np.ndarray]:
     """Returns file names, and the labels ``[images, attributes]`` of the chosen attributes."""
     path = directory / _ATTRIBUTES
@@ -99,6 +105,8 @@ def _read_attributes(directory: Path, attributes: Sequence[str]) -> tuple[list[s
             raise ValueError(
                 f"{path}: line {number} must be a file name and {len(names)} values 1 or -1"
             )
+        if PureWindowsPath(row[0]).name != row[0]:  # it knows both kinds of slashes
+            raise ValueError(f"{path}: line {number}: {row[0]!r} is a path; give a file's name")
     labels = np.array([[row[column] == "1" for column in columns] for row in rows], np.int32)
     return [row[0] for row in rows], labels
 
@@ -125,12 +133,19 @@ def _read_identities(directory: Path, files: list[str]) -> np.ndarray:
     return np.array([owners[file] for file in files])
 
 
-def _lines(path: Path) -> list[str]:
+def _find(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(
             f"no {path.name} in {path.parent}: give the folder of CelebA's own files"
         )
-    return path.read_text().splitlines()
+    return path
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return _find(path).read_text().splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text file: {error}") from error
 
 
 def _select(

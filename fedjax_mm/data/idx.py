@@ -3,10 +3,14 @@
 import gzip
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Literal, get_args
+from typing import BinaryIO, Literal, get_args
 
 import numpy as np
+import psutil
 
 from fedjax_mm.checks import check_choice
 from fedjax_mm.data.federated import Pool
@@ -14,6 +18,8 @@ from fedjax_mm.data.federated import Pool
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
 _DTYPES = {8: "u1", 9: "i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_PART = 2**26  # bytes that are read at once
+_MOST_REST = 2**16  # bytes after the last record that are counted
 # EMNIST's splits, with their numbers of classes.
 _EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
@@ -26,8 +32,8 @@ def read_idx(path: str | Path) -> np.ndarray:
         the values, big-endian.
 
     Raises:
-      ValueError: if the file is not IDX, or is shorter or longer than its header says. The message
-        names the record, counted from 0 along the first dimension.
+      ValueError: if the file is not IDX, is shorter or longer than its header says, or is larger
+        than the memory. The message names the record, counted from 0 along the first dimension.
 
     Example:
       >>> import pathlib, tempfile
@@ -40,24 +46,24 @@ def read_idx(path: str | Path) -> np.ndarray:
     Reference:
       LeCun, Cortes and Burges, "The MNIST database of handwritten digits", file formats.
     """
-    raw = _read(Path(path))
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _DTYPES or raw[3] == 0:
-        raise ValueError(f"{path}: not an IDX file: it begins with {raw[:4].hex(' ') or 'nothing'}")
-    dtype, start = np.dtype(_DTYPES[raw[2]]), 4 + 4 * raw[3]
-    if len(raw) < start:
-        raise ValueError(f"{path}: the header is cut off after {len(raw)} of {start} bytes")
-    shape = tuple(int.from_bytes(raw[i : i + 4], "big") for i in range(4, start, 4))
-    record = math.prod(shape[1:]) * dtype.itemsize
-    size, expected = len(raw) - start, shape[0] * record
+    path = Path(path)
+    with _opened(path) as file:
+        dtype, shape = _header(path, file)
+        expected = math.prod(shape) * dtype.itemsize
+        # A small compressed file may grow without end: no more is read than the header promises.
+        raw = bytearray(_read(path, file, expected, f"the header promises {expected} bytes"))
+        rest = len(_read(path, file, _MOST_REST, ""))
+    size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
     if size < expected:
         raise ValueError(
             f"{path}: record {size // record} of {shape[0]} is cut off: "
             f"the header promises {expected} bytes of values, there are {size}"
         )
-    if size > expected:
-        raise ValueError(f"{path}: {size - expected} bytes follow the last of {shape[0]} records")
-    array = np.frombuffer(raw, dtype, offset=start).reshape(shape)
-    return array.astype(dtype.newbyteorder("="))
+    if rest:
+        more = " or more" * (rest == _MOST_REST)
+        raise ValueError(f"{path}: {rest} bytes{more} follow the last of {shape[0]} records")
+    array = np.frombuffer(raw, dtype).reshape(shape)
+    return array.astype(dtype.newbyteorder("="), copy=False)
 
 
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
@@ -120,6 +126,8 @@ def _images_and_labels(
             raise ValueError(
                 f"{path}: {array.ndim} dimensions of {array.dtype}; there must be {ndim} of uint8"
             )
+    if not images.size:
+        raise ValueError(f"{images_path}: {len(images)} images of {images.shape[1:]} pixels")
     if len(images) != len(labels):
         raise ValueError(f"{images_path}: {len(images)} images, but {len(labels)} labels beside it")
     first = int(title == "emnist, letters")
@@ -142,11 +150,43 @@ def _find(places: list[Path], file: str) -> Path:
     raise FileNotFoundError(f"no {file} (or {file}.gz) in {' or '.join(map(str, places))}")
 
 
-def _read(path: Path) -> bytes:
-    raw = path.read_bytes()
-    if not raw.startswith(b"\x1f\x8b"):
-        return raw
-    try:
-        return gzip.decompress(raw)
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path}: the compressed file is damaged: {error}") from error
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file, compressed or not; what damages it is a `ValueError`."""
+    if path.exists() and not path.is_file():  # reading a named pipe would wait forever
+        raise ValueError(f"{path}: not a regular file")
+    with path.open("rb") as plain:
+        is_compressed = plain.read(2) == b"\x1f\x8b"
+        plain.seek(0)
+        if not is_compressed:
+            yield plain
+            return
+        try:
+            with gzip.open(plain) as file:
+                yield BufferedReader(file)
+        except (EOFError, OSError, zlib.error) as error:
+            raise ValueError(f"{path}: the compressed file is damaged: {error}") from error
+
+
+def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
+    """Returns the type and the shape of the values that follow."""
+    head = file.read(4)
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _DTYPES or head[3] == 0:
+        raise ValueError(f"{path}: not an IDX file: it begins with {head.hex(' ') or 'nothing'}")
+    sizes = file.read(4 * head[3])
+    if len(sizes) < 4 * head[3]:
+        start = 4 + 4 * head[3]
+        raise ValueError(f"{path}: the header is cut off after {4 + len(sizes)} of {start} bytes")
+    shape = tuple(int.from_bytes(sizes[i : i + 4], "big") for i in range(0, len(sizes), 4))
+    return np.dtype(_DTYPES[head[2]]), shape
+
+
+def _read(path: Path, file: BinaryIO, most: int, why: str) -> bytearray:
+    """Returns the next bytes, at most so many; `ValueError` if they do not fit the memory."""
+    found = bytearray()
+    while len(found) < most and (part := file.read(min(most - len(found), _PART))):
+        found += part
+        # The array is a copy where its bytes are swapped, and so are images that are turned.
+        if len(found) % _PART == 0 and (room := psutil.virtual_memory().available) < len(found):
+            raise ValueError(f"{path}: {why}, but {room:,} bytes of memory are free")
+    return found

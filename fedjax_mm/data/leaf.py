@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_mm.checks import check_count
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
 
-def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
+def load_leaf(
+    directory: str | Path, *, name: str = "leaf", num_classes: int | None = None
+) -> FederatedData:
     """Loads the clients of a LEAF directory, in the order of the training files.
 
     Args:
@@ -20,6 +23,7 @@ def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
         user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
         other entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
       name: of the dataset.
+      num_classes: C; by default one more than the largest label, of which half or more must occur.
 
     Raises:
       FileNotFoundError: if a folder has no JSON files.
@@ -51,9 +55,25 @@ def load_leaf(directory: str | Path, *, name: str = "leaf") -> FederatedData:
         for user, (path, x, _) in users.items():
             if x.shape[1:] != first:
                 raise _error(path, user, f"x has shape {x.shape[1:]}, the first user's {first}")
-    num_classes = 1 + max(int(y.max()) for users in (train, test) for _, _, y in users.values())
+    num_classes = _classes(Path(directory), [train, test], num_classes)
     stores = [client_data([users[user][1:] for user in train]) for users in (train, test)]
     return FederatedData(name, "real", num_classes, *stores)
+
+
+def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
+    """Returns C."""
+    check_count("num_classes", given)
+    labels = [np.unique(y) for users in splits for _, _, y in users.values()]
+    found = np.unique(np.concatenate(labels))
+    needed = 1 + int(found[-1])
+    if given is None and needed > 2 * len(found):
+        raise ValueError(
+            f"{directory}: the largest label is {found[-1]}, but only {len(found)} labels occur; "
+            f"number them 0 ... {len(found) - 1}, or give num_classes"
+        )
+    if given is not None and given < needed:
+        raise ValueError(f"{directory}: there is a label {found[-1]}; num_classes is {given}")
+    return given or needed
 
 
 def check_leaf(directory: str | Path) -> None:

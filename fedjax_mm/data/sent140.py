@@ -67,7 +67,7 @@ def load_sent140(
     Raises:
       FileNotFoundError: if there are no tweets, or `glove` does not exist.
       ValueError: if a row of a file is malformed, a vector does not have d finite numbers, several
-        files of vectors fit, or too few users have enough tweets.
+        files of vectors fit or none does, or too few users have enough tweets.
 
     Example:
       >>> import pathlib, tempfile
@@ -241,7 +241,11 @@ def _vectors_file(directory: Path, glove: str | Path | None, dim: int) -> Path |
         if not path.is_file():
             raise FileNotFoundError(f"no {path.name} in {path.parent}: give a file of GloVe")
         return path
-    found = [path for path in sorted(directory.glob("glove*.txt")) if _dimension(path) == dim]
+    lengths = {path: _dimension(path) for path in sorted(directory.glob("glove*.txt"))}
+    found = [path for path, length in lengths.items() if length == dim]
+    if lengths and not found:
+        names = " and ".join(f"{path.name} has {length}" for path, length in lengths.items())
+        raise ValueError(f"{directory}: {names} numbers a word, but dim is {dim}; make them equal")
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
         raise ValueError(f"{directory}: {names} have {dim} numbers; say which by glove")

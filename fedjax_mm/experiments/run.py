@@ -1,17 +1,11 @@
 """Experiments and sweeps as they are described in a file, run."""
 
-import json
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import xarray as xr
 
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.fields import Config
-from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import manifest
-from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
@@ -58,22 +52,6 @@ def run(
             config=config,
             on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )
-
-
-def finished(path: Path, config: Config) -> dict[str, Any] | None:
-    """Returns the content of a file that this configuration and code have made, if there is one.
-
-    Args:
-      path: a manifest, or a summary that has one.
-      config: all settings of the run.
-    """
-    if Checkpoints(path.parent).has_work or not path.exists():
-        return None
-    content: dict[str, Any] = json.loads(path.read_text())
-    about = content.get("manifest", content)
-    now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
-    same = all(about.get(name) == now[name] for name in ("config", "versions", "git_revision"))
-    return content if same and "stopped" not in about else None
 
 
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:

@@ -103,7 +103,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
             "platform": device.platform,
             "kind": device.device_kind,
             "count": jax.device_count(),
-            "cpu_cores": os.cpu_count(),
+            "cpu_cores": cpu_cores(),
         },
         "seed": seed,
         "prng": str(jax.random.key_impl(jax.random.key(seed))),
@@ -111,6 +111,13 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
         "data": data,
         "config": dict(config),
     }
+
+
+def cpu_cores() -> int:
+    """Returns the number of cores that this process may use, which a cluster's job may limit."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _git_revision() -> str | None:

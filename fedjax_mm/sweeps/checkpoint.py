@@ -5,7 +5,7 @@ import hashlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from fedjax_mm.files import prepare_directory, save_json, write_aside
+from fedjax_mm.results.finished import differences
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
@@ -174,17 +175,17 @@ class Checkpoints:
         try:
             saved = json.loads(path.read_text())
             before = {name: saved["identity"].get(name) for name in identity}
-            differences = list(_differences(before, identity))
+            changes = list(differences(before, identity))
             choices = dict(saved["choices"])
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{path} is damaged, so that the run cannot be continued; delete {self._place} to "
                 "start again"
             ) from error
-        if differences:
+        if changes:
             raise ValueError(
                 f"the unfinished run in {self.directory} was another one: "
-                f"{'; '.join(differences[:3])}; run it as it was, or delete {self._place} to "
+                f"{'; '.join(changes[:3])}; run it as it was, or delete {self._place} to "
                 "start again"
             )
         return choices
@@ -306,18 +307,3 @@ def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
 def _plain(value: Any) -> Any:
     """Returns the value as it is after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))
-
-
-def _differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
-    """Yields differences as ``path was ..., is ...``."""
-    if isinstance(saved, dict) and isinstance(now, dict):
-        for key in saved | now:
-            inner = f"{path}.{key}" if path else key
-            yield from _differences(saved.get(key), now.get(key), inner)
-    elif saved != now:
-        yield f"{path} was {_short(saved)}, is {_short(now)}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

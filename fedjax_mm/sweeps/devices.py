@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,6 +12,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from fedjax_mm.results.dataset import cpu_cores
+
+_MOST_DEVICES = 512  # of a CPU: each has threads and memory of its own
+
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
@@ -19,22 +24,23 @@ def use_cpu_devices(count: int | None = None) -> None:
     command line calls this; elsewhere call it once, before anything is computed.
 
     Raises:
-      ValueError: if `count` is not positive.
+      ValueError: if `count` is not positive, or above 512.
       RuntimeError: if JAX has already started its devices.
 
     Example:
       >>> use_cpu_devices(2)  # doctest: +SKIP
     """
-    count = os.cpu_count() or 1 if count is None else count
-    if count < 1:
-        raise ValueError(f"the number of devices is {count}; it must be at least 1")
+    count = cpu_cores() if count is None else count
+    if not 1 <= count <= _MOST_DEVICES:
+        raise ValueError(f"the number of devices is {count}; it must be 1 to {_MOST_DEVICES}")
     jax.config.update("jax_num_cpu_devices", count)
 
 
 def join_processes(address: str | None = None) -> None:
     """Makes this process one of several that compute together; JAX then sees all their devices.
 
-    Call it once in every process, before anything is computed.
+    Call it once in every process, before anything is computed. JAX aborts a process that has waited
+    for the others for five minutes.
 
     Args:
       address: ``I/N@HOST:PORT``, this process's number, how many there are, and where process 0 can
@@ -42,7 +48,7 @@ def join_processes(address: str | None = None) -> None:
         TPU pods).
 
     Raises:
-      ValueError: if the address is not of that form, or there is no scheduler.
+      ValueError: if the address is not of that form or cannot be found, or there is no scheduler.
 
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
@@ -57,10 +63,18 @@ def join_processes(address: str | None = None) -> None:
                 f"no cluster's scheduler was found ({error}); give every process its I/N@HOST:PORT"
             ) from error
         return
-    parts = re.fullmatch(r"(\d+)/(\d+)@(.+:\d+)", address)
-    if parts is None or not int(parts[1]) < int(parts[2]):
-        raise ValueError(f"the process is {address!r}; write it as I/N@HOST:PORT with 0 <= I < N")
-    jax.distributed.initialize(parts[3], int(parts[2]), int(parts[1]))
+    parts = re.fullmatch(r"(\d{1,6})/(\d{1,6})@(.+):(\d{1,5})", address)
+    if parts is None or not int(parts[1]) < int(parts[2]) or not 0 < int(parts[4]) < 2**16:
+        raise ValueError(
+            f"the process is {address!r}; write it as I/N@HOST:PORT with 0 <= I < N and a port "
+            "below 65536"
+        )
+    number, count, host, port = parts.groups()
+    try:
+        socket.getaddrinfo(host.strip("[]"), int(port))
+    except OSError as error:
+        raise ValueError(f"the process is {address!r}; its host is unknown: {error}") from error
+    jax.distributed.initialize(f"{host}:{port}", int(count), int(number))
 
 
 def use_compilation_cache() -> Path:

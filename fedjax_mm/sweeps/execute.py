@@ -168,8 +168,9 @@ def _claim_programs(checkpoints: Checkpoints, texts: Mapping[str, str]) -> None:
 
 def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
     """Returns all that results depend on to the last bit, but for the programs themselves."""
-    # Versions, devices and flags of XLA may all change the last bit of a sum.
+    # Versions, devices, threads and flags of XLA may all change the last bit of a sum.
     about = manifest({}, seed=grid.seed, data="")
+    device = about["device"]
     shared = hashlib.sha256()
     for leaf in jax.tree.leaves(without_keys(grid.shared)):
         shared.update(np.asarray(leaf).tobytes())
@@ -184,7 +185,11 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
         "first_seed": grid.first_seed,
         "split": how.split,
         "precision": str(jnp.result_type(float)),
-        **{name: about[name] for name in ("versions", "device", "prng")},
+        **{name: about[name] for name in ("versions", "prng")},
+        "device": {name: device[name] for name in ("platform", "kind")},
+        "--devices": device["count"],
+        # XLA's CPU client has a thread for each core, and for each device if they are more.
+        "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "shared data": shared.hexdigest(),
     }

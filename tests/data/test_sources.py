@@ -6,11 +6,15 @@ import json
 import os
 import pathlib
 import struct
+import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
+from fedjax_mm.data import idx as idx_module
 from fedjax_mm.data.celeba import load_celeba
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.idx import load_idx, read_idx
@@ -66,6 +70,7 @@ COMPRESSED = gzip.compress(FOUR, mtime=0)  # the names of tests must not tell th
         (FOUR[:-9], "record 1 of 4 is cut off"),
         (FOUR[:16], "record 0 of 4 is cut off"),
         (idx(8, (2**32 - 1, 2**32 - 1), b"12"), "record 0 of 4294967295 is cut off"),
+        (gzip.compress(FOUR + bytes(10**6), mtime=0), "65536 bytes or more follow the last of 4"),
         (FOUR + b"12", "2 bytes follow the last of 4 records"),
         (COMPRESSED[:-9], "the compressed file is damaged"),
         (COMPRESSED[:-6] + bytes(6), "the compressed file is damaged"),
@@ -77,6 +82,44 @@ def test_damaged_idx_files_are_refused(raw, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         read_idx(path)
     assert str(path) in str(error.value)
+
+
+def test_a_compressed_file_is_read_no_further_than_its_header_says(tmp_path):
+    """A megabyte of zeros is a kilobyte in a file: what grows may grow to any size."""
+    path = tmp_path / "bomb"
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        file.write(idx(8, (60, 8, 8), bytes(60 * 64)))
+        for _ in range(200):
+            file.write(bytes(2**20))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="65536 bytes or more follow the last of 60 records"):
+        read_idx(path)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**21
+
+
+def test_what_does_not_fit_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(idx_module, "_PART", 64)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100))
+    path = tmp_path / "large"
+    path.write_bytes(idx(8, (4, 64), bytes(256)))
+    message = "the header promises 256 bytes, but 100 bytes of memory are free"
+    with pytest.raises(ValueError, match=message):
+        read_idx(path)
+
+
+def test_a_named_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: not a regular file"):
+        read_idx(tmp_path / "pipe")
+
+
+def test_images_without_pixels_are_refused(tmp_path):
+    write_pool(tmp_path)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(8, (2, 0, 0), b""))
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte: 2 images of \(0, 0\) pixels"):
+        load_idx(tmp_path)
 
 
 def write_pool(folder, train="train", test="t10k", first=0, suffix=""):
@@ -268,6 +311,17 @@ def test_wrong_leaf_files_are_refused(content, message, tmp_path):
     with pytest.raises(ValueError, match=message) as error:
         load_leaf(tmp_path)
     assert str(tmp_path) in str(error.value)
+
+
+def test_most_of_leafs_classes_must_occur(tmp_path):
+    users = {"a": ([[1, 2]] * 3, [0, 1, 10**6])}
+    write_leaf(tmp_path, train_0=leaf_file(**users), test_0=leaf_file(**users))
+    message = "the largest label is 1000000, but only 3 labels occur; number them 0 ... 2, or give"
+    with pytest.raises(ValueError, match=message):
+        load_leaf(tmp_path)
+    assert load_leaf(tmp_path, num_classes=10**6 + 1).num_classes == 10**6 + 1
+    with pytest.raises(ValueError, match="there is a label 1000000; num_classes is 10"):
+        load_leaf(tmp_path, num_classes=10)
 
 
 def test_a_leaf_user_in_two_files_and_a_missing_folder(tmp_path):
@@ -463,6 +517,12 @@ def replace_line(folder, file, number, text):
             {},
             ValueError,
             "line 5 .* values 1 or -1",
+        ),
+        (
+            ("list_attr_celeba.txt", 5, "../../x.jpg 1 1 1"),
+            {},
+            ValueError,
+            "line 5: '../../x.jpg' is a path; give a file's name",
         ),
         (
             ("identity_CelebA.txt", 4, "000004.jpg"),

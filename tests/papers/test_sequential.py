@@ -159,10 +159,10 @@ def test_claims_that_stay_open_are_no_failure(coin, tmp_path):
     assert summary["claims"][1]["seeds"] is None
     assert summary["manifest"]["config"]["num_seeds"] == 24
     assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
-    code, out, _ = reproduce(tmp_path)
+    code, out, _ = reproduce(tmp_path, "--overwrite")
     assert code == 0
     assert "after 3 seeds: --seeds auto decides" in out
-    assert reproduce(tmp_path, mean=-30.0).code == cli.CLAIM_FAILED
+    assert reproduce(tmp_path, "--overwrite", mean=-30.0).code == cli.CLAIM_FAILED
 
 
 def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):

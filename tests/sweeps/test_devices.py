@@ -169,11 +169,6 @@ def test_no_more_devices_than_replicas():
     assert layout(3, axis="clients").padded(3) == 3
 
 
-def test_the_number_of_devices_is_checked():
-    with pytest.raises(ValueError, match="number of devices is 0"):
-        use_cpu_devices(0)
-
-
 ONE = {
     name: f"""
 num_models = 3
@@ -328,7 +323,20 @@ def test_two_processes_agree_with_one(tmp_path, cases):
                 )
 
 
-@pytest.mark.parametrize("address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host"])
+@pytest.mark.parametrize(
+    "address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host", "0/2@host:0", "0/2@host:65536"]
+)
 def test_an_address_of_processes_is_checked(address):
     with pytest.raises(ValueError, match="write it as I/N@HOST:PORT"):
         join_processes(address)
+
+
+def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
+    with pytest.raises(ValueError, match="its host is unknown"):
+        join_processes("0/2@nowhere.invalid:9911")
+
+
+@pytest.mark.parametrize("count", [0, -1, 513, 10**6])
+def test_a_number_of_devices_is_checked(count):
+    with pytest.raises(ValueError, match=f"the number of devices is {count}; it must be 1 to 512"):
+        use_cpu_devices(count)

@@ -25,7 +25,12 @@ from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels
-from fedjax_mm.papers.bhuyan2022.learners import FacesLearner, Learner, SyntheticLearner
+from fedjax_mm.papers.bhuyan2022.learners import (
+    FacesLearner,
+    Learner,
+    SyntheticLearner,
+    check_files,
+)
 from fedjax_mm.papers.claims import Claim, Estimate, claim, estimate
 from fedjax_mm.papers.item import Item, published
 from fedjax_mm.papers.tables import Table, cells, columns, rows
@@ -62,6 +67,7 @@ class GainVersusModels(Trainings):
     def _models_fit(self) -> Self:
         for num_models in self.num_models:
             mfa_rr(self.num_clients, num_models, cohort_size=self.cohort_size)
+        check_files(self.directory, self.learner)
         return self
 
     @property

@@ -1,5 +1,6 @@
 """Learners of section 7: LEAF's logistic regression on Synthetic, and LEAF's CNN on CelebA."""
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import jax
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm
-from fedjax_mm.data.celeba import load_celeba
+from fedjax_mm.data.celeba import check_celeba, load_celeba
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import synthetic
@@ -102,3 +103,15 @@ class FacesLearner(_Learner):
 
 
 Learner = Annotated[SyntheticLearner | FacesLearner, Field(discriminator="name")]
+
+
+def check_files(directory: Path | None, *learners: Learner) -> None:
+    """Raises `ValueError` if a folder is given that lacks CelebA's files, or that nobody reads."""
+    if directory is None:
+        return
+    if not any(isinstance(learner, FacesLearner) for learner in learners):
+        raise ValueError(f"directory is {directory}, but Synthetic is drawn; leave out --data")
+    try:
+        check_celeba(directory)
+    except OSError as error:
+        raise ValueError(str(error)) from error

@@ -17,7 +17,13 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings
-from fedjax_mm.papers.bhuyan2022.learners import ATTRIBUTES, FacesLearner, Learner, SyntheticLearner
+from fedjax_mm.papers.bhuyan2022.learners import (
+    ATTRIBUTES,
+    FacesLearner,
+    Learner,
+    SyntheticLearner,
+    check_files,
+)
 from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item, published
@@ -47,6 +53,7 @@ class Together(Trainings):
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
         mfa_rr(self.num_clients, len(self.models))
+        check_files(self.directory, *self.learners)
         return self
 
     def setup(self, algorithm: str, data: Sequence[FederatedData], draw: Any) -> Setup:

@@ -1,0 +1,114 @@
+"""Finished results on disk: whether one is whole, and of the run that is asked for."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedjax_mm.files import save_json
+from fedjax_mm.results.dataset import load_dataset
+
+RESULT = "result.nc"
+"""The file of every result with its Dataset."""
+
+
+class Finished(NamedTuple):
+    """A finished result.
+
+    Attributes:
+      content: of its file, a summary or a manifest; empty if that cannot be read.
+      damage: why it is not whole, or an empty text.
+    """
+
+    content: Mapping[str, Any]
+    damage: str
+
+
+def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Writes what a finished result is, the last of its files, with digests of the others.
+
+    Args:
+      path: of the file, ``summary.json`` or ``manifest.json``.
+      content: a summary or a manifest.
+      files: the names of the others, in the same directory.
+    """
+    digests = {name: _digest(path.with_name(name)) for name in files}
+    save_json({**content, "files": digests}, path)
+
+
+def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) -> Finished | None:
+    """Returns a directory's finished result, or None if it has none.
+
+    Args:
+      path: of the file that `save_about` writes.
+      now: the manifest of the run that is asked for.
+      free: settings that may differ.
+
+    Raises:
+      ValueError: if the result is of another run, naming the first differences.
+    """
+    content, damage = _read(path)
+    about = content.get("manifest", content) or _manifest_of(path.with_name(RESULT))
+    if not about:  # nothing that could be lost
+        return Finished({}, damage) if path.exists() else None
+    found = differences(_identity(about, free), _identity(now, free))
+    if text := "; ".join(list(found)[:3]):
+        raise ValueError(
+            f"{path.parent} holds the finished result of another run: {text}; choose another "
+            "directory with --out, or give it up with --overwrite"
+        )
+    return Finished(content, damage or "stopped" * ("stopped" in about))
+
+
+def _identity(about: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
+    """Returns what tells a manifest's run from others, without settings that may differ."""
+    config = {key: value for key, value in about.get("config", {}).items() if key not in free}
+    return {"config": config, **{name: about.get(name) for name in ("versions", "git_revision")}}
+
+
+def differences(saved: Any, now: Any, path: str = "") -> Iterator[str]:
+    """Yields differences as ``path was ..., is ...``."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        for key in saved | now:
+            inner = f"{path}.{key}" if path else key
+            yield from differences(saved.get(key), now.get(key), inner)
+    elif saved != now:
+        yield f"{path} was {_short(saved)}, is {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _read(path: Path) -> tuple[Mapping[str, Any], str]:
+    """Returns what the file holds, and what is missing or damaged."""
+    if not path.exists():
+        return {}, f"{path.name} is missing"
+    try:
+        content = json.loads(path.read_text())
+        files = dict(content["files"])
+    except (ValueError, TypeError, KeyError):
+        return {}, f"{path.name} is damaged"
+    for name, digest in files.items():
+        file = path.with_name(name)
+        if not file.is_file():
+            return content, f"{name} is missing"
+        if _digest(file) != digest:
+            return content, f"{name} is damaged"
+    return content, ""
+
+
+def _manifest_of(path: Path) -> Mapping[str, Any]:
+    """Returns the manifest in a result's Dataset, empty if it cannot be read."""
+    try:
+        about = load_dataset(path).attrs["manifest"]
+    except (OSError, ValueError, RuntimeError, KeyError):
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
