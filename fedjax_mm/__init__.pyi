@@ -46,11 +46,11 @@ from .data.synthetic import synthetic
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
-from .record import Trace
-from .results.dataset import save_dataset, to_dataset
+from .record import Trace, join_traces
+from .results.dataset import open_result, save_dataset, to_dataset
 from .results.metrics import first_round_below, gain, log_gap, standard_error
 from .schedules import growing_sample_size, inverse_time, per_frame
-from .simulate import State, advance, init, simulate
+from .simulate import State, advance, init, params_of, simulate
 from .sums import SparseUpdate
 from .sweeps.checkpoint import Checkpoints
 from .sweeps.devices import join_processes, layout, use_cpu_devices
@@ -135,6 +135,7 @@ __all__ = [
     "init",
     "inverse_time",
     "join_processes",
+    "join_traces",
     "layout",
     "least_squares",
     "load_celeba",
@@ -151,7 +152,9 @@ __all__ = [
     "mfa_rr",
     "mwfed",
     "noisy",
+    "open_result",
     "own_models",
+    "params_of",
     "per_frame",
     "perfedavg",
     "prsgd",

@@ -293,6 +293,10 @@ def run(
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
+    save_params: Annotated[
+        bool,
+        typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
+    ] = False,
 ) -> None:
     """Run an experiment described in a TOML file.
 
@@ -323,7 +327,7 @@ def run(
     from fedjax_mm.cli import commands
 
     how = commands.execution(memory, split, save_every)
-    commands.run(config, overrides or [], out, resume, how)
+    commands.run(config, overrides or [], out, resume, how, save_params)
 
 
 @app.command()

@@ -17,6 +17,7 @@ import xarray as xr
 from rich import box
 from rich.markup import escape
 
+from fedjax_mm.base import Params
 from fedjax_mm.cli.terminal import notes, progress, say, show, show_end, show_findings, show_plan
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
@@ -26,9 +27,13 @@ from fedjax_mm.files import prepare_directory, save_json
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execute import Execution
+
+PARAMS = "params.npz"
+"""The file beside a result with the models' final parameters."""
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
@@ -207,22 +212,31 @@ def _write(
     return findings
 
 
-def run(path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution) -> None:
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    out: Path,
+    resume: bool,
+    how: Execution,
+    with_params: bool,
+) -> None:
     """Runs the experiment in a file, which has no axes."""
     experiment, directory = _read(path, overrides, out)
     with refusing():
         if experiment.axes:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
-    if resume and _done_already(directory / "manifest.json", experiment):
+    has_all = not with_params or (directory / PARAMS).exists()
+    if resume and has_all and _done_already(directory / "manifest.json", experiment):
         return
     with _saving(directory, resume, how) as saving:
-        dataset = _run_and_save(experiment, directory, saving)
+        dataset = _run_and_save(experiment, directory, saving, with_params)
     last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
     header = ("", *(escape(str(label)) for label in last.algorithm.values))
     rows = [(str(name), *(f"{x:.6g}" for x in last[name].values)) for name in last.data_vars]
     title = f"After {experiment.num_rounds} rounds, means over seeds and models"
     show(header, rows, title=title)
-    show_end(dataset, directory, "result.nc, manifest.json")
+    files = f"{PARAMS}, " if with_params else ""
+    show_end(dataset, directory, f"{files}result.nc, manifest.json")
 
 
 def sweep(
@@ -258,20 +272,29 @@ def _read(path: Path, overrides: Sequence[str], out: Path) -> tuple[Experiment, 
         return load(path, Experiment, overrides), out / path.stem
 
 
-def _run_and_save(experiment: Experiment, directory: Path, how: Execution) -> xr.Dataset:
+def _run_and_save(
+    experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
+) -> xr.Dataset:
     """Returns the result, saved; if a model diverged and that is the end, what came before it."""
 
-    def save(dataset: xr.Dataset) -> None:
+    def save(dataset: xr.Dataset, params: list[Params] | None = None) -> None:
         if jax.process_index() == 0:
             save_dataset(dataset, directory / "result.nc")
             save_json(dataset.attrs["manifest"], directory / "manifest.json")
+            # An earlier run's would stand beside the result of this one.
+            (directory / PARAMS).unlink(missing_ok=True)
+            if params is not None:
+                save_params(params, dataset, directory / PARAMS)
 
     try:
-        dataset = runs.run(experiment, how)
+        if with_params:
+            dataset, params = runs.run(experiment, how, keep="params")
+            save(dataset, params)
+        else:
+            save(dataset := runs.run(experiment, how))
     except DivergenceError as error:
         save(error.partial)
         raise
-    save(dataset)
     return dataset
 
 
