@@ -208,7 +208,7 @@ def test_results_go_through_xarrays_own_files_and_come_back(tmp_path):
     assert about["config"] == {"task": {"mu": 0.1}, "sizes": [1, 2]}
     assert dict(about)["seed"] == about.get("seed") == 3
     assert ("seed" in about, "nothing" in about) == (True, False)
-    assert json.loads(str(about)) == dict(about)
+    assert json.loads(str(about)) == json.loads(about) == dict(about)
     assert copy.deepcopy(about) == pickle.loads(pickle.dumps(about)) == about
     more = about | {"draws": 2}
     assert (more["draws"], more["seed"], "draws" in about) == (2, 3, False)

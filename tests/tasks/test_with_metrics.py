@@ -62,7 +62,7 @@ def test_numbers_and_arrays_are_recorded_by_name():
     assert result.client.values.tolist() == list(range(N))
     assert result.pair.dims == ("round", "model", "pair_0")
     mean = result.client_loss.mean("client")
-    np.testing.assert_allclose(mean, result.loss, rtol=1e-5)
+    np.testing.assert_allclose(mean, result.loss, rtol=1e-5, atol=1e-6)
 
 
 def build(num_clients, learning_rate):
@@ -80,7 +80,7 @@ def test_a_sweep_has_a_dimension_of_clients():
     assert result.client_loss.dims == (*dims, "client")
     assert result.pair.dims == (*dims, "pair_0")
     mean = result.client_loss.mean("client")
-    np.testing.assert_allclose(mean, result.loss, rtol=1e-5)
+    np.testing.assert_allclose(mean, result.loss, rtol=1e-5, atol=1e-6)
     counts = np.isfinite(result.client_loss).sum("client")
     np.testing.assert_array_equal(counts.sel(num_clients=N), N)
     np.testing.assert_array_equal(counts.sel(num_clients=3), 3)
