@@ -16,9 +16,9 @@ from .assignment import appealing, fedcluster, full_participation, mfa_rand, mfa
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
-from .record import Trace
-from .results.dataset import save_dataset, to_dataset
-from .simulate import State, advance, init, simulate
+from .record import Trace, join_traces
+from .results.dataset import open_result, save_dataset, to_dataset
+from .simulate import State, advance, init, params_of, simulate
 from .sweeps.devices import use_cpu_devices
 from .sweeps.execute import sweep
 from .sweeps.grid import Setup
@@ -42,13 +42,16 @@ __all__ = [
     "fedprox",
     "full_participation",
     "init",
+    "join_traces",
     "maxfl",
     "metrics",
     "mfa_rand",
     "mfa_rr",
     "mwfed",
     "noisy",
+    "open_result",
     "own_models",
+    "params_of",
     "perfedavg",
     "plots",
     "prsgd",

@@ -54,7 +54,7 @@ ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one mode
 Scalar: TypeAlias = float | Float[Array, ""]
 Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
 
-Metrics: TypeAlias = dict[str, Float[Array, ""]]  # numbers by name
+Metrics: TypeAlias = dict[str, Float[Array, "*each"]]  # numbers, or arrays of them, by name
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""
@@ -127,7 +127,10 @@ class Task(Protocol):
         """Returns the loss that a client's local step descends."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns one global model's metrics by name; `rng_key` is for metrics that draw."""
+        """Returns one global model's metrics by name; `rng_key` is for metrics that draw.
+
+        A metric is a number or an array, such as one number for each client.
+        """
 
 
 @runtime_checkable

@@ -169,17 +169,14 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
         raise ValueError(
             f"the models differ in structure; give a list of {num_models} initial parameters"
         )
-    return [
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params[m] for m in stack.models))
-        for stack in stacks
-    ]
+    return [[params[model] for model in stack.models] for stack in stacks]
 
 
 def fit_params(params: Any, like: Any) -> Any:
     """Returns the user's initial parameters with a models axis; all models share those of one.
 
     Args:
-      params: of one model, or ``[models, ...]``.
+      params: of one model, ``[models, ...]``, or a list with one entry per model.
       like: shapes ``[models, ...]`` and types of the parameters that the tasks would draw.
     """
 
@@ -187,12 +184,22 @@ def fit_params(params: Any, like: Any) -> Any:
         given = jnp.asarray(given, wanted.dtype)
         if given.shape not in (wanted.shape, wanted.shape[1:]):
             raise ValueError(
-                f"initial parameters have shape {given.shape}; give {wanted.shape[1:]} (one model, "
-                f"shared by all) or {wanted.shape} (one per model)"
+                f"initial parameters have shape {given.shape}; give {wanted.shape[1:]} (of one "
+                f"model) or {wanted.shape} (with a models axis)"
             )
         return jnp.broadcast_to(given, wanted.shape)
 
-    check_alike("initial parameters must have the structure of the task's", params, like)
+    words = "initial parameters must have the structure of "
+    num_models = max((len(x.shape) and x.shape[0] for x in jax.tree.leaves(like)), default=0)
+    # Parameters of one model may be a list themselves: then they have the task's structure.
+    structures = {jax.tree.structure(tree) for tree in (params, like)}
+    if isinstance(params, list | tuple) and len(structures) > 1:
+        if len(params) == num_models:
+            one = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), like)
+            each = [fit_params(model, one) for model in params]
+            return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each)
+        words = f"a list of {len(params)} is not one for each of {num_models} models, nor has it "
+    check_alike(f"{words}the task's", params, like)
     return jax.tree.map(fit, params, like)
 
 

@@ -3,14 +3,18 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.base import Contribution, Groups, Params, Round, Task
+from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
 
@@ -30,7 +34,8 @@ class Trace:
 
     Attributes:
       round: ``int32[records]``, rounds done.
-      metrics: the task's metrics by name, each ``float[records, models]``.
+      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
+        for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.
       gradients: ``int32[records, models]``, gradients computed since the record before. In either
         count, -1 marks a number that does not fit 32 bits.
@@ -38,6 +43,7 @@ class Trace:
         trained the model.
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
+      num_clients: N; metrics with an axis of this length are numbers for each client.
     """
 
     round: Array
@@ -47,6 +53,7 @@ class Trace:
     idle_rounds: Array
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    num_clients: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_static
@@ -59,6 +66,13 @@ class Sizes:
     down: tuple[int, ...]
 
 
+RESERVED = (
+    *("seed", "round", "model", "client", "diverged", "ended"),
+    *(*Counts._fields, "parameters_up", "parameters_down"),
+)
+"""Names in every result, which no metric and no axis may have."""
+
+
 class Record(NamedTuple):
     """One entry of a trace, or a run's entries along a leading axis."""
 
@@ -67,17 +81,64 @@ class Record(NamedTuple):
     counts: Counts
 
 
-def make_trace(first: Record, rest: Record, sizes: Sizes) -> Trace:
+def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> Trace:
     """Returns the trace of a first entry and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
-    return Trace(whole.round, whole.metrics, **made, upload_size=sizes.up, download_size=sizes.down)
+    return Trace(
+        whole.round,
+        whole.metrics,
+        **made,
+        upload_size=sizes.up,
+        download_size=sizes.down,
+        num_clients=num_clients,
+    )
+
+
+def join_traces(first: Trace, *later: Trace) -> Trace:
+    """Returns one trace of a run that was continued; its counts go on, no record comes twice.
+
+    Args:
+      first: from `simulate`, or from `advance`.
+      later: from `advance`, each from the state in which the one before it ended. Leading axes of
+        `jax.vmap` are equal.
+
+    Raises:
+      ValueError: if a trace does not begin in the round in which the one before it ends, or they
+        are traces of different things.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import advance, fedavg, join_traces, mfa_rr, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> run = quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5), mfa_rr(6, 2)
+      >>> state, first = simulate(jax.random.key(0), *run, 20)
+      >>> state, later = advance(state, *run, 10)
+      >>> whole = join_traces(first, later)
+      >>> whole.round.shape, whole.gradients[:, 0].sum().item()
+      ((31,), 450)
+    """
+    axis = jnp.ndim(first.round) - 1  # of the records, behind those of replicas
+
+    def join(one: Trace, other: Trace) -> Trace:
+        check_alike("the traces are of different runs", one, other)
+        ends = one.round[..., -1], other.round[..., 0]
+        if not any(isinstance(x, jax.core.Tracer) for x in ends) and np.any(ends[0] != ends[1]):
+            raise ValueError(
+                f"a trace ends in round {np.max(ends[0])}, but the next begins in round "
+                f"{np.max(ends[1])}; give those of `simulate` and of `advance` from its state"
+            )
+        # The first record of a continued run is the last one of the run before, with no counts.
+        rest = jax.tree.map(lambda x: lax.slice_in_dim(x, 1, None, axis=axis), other)
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis), one, rest)
+
+    return reduce(join, later, first)
 
 
 class Measured(NamedTuple):
     """Metrics of the models by name, and whether their parameters and losses are finite."""
 
-    metrics: dict[str, Float[Array, " models"]]
+    metrics: dict[str, Float[Array, " models *each"]]
     is_finite: Bool[Array, " models"]
 
 
@@ -98,12 +159,23 @@ def measure(
         return over_models(of_model, stack, key, models.params, one_by_one=chunk_size is not None)
 
     metrics, finite = zip(*(of_stack(*each) for each in split(stacks, models)), strict=True)
-    absent = [jnp.full(len(stack.models), jnp.nan) for stack in stacks]
-    by_name = {
-        name: by_model(stacks, [m.get(name, nan) for m, nan in zip(metrics, absent, strict=True)])
-        for name in dict.fromkeys(name for each in metrics for name in each)
-    }
-    return Measured(by_name, by_model(stacks, finite))
+
+    def of_all(name: str) -> Array:
+        shapes = {each[name].shape[1:] for each in metrics if name in each}
+        if len(shapes) > 1:
+            raise ValueError(
+                f"the metric {name!r} has shapes {sorted(shapes)} in different models; make them "
+                "equal, or give it several names"
+            )
+        (shape,) = shapes
+        absent = [jnp.full((len(stack.models), *shape), jnp.nan) for stack in stacks]
+        each = zip(metrics, absent, strict=True)
+        return by_model(stacks, [given.get(name, nothing) for given, nothing in each])
+
+    names = dict.fromkeys(name for each in metrics for name in each)
+    for name in names.keys() & set(RESERVED):
+        raise ValueError(f"a metric is called {name!r}, as every result's own; rename it")
+    return Measured({name: of_all(name) for name in names}, by_model(stacks, finite))
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:

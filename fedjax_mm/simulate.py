@@ -21,7 +21,17 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
 from fedjax_mm.record import Counts, Record, Sizes, Trace, add_counts, count, make_trace, measure
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split, stacks_of
+from fedjax_mm.stacks import (
+    Models,
+    Order,
+    Stack,
+    by_model,
+    join,
+    order_of,
+    over_models,
+    split,
+    stacks_of,
+)
 from fedjax_mm.tasks.view import appeals, client_losses
 
 
@@ -32,6 +42,7 @@ class State(NamedTuple):
     round: Int[Array, ""]  # rounds done
     models: Models
     assignment: Any
+    order: Order  # of the models in their stacks
 
 
 class Now(NamedTuple):
@@ -83,8 +94,8 @@ def simulate(
       client_map: "auto", "vmap", "scan" or a chunk size. It changes speed and memory, and results
         only by the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters, of one model (shared by all) or with a leading models axis; None
-        lets the tasks draw them. Where models differ in structure, a list with one entry per model.
+      params: initial parameters: of one model (shared by all), a list with one entry per model, as
+        `params_of` returns it, or with a leading models axis; None lets the tasks draw them.
       client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
         everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
@@ -136,7 +147,7 @@ def init(
     given = checks.given_params(params, stacks)
     models = join([init_stack(*each) for each in zip(stacks, given, strict=True)])
     assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return State(rng_key, jnp.asarray(0), models, assigned)
+    return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
 
 
 def advance(
@@ -150,7 +161,10 @@ def advance(
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Runs `num_rounds` more rounds from a state, which is the first record; see `simulate`."""
+    """Runs `num_rounds` more rounds from a state, which is the first record; see `simulate`.
+
+    `join_traces` makes one trace of this one and the one before.
+    """
     checks.check_rounds(num_rounds, record_every)
     checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
@@ -168,7 +182,38 @@ def advance(
     nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
     first = record(state, Counts(nothing, nothing, nothing))
     state, (rest, sizes) = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    return state, make_trace(first, rest, sizes)
+    return state, make_trace(first, rest, sizes, assignment.num_clients)
+
+
+def params_of(state: State, model: int | None = None) -> Params:
+    """Returns a model's parameters in a state, or a list of all models' in the order of the tasks.
+
+    Args:
+      state: from `simulate` or `advance`; leading axes of `jax.vmap`, such as seeds and points, are
+        those of the parameters too.
+      model: its number, from 0, as that of its task; None returns the list, which `simulate` takes
+        as `params`.
+
+    Raises:
+      ValueError: if there is no such model.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, mfa_rr, params_of, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> task, algorithm = quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> state, _ = simulate(jax.random.key(0), task, algorithm, mfa_rr(6, 2), 20)
+      >>> params_of(state, 0).shape
+      (25,)
+      >>> again, _ = simulate(
+      ...     jax.random.key(1), task, algorithm, mfa_rr(6, 2), 20, params=params_of(state))
+    """
+    each = state.order.each(state.models.params, jnp.ndim(state.round))
+    if model is None:
+        return each
+    if model not in range(len(each)):
+        raise ValueError(f"model is {model}; the models' numbers are 0 ... {len(each) - 1}")
+    return each[model]
 
 
 def round_of(
@@ -187,7 +232,7 @@ def round_of(
         models = aggregate(stacks, now, models, trained)
         assigned = observe(assignment, stacks, now, assigned, trained)
         counted = count(stacks, groups, models, [each.total for each in trained])
-        return State(state.rng_key, t, models, assigned), counted
+        return state._replace(round=t, models=models, assignment=assigned), counted
 
     return one_round
 

@@ -1,5 +1,6 @@
 """The models axis: models of equal structure are stacked, others are unrolled in the same round."""
 
+import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
@@ -25,6 +26,33 @@ class Models(NamedTuple):
     params: Params
     server: ServerState
     clients: ClientState  # second axis: all clients
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Order:
+    """Numbers of the models in each stack; static, as the structure of `Models` is."""
+
+    of_stacks: tuple[tuple[int, ...], ...]
+
+    def each(self, params: Params, axis: int = 0) -> list[Params]:
+        """Returns the parameters of every model, in the order of the tasks.
+
+        Args:
+          params: of all models, as in `Models`.
+          axis: where the models axis is, behind those of replicas.
+        """
+
+        def at(row: int, part: Params) -> Params:
+            return jax.tree.map(lambda x: x[(slice(None),) * axis + (row,)], part)
+
+        parts = (params,) if len(self.of_stacks) == 1 else params
+        found = {
+            model: at(row, part)
+            for models, part in zip(self.of_stacks, parts, strict=True)
+            for row, model in enumerate(models)
+        }
+        return [found[model] for model in sorted(found)]
 
 
 class Stack(NamedTuple):
@@ -68,6 +96,11 @@ def stacks_of(
         Stack(tuple(which), *_stack([each_task[m] for m in which]), each_algorithm[which[0]])
         for which in alike.values()
     ]
+
+
+def order_of(stacks: Sequence[Stack]) -> Order:
+    """Returns the numbers of the models in each stack."""
+    return Order(tuple(stack.models for stack in stacks))
 
 
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:

@@ -17,7 +17,7 @@ import pytest
 import rich.progress
 import xarray as xr
 
-from fedjax_mm import bench, cli, workloads
+from fedjax_mm import bench, cli, open_result, workloads
 from fedjax_mm.cli import commands, terminal
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.plan import Plan
@@ -85,9 +85,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
 
     def run(config, execution):
         runs.append(config)
-        with xr.open_dataset(two_figures[0] / "mfa-fig3" / "result.nc") as result:
-            manifest = json.loads(result.attrs["manifest"])
-            return result.load().assign_attrs(manifest=manifest)
+        return open_result(two_figures[0] / "mfa-fig3")
 
     one, two = names = ("mfa-fig3", "mfa-fig4")
     first = ITEMS[one]._replace(run=run)
@@ -330,6 +328,30 @@ def test_the_example_in_the_help_is_complete():
     assert len(lines) > 10
     for line in lines:
         assert line in shown
+
+
+def test_final_parameters_are_saved_and_started_from(tmp_path):
+    """Beside a result that has none, and then left out again: no file is of another run."""
+    config = tmp_path / "mine.toml"
+    config.write_text(example())
+    sizes = ("--set", "num_rounds=4", "--set", "num_seeds=2", "--set", "num_models=2")
+    command, params = ("run", config, *sizes, "--out", tmp_path), tmp_path / "mine" / "params.npz"
+    assert call(*command).code == 0
+    assert not params.exists()
+    outcome = call(*command, "--save-params", "--resume")
+    assert "params.npz, result.nc, manifest.json" in words(outcome.out)
+    first = open_result(tmp_path / "mine")
+    again = call(*command, "--save-params", "--resume")
+    assert "is complete; nothing to resume" in words(again.out)
+    (kept := tmp_path / "kept.npz").write_bytes(params.read_bytes())
+    outcome = call(*command, "--set", f'params="{kept}"')
+    assert (outcome.code, outcome.err) == (0, "")
+    assert not params.exists()
+    begins = open_result(tmp_path / "mine").distance.sel(round=0)
+    np.testing.assert_allclose(begins, first.distance.sel(round=4), rtol=1e-6)
+    wrong = call(*command, "--set", 'params="nothing.npz"')
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "there is no file nothing.npz" in wrong.err
 
 
 def test_run_writes_a_labelled_result(own_experiment):

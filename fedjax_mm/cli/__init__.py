@@ -312,6 +312,10 @@ def run(
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
+    save_params: Annotated[
+        bool,
+        typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
+    ] = False,
 ) -> None:
     """Run an experiment described in a TOML file.
 
@@ -343,7 +347,7 @@ def run(
 
     before = commands.existing(resume, overwrite)
     how = commands.execution(memory, split, save_every)
-    commands.run(config, overrides or [], out, before, how)
+    commands.run(config, overrides or [], out, before, how, save_params)
 
 
 @app.command()

@@ -17,6 +17,7 @@ import xarray as xr
 from rich import box
 from rich.markup import escape
 
+from fedjax_mm.base import Params
 from fedjax_mm.cli.terminal import notes, progress, say, show, show_end, show_findings, show_plan
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
@@ -27,9 +28,13 @@ from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import manifest, save_dataset
 from fedjax_mm.results.finished import find_finished, save_about
+from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execute import Execution
+
+PARAMS = "params.npz"
+"""The file beside a result with the models' final parameters."""
 
 Existing = Literal["keep", "resume", "overwrite"]
 """What becomes of work that a directory holds: a finished result of another run is kept, and an
@@ -192,7 +197,12 @@ def _tell(text: str) -> None:
 
 
 def _finished(
-    path: Path, config: Config, before: Existing, *, seeds_too: bool = True
+    path: Path,
+    config: Config,
+    before: Existing,
+    *,
+    seeds_too: bool = True,
+    files: Sequence[str] = (),
 ) -> Mapping[str, Any] | None:
     """Returns this run's finished result if it is to be left alone, else None.
 
@@ -201,6 +211,7 @@ def _finished(
       config: all settings of the run.
       before: how to treat what is there.
       seeds_too: whether a result with another number of seeds is another one.
+      files: that the result must have, beside its Dataset.
     """
     # Who has begun over a finished result had leave to overwrite it.
     if before == "overwrite" or Checkpoints(path.parent).has_work:
@@ -211,8 +222,9 @@ def _finished(
         found = find_finished(path, now, free)
     if found is None or before != "resume":
         return None
-    if found.damage:
-        say(f"{path.parent}: {found.damage}; made again", notes)
+    missing = [f"{name} is missing" for name in files if name not in found.content.get("files", ())]
+    if found.damage or missing:
+        say(f"{path.parent}: {found.damage or missing[0]}; made again", notes)
         return None
     return found.content
 
@@ -250,23 +262,31 @@ def _write(
     return findings
 
 
-def run(path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution) -> None:
+def run(
+    path: Path,
+    overrides: Sequence[str],
+    out: Path,
+    before: Existing,
+    how: Execution,
+    with_params: bool,
+) -> None:
     """Runs the experiment in a file, which has no axes."""
     experiment, directory = _read(path, overrides, out)
     with refusing():
         if experiment.axes:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
-    if _finished(directory / "manifest.json", experiment, before):
+    more = [PARAMS] if with_params else []
+    if _finished(directory / "manifest.json", experiment, before, files=more):
         _leave_alone(directory)
         return
     with _saving(directory, before, how) as saving:
-        dataset = _run_and_save(experiment, directory, saving)
+        dataset = _run_and_save(experiment, directory, saving, with_params)
     last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
     header = ("", *(escape(str(label)) for label in last.algorithm.values))
     rows = [(str(name), *(f"{x:.6g}" for x in last[name].values)) for name in last.data_vars]
     title = f"After {experiment.num_rounds} rounds, means over seeds and models"
     show(header, rows, title=title)
-    show_end(dataset, directory, "result.nc, manifest.json")
+    show_end(dataset, directory, ", ".join([*more, "result.nc", "manifest.json"]))
 
 
 def sweep(
@@ -303,20 +323,30 @@ def _read(path: Path, overrides: Sequence[str], out: Path) -> tuple[Experiment, 
         return load(path, Experiment, overrides), out / path.stem
 
 
-def _run_and_save(experiment: Experiment, directory: Path, how: Execution) -> xr.Dataset:
+def _run_and_save(
+    experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
+) -> xr.Dataset:
     """Returns the result, saved; if a model diverged and that is the end, what came before it."""
 
-    def save(dataset: xr.Dataset) -> None:
+    def save(dataset: xr.Dataset, params: list[Params] | None = None) -> None:
         if jax.process_index() == 0:
             save_dataset(dataset, directory / "result.nc")
-            save_about(directory / "manifest.json", dataset.attrs["manifest"], ("result.nc",))
+            # An earlier run's would stand beside the result of this one.
+            (directory / PARAMS).unlink(missing_ok=True)
+            if params is not None:
+                save_params(params, dataset, directory / PARAMS)
+            files = [name for name in ("result.nc", PARAMS) if (directory / name).exists()]
+            save_about(directory / "manifest.json", dataset.attrs["manifest"], files)
 
     try:
-        dataset = runs.run(experiment, how)
+        if with_params:
+            dataset, params = runs.run(experiment, how, keep="params")
+            save(dataset, params)
+        else:
+            save(dataset := runs.run(experiment, how))
     except DivergenceError as error:
         save(error.partial)
         raise
-    save(dataset)
     return dataset
 
 

@@ -2,13 +2,18 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fedjax_mm.checks import check_between, check_count, check_fraction
+from fedjax_mm.data.arrays import pool_of
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import Parts, generator
+
+Examples: TypeAlias = tuple[Any, Any]
+"""Arrays ``(X [examples, ...], y [examples])``."""
 
 
 def check_min_examples(name: str, value: int) -> None:
@@ -40,7 +45,8 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
     for client, rows in enumerate(parts):
         if len(rows) < 2:
             raise ValueError(
-                f"client {client} has {len(rows)} examples; a training and a test set need 2"
+                f"client {client} has {len(rows)} examples; a training and a test set need 2: deal "
+                "them again (dirichlet has min_examples), or give test examples"
             )
         num_test = min(max(round(test_fraction * len(rows)), 1), len(rows) - 1)
         shuffled = rng.permutation(rows)
@@ -50,46 +56,63 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
 
 
 def federate(
-    pool: Pool,
-    parts: Sequence[np.ndarray],
-    parts_test: Sequence[np.ndarray] | None = None,
+    data: Pool | Examples | tuple[Examples, Examples],
+    clients: Sequence[np.ndarray],
+    clients_test: Sequence[np.ndarray] | None = None,
     *,
     test_fraction: float | None = None,
+    num_classes: int | None = None,
     seed: int = 0,
 ) -> FederatedData:
     """Deals a dataset to clients.
 
     Args:
-      pool: the dataset.
-      parts: each client's rows of the pool's training examples.
-      parts_test: each client's rows of the pool's test examples; by default all clients share the
-        whole test set.
-      test_fraction: divides each client's `parts` into a training and a test set, by `split_parts`;
-        the pool's own test examples are not used. Give this or `parts_test`.
+      data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, or a `Pool`.
+      clients: each client's rows of the training examples; `fedjax_mm.data.partition` deals them.
+      clients_test: each client's rows of the test examples; by default all clients share the whole
+        test set.
+      test_fraction: divides each client's rows into a training and a test set, by `split_parts`;
+        test examples in `data` are not used. Give this or `clients_test`. It is 0.2 for arrays
+        without test examples.
+      num_classes: C, of arrays; by default the labels tell: 1 more than the largest.
       seed: of that division.
 
     Raises:
-      ValueError: if a client has no example, a row does not exist, the parts are of different
-        numbers of clients, or both `parts_test` and `test_fraction` are given.
+      ValueError: if arrays or labels do not fit together or are not finite, a client has no
+        example, a row does not exist, the rows are of different numbers of clients, or both
+        `clients_test` and `test_fraction` are given.
 
     Example:
-      >>> labels = np.arange(100, dtype=np.int32) % 10
-      >>> pool = Pool("toy", "synthetic", 10, (labels[:, None], labels), (labels[:, None], labels))
-      >>> federate(pool, np.split(np.arange(100), 4)).train.counts.tolist()
-      [25, 25, 25, 25]
+      >>> import fedjax_mm
+      >>> from fedjax_mm.data import partition
+      >>> rng = np.random.default_rng(0)
+      >>> X, y = rng.normal(size=(3000, 8, 8, 1)), rng.integers(5, size=3000)
+      >>> fedjax_mm.data.federate((X, y), clients=partition.dirichlet(y, 50, 0.3))
+      50 clients, 2400 + 600 examples of (8, 8, 1), 5 classes
     """
-    if parts_test is not None and test_fraction is not None:
-        raise ValueError("give parts_test or test_fraction, not both")
+    if clients_test is not None and test_fraction is not None:
+        raise ValueError("give clients_test or test_fraction, not both")
+    if isinstance(data, Pool):
+        if num_classes is not None:
+            raise ValueError(f"num_classes is {num_classes}, but a Pool has its own; leave it out")
+        pool, has_tests = data, True
+    else:
+        pool, has_tests = pool_of(data, num_classes)
+    if not has_tests:
+        if clients_test is not None:
+            raise ValueError("clients_test needs test examples; give ((X, y), (X_test, y_test))")
+        test_fraction = 0.2 if test_fraction is None else test_fraction
     test_source = pool.test
     if test_fraction is not None:
-        parts, parts_test = split_parts(list(parts), test_fraction=test_fraction, seed=seed)
+        parts = split_parts(list(clients), test_fraction=test_fraction, seed=seed)
+        clients, clients_test = parts
         test_source = pool.train
-    elif parts_test is None:
-        parts_test = [np.arange(len(pool.test[1]))]
-    elif len(parts_test) != len(parts):
-        raise ValueError(f"parts of {len(parts)} clients, but parts_test of {len(parts_test)}")
-    train = _gather(pool.train, parts, "training")
-    test = _gather(test_source, parts_test, "test")
+    elif clients_test is None:
+        clients_test = [np.arange(len(pool.test[1]))]
+    elif len(clients_test) != len(clients):
+        raise ValueError(f"rows of {len(clients)} clients, but test rows of {len(clients_test)}")
+    train = _gather(pool.train, clients, "training")
+    test = _gather(test_source, clients_test, "test")
     return FederatedData(pool.name, pool.kind, pool.num_classes, train, test)
 
 

@@ -38,6 +38,18 @@ class FederatedData:
         """N."""
         return self.train.num_clients
 
+    def __repr__(self) -> str:
+        # Shapes alone: data may be traced, or on a device.
+        *draws, clients = np.shape(self.train.counts) or (1,)
+        first, *_ = jax.tree.leaves(self.train.examples, is_leaf=lambda x: x is None)
+        shape = np.shape(first)[1:]
+        most = "at most " if draws else ""  # draws of unequal sizes have one bound
+        return (
+            f"{f'{draws[0]} draws of ' if draws else ''}{clients} clients, {most}"
+            f"{self.train.num_examples} + {self.test.num_examples} examples of {shape}, "
+            f"{self.num_classes} classes"
+        )
+
     def select(self, index: Any) -> "FederatedData":
         """Returns one of the datasets in a stack of `stack_data`; `index` may be traced."""
         return dataclasses.replace(

@@ -49,7 +49,7 @@ def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
 
 
 def dirichlet(
-    labels: np.ndarray, num_clients: int, *, alpha: float, min_examples: int = 1, seed: int = 0
+    labels: np.ndarray, num_clients: int, alpha: float, *, min_examples: int = 1, seed: int = 0
 ) -> Parts:
     """Divides every label among the clients in proportions drawn from Dirichlet(alpha).
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
-    "until",
+    *("until", "params"),
 )
 
 

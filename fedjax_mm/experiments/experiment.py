@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from fedjax_mm.base import Assignment
@@ -16,6 +17,7 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requirement,
 )
+from fedjax_mm.experiments.start import Start, check_file, load_start, params_at
 from fedjax_mm.experiments.tasks import QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Until
@@ -39,6 +41,9 @@ class Experiment(Seeded):
     algorithm's, such as `learning_rate` or `assignment.cohort_size`; ``algorithms.NAME.q`` is one
     algorithm's. Axes of numbers that are not counts cost no compilation. All points have the same
     data: what changes it cannot be an axis.
+
+    `params` is a file with the final parameters of another run, from which this one starts. One
+    algorithm, seed or model in it is for all; of several, each starts from its own.
 
     `assignment` is for the algorithms that have none of their own. `byzantine` makes attackers of
     some clients, and `requirement` says what clients ask of a model, of all algorithms alike; the
@@ -69,6 +74,7 @@ class Experiment(Seeded):
     client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
     precision: Precision = "float32"
     until: Target | None = None
+    params: str | None = None
     axes: Axes = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -87,6 +93,8 @@ class Experiment(Seeded):
                 raise ValueError(f"algorithms.{label}: {error}") from error
         if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
+        if self.params is not None:
+            check_file(self.params)
         self._grid(None)  # all points are checked; data, which take long to load, are not needed
         return self
 
@@ -146,11 +154,13 @@ class Experiment(Seeded):
         """Returns all runs, over ``algorithm`` and the axes, with the data loaded.
 
         Raises:
-          ValueError, OSError: if the data cannot be had.
+          ValueError, OSError: if the data, or the parameters to start from, cannot be had.
         """
-        return self._grid(self.task.data())
+        seeds = range(self.first_seed, self.first_seed + self.num_seeds)
+        start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
+        return self._grid(self.task.data(), start)
 
-    def _grid(self, data: FederatedData | None) -> Grid:
+    def _grid(self, data: FederatedData | None, start: Start | None = None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""
         points = Points(self)
 
@@ -162,7 +172,11 @@ class Experiment(Seeded):
             algorithm: str, data: Any = None, prepared: OwnModels | None = None, **point: Any
         ) -> Setup:
             here, numbers = points.at(algorithm, point)
-            return here._setup(algorithm, data, prepared, numbers)
+            setup = here._setup(algorithm, data, prepared, numbers)
+            if start is None:
+                return setup
+            params = params_at(point["start"], algorithm, point["place"], setup)
+            return setup._replace(params=params)
 
         axes = {name: points.values[key] for name, key in points.names.items()}
         return Grid(
@@ -172,7 +186,8 @@ class Experiment(Seeded):
             self.num_seeds,
             self.seed,
             # Closed over, data would be constants, which XLA copies into every program.
-            shared={"data": data},
+            shared={"data": data} | ({} if start is None else {"start": start}),
+            per_seed={} if start is None else {"place": np.arange(self.num_seeds)},
             record_every=self.record_every,
             client_map=self.client_map,
             prepare=None if self.requirement is None else prepare,

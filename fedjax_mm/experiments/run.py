@@ -1,28 +1,52 @@
 """Experiments and sweeps as they are described in a file, run."""
 
-from typing import Literal
+import dataclasses
+from typing import Literal, overload
 
 import jax
 import xarray as xr
 
+from fedjax_mm.base import Params
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.execute import Execution, finish, plan_for
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Plan
+
+
+@overload
+def run(
+    experiment: Experiment,
+    execution: Execution | None = None,
+    on_divergence: Literal["mark", "stop"] | None = None,
+    keep: None = None,
+) -> xr.Dataset: ...
+
+
+@overload
+def run(
+    experiment: Experiment,
+    execution: Execution | None = None,
+    on_divergence: Literal["mark", "stop"] | None = None,
+    *,
+    keep: Literal["params"],
+) -> tuple[xr.Dataset, list[Params]]: ...
 
 
 def run(
     experiment: Experiment,
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
-) -> xr.Dataset:
+    keep: Literal["params"] | None = None,
+) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Runs every algorithm of an experiment with all its seeds, at every point if it is a sweep.
 
     Args:
       experiment: what to run.
       execution: how; what is reported, saved and continued.
       on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
+      keep: "params" returns the final parameters too, a list with one pytree of arrays
+        ``[algorithms, *axes, seeds, ...]`` per model, as in `sweep`.
 
     Returns:
       A Dataset over ``(algorithm, *axes, seed, round, model)``, as `sweep` explains it.
@@ -40,18 +64,22 @@ def run(
       ... })
       >>> dict(run(experiment).sizes)
       {'algorithm': 1, 'seed': 3, 'round': 11, 'model': 2}
+      >>> result, params = run(experiment, keep="params")
+      >>> params[1].shape  # the second model's: algorithms, seeds, w
+      (1, 3, 97)
     """
     how, config = execution or Execution(), experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
-        grid = _grid(experiment)
+        grid = dataclasses.replace(_grid(experiment), keep=keep)
         plan = plan_for(grid, how, config)
-        return carry_out(
+        done = finish(
             plan,
             how,
             data=getattr(grid.shared["data"], "kind", "synthetic"),
             config=config,
             on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )
+    return done.dataset if done.params is None else (done.dataset, done.params)
 
 
 def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:

@@ -12,7 +12,7 @@ import xarray as xr
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.papers.item import Item
-from fedjax_mm.results.dataset import load_dataset, manifest, save_dataset
+from fedjax_mm.results.dataset import manifest, open_result, save_dataset
 from fedjax_mm.sweeps.checkpoint import STAGE_RESULT, Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing
@@ -119,7 +119,7 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
     with saved:
         path = saved.directory / STAGE_RESULT
         if path.exists():
-            result = load_dataset(path)
+            result = open_result(path)
             with refusing():
                 _check(result, config, path)
             return result
@@ -159,7 +159,7 @@ def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
         "config": about["config"] | {"num_seeds": num_seeds},
     }
     if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
-        about["draws"] += others["draws"]
+        about |= {"draws": about["draws"] + others["draws"]}
     # "equals": what all seeds share must not depend on them.
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)

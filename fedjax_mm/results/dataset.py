@@ -4,12 +4,13 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
@@ -29,32 +30,42 @@ _LONG_NAMES = {
 }
 
 
-def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
+def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
     """Returns a trace with named dimensions; counts are cumulative 64-bit integers.
 
     Args:
       trace: from `simulate`, with extra leading axes if it was vmapped.
-      dims: the names of those leading axes, outermost first.
+      dims: the names of those leading axes, outermost first, with their coordinates; or the names
+        alone. Random keys are numbered from 0.
 
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
-      as in the papers.
+      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, where
+      it has one number for each client, and ``NAME_0`` and so on elsewhere.
 
     Raises:
+      ValueError: if `dims` are not those of the trace.
       OverflowError: if there were more than 2^31 gradients between two records.
 
     Example:
       >>> import jax
       >>> from fedjax_mm import fedavg, mfa_rand, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> task, algorithm = quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=3)
-      >>> _, trace = simulate(jax.random.key(0), task, algorithm, mfa_rand(4, 2), 5)
-      >>> result = to_dataset(trace)
-      >>> dict(result.sizes), result.gradients.sel(round=5, model=1).item()
-      ({'round': 6, 'model': 2}, 30)
+      >>> def run(rng_key, learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=3)
+      ...     return simulate(rng_key, quadratic(4, 2, mu=0.1), algorithm, mfa_rand(4, 2), 5)[1]
+      >>> seeds, rates = jax.random.split(jax.random.key(0), 3), jax.numpy.array([0.05, 0.1])
+      >>> traces = jax.jit(jax.vmap(jax.vmap(run, (0, None)), (None, 0)))(seeds, rates)
+      >>> result = to_dataset(traces, {"learning_rate": rates, "seed": seeds})
+      >>> dict(result.sizes)
+      {'learning_rate': 2, 'seed': 3, 'round': 6, 'model': 2}
+      >>> result.gradients.sel(learning_rate=0.1, seed=2, round=5, model=1).item()
+      30
     """
     check_counts(trace)
+    *leading, _, num_models = np.shape(trace.client_updates)
+    coords = _coordinates(dims, leading)
     axes = (*dims, "round", "model")
     # Counts between records are int32 on the device; their sums may need 64 bits.
     counts = {
@@ -62,19 +73,63 @@ def to_dataset(trace: Trace, dims: Sequence[str] = ()) -> xr.Dataset:
         for name in Counts._fields
     }
     updates = counts["client_updates"]
-    metrics = {name: np.asarray(values) for name, values in trace.metrics.items()}
     sizes = {
         "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
-    rounds = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
-    coords = {"round": rounds, "model": np.arange(1, updates.shape[-1] + 1)}
+    metrics = {
+        name: ((*axes, *_own_dims(name, np.shape(x)[len(axes) :], trace.num_clients)), x)
+        for name, x in trace.metrics.items()
+    }
+    coords["round"] = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
+    coords["model"] = np.arange(1, num_models + 1)
+    if any("client" in dims for dims, _ in metrics.values()):
+        coords["client"] = np.arange(trace.num_clients)
     dataset = xr.Dataset(
-        {name: (axes, x) for name, x in (metrics | counts | sizes).items()}, coords
+        {name: (dims, np.asarray(x)) for name, (dims, x) in metrics.items()}
+        | {name: (axes, x) for name, x in (counts | sizes).items()},
+        coords,
     )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
     return dataset
+
+
+def _coordinates(
+    dims: Mapping[str, Any] | Sequence[str], sizes: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Returns the coordinates of the leading axes; `ValueError` if they do not fit."""
+    if isinstance(dims, str) or len(dims) != len(sizes):
+        example = ", ".join(f'"name_{i}": range({size})' for i, size in enumerate(sizes))
+        raise ValueError(
+            f"the trace has {len(sizes)} leading axes, of sizes {tuple(sizes)}, and dims are "
+            f"{_words(dims)}; name each, outermost first, as in to_dataset(trace, {{{example}}})"
+        )
+    coords = {}
+    for name, size in zip(dims, sizes, strict=True):
+        if not isinstance(dims, Mapping):
+            continue
+        values = dims[name]
+        if jnp.issubdtype(getattr(values, "dtype", np.dtype(object)), jax.dtypes.prng_key):
+            values = range(len(values))
+        coords[name] = np.asarray(values)
+        if coords[name].shape != (size,):
+            raise ValueError(
+                f"dims[{name!r}] has shape {coords[name].shape}, but the trace's axis has {size} "
+                "entries; give one coordinate for each, outermost axis first"
+            )
+    return coords
+
+
+def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
+    return repr(dims) if isinstance(dims, str) else ", ".join(map(repr, dims)) or "not given"
+
+
+def _own_dims(name: str, shape: Sequence[int], num_clients: int) -> tuple[str, ...]:
+    """Returns the dimensions of a metric behind the model's."""
+    named = ["client" if size == num_clients else f"{name}_{i}" for i, size in enumerate(shape)]
+    # One number for each pair of clients: a dimension may not come twice.
+    return tuple(f"{name}_{i}" if d in named[:i] else d for i, d in enumerate(named))
 
 
 def check_counts(counts: Any) -> None:
@@ -86,7 +141,39 @@ def check_counts(counts: Any) -> None:
             )
 
 
-def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, Any]:
+class Manifest(Mapping[str, Any], str):
+    """Origin of a result: a mapping that is also its own JSON text.
+
+    Files can hold text, not mappings: as an attribute of a Dataset it goes through `to_netcdf`.
+    """
+
+    def __new__(cls, content: Mapping[str, Any] | str) -> "Manifest":
+        """Makes one from a mapping, or from JSON text."""
+        return str.__new__(cls, content if type(content) is str else json.dumps(plain(content)))
+
+    def _content(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(str(self))
+        return content
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._content()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._content())
+
+    def __len__(self) -> int:
+        return str.__len__(self)  # `json.loads` asks for the length of its text
+
+    def __or__(self, more: Mapping[str, Any]) -> "Manifest":
+        return Manifest(self._content() | dict(more))
+
+    def __str__(self) -> str:
+        return str.__str__(self)
+
+    __hash__ = str.__hash__
+
+
+def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
     """Returns the origin of a result: versions, device, seed, random generator, revision.
 
     Args:
@@ -96,7 +183,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
     """
     device = jax.devices()[0]
     packages = ("fedjax-mm", "jax", "jaxlib", "optax", "numpy", "xarray")
-    return {
+    content = {
         "versions": {"python": platform.python_version()}
         | {name: version(name) for name in packages},
         "device": {
@@ -111,6 +198,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> dict[str, An
         "data": data,
         "config": dict(config),
     }
+    return Manifest(content)
 
 
 def cpu_cores() -> int:
@@ -133,7 +221,7 @@ def _git_revision() -> str | None:
 
 
 def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
-    """Writes a NetCDF file, whole or not at all; mappings in `attrs` are written as JSON.
+    """Writes a NetCDF file, compressed, and whole or not at all.
 
     Args:
       dataset: from `run`, `sweep` or `to_dataset`.
@@ -150,25 +238,51 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
       ...     xr.open_dataset(path).loss.values.tolist()
       [1.0, 0.5]
     """
-    attrs = {
-        name: json.dumps(plain(value)) if isinstance(value, Mapping) else value
-        for name, value in dataset.attrs.items()
-    }
-    flat = dataset.drop_attrs(deep=False).assign_attrs(attrs)
-    encoding = {name: {"zlib": True, "complevel": 1} for name in flat.data_vars}
+    encoding = {name: {"zlib": True, "complevel": 1} for name in dataset.data_vars}
     path = Path(path)
+
+    def write(aside: Path) -> None:
+        dataset.to_netcdf(aside, engine="netcdf4", encoding=encoding)
+
     try:
-        write_aside(path, lambda aside: flat.to_netcdf(aside, engine="netcdf4", encoding=encoding))
+        write_aside(path, write)
     except (OSError, RuntimeError) as error:
         raise OSError(f"cannot write {path}: {error}; is there room on the disk?") from error
 
 
-def load_dataset(path: Path | str) -> xr.Dataset:
-    """Returns what `save_dataset` has written, the manifest as a mapping.
+def open_result(directory: Path | str) -> xr.Dataset:
+    """Returns the result in a directory, in memory, with its manifest as a mapping in `attrs`.
+
+    Args:
+      directory: where a command or `save_dataset` has written ``result.nc``; or any NetCDF file.
 
     Raises:
-      OSError: if the file cannot be read.
+      OSError: if there is no result, or the file cannot be read.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> from fedjax_mm import Setup, fedavg, mfa_rr, open_result, sweep
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2))
+      >>> result = sweep(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20)
+      >>> with tempfile.TemporaryDirectory() as directory:
+      ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
+      ...     opened = open_result(directory)
+      >>> opened.attrs["manifest"]["data"]
+      'synthetic'
     """
+    path = Path(directory)
+    if path.is_dir() or not path.suffix:
+        path /= "result.nc"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no {path}; give the directory of a result, such as the one that "
+            "`fedjax-mm run` names at its end"
+        )
     with xr.open_dataset(path, engine="netcdf4") as file:
         dataset = file.load().drop_encoding()
-    return dataset.assign_attrs(manifest=json.loads(dataset.attrs["manifest"]))
+    if "manifest" in dataset.attrs:
+        dataset = dataset.assign_attrs(manifest=Manifest(str(dataset.attrs["manifest"])))
+    return dataset

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedjax_mm.files import save_json
-from fedjax_mm.results.dataset import load_dataset
+from fedjax_mm.results.dataset import open_result
 
 RESULT = "result.nc"
 """The file of every result with its Dataset."""
@@ -103,10 +103,10 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
 def _manifest_of(path: Path) -> Mapping[str, Any]:
     """Returns the manifest in a result's Dataset, empty if it cannot be read."""
     try:
-        about = load_dataset(path).attrs["manifest"]
+        about = open_result(path).attrs["manifest"]
     except (OSError, ValueError, RuntimeError, KeyError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return about if isinstance(about, Mapping) else {}
 
 
 def _digest(path: Path) -> str:

@@ -5,13 +5,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
@@ -44,6 +45,7 @@ class Execution(NamedTuple):
     announce: Callable[[Plan], None] | None = None
 
 
+@overload
 def sweep(
     build: Callable[..., Setup],
     axes: Mapping[str, Sequence[Any]],
@@ -51,8 +53,34 @@ def sweep(
     on_divergence: Literal["mark", "stop"] = "mark",
     data: str = "synthetic",
     execution: Execution | None = None,
+    keep: None = None,
     **runs: Unpack[Runs],
-) -> xr.Dataset:
+) -> xr.Dataset: ...
+
+
+@overload
+def sweep(
+    build: Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    data: str = "synthetic",
+    execution: Execution | None = None,
+    keep: Literal["params"],
+    **runs: Unpack[Runs],
+) -> tuple[xr.Dataset, list[Params]]: ...
+
+
+def sweep(
+    build: Callable[..., Setup],
+    axes: Mapping[str, Sequence[Any]],
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    data: str = "synthetic",
+    execution: Execution | None = None,
+    keep: Literal["params"] | None = None,
+    **runs: Unpack[Runs],
+) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
     """Simulates every point of a grid with every seed, in as few programs as there are structures.
 
     Axes of floats are arguments of one compiled program; on every other axis each value is a
@@ -90,6 +118,9 @@ def sweep(
         with the others, or "stop".
       data: "real", "synthetic" or "surrogate", for the manifest.
       execution: how to carry it out; what is reported, saved and continued.
+      keep: "params" returns the final parameters too: a list with one pytree of arrays
+        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are those
+        of the record that met it. Models that are not there have NaN, or 0 if they are no floats.
 
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with what `to_dataset` gives, and
@@ -116,11 +147,18 @@ def sweep(
       ...     num_rounds=20, num_seeds=3)
       >>> result.sel(assignment="mfa_rr", learning_rate=0.1).isel(round=-1).excess_loss.dims
       ('num_models', 'seed', 'model')
+      >>> result, params = sweep(
+      ...     build,
+      ...     {"assignment": [mfa_rr], "num_models": [2], "learning_rate": [0.05, 0.1]},
+      ...     num_rounds=20, num_seeds=3, keep="params")
+      >>> params[0].shape  # assignments, numbers of models, rates, seeds, w
+      (1, 1, 2, 3, 97)
     """
     if on_divergence not in ("mark", "stop"):
         raise ValueError(f"on_divergence is {on_divergence!r}; it must be 'mark' or 'stop'")
-    grid, how = Grid(build, axes, **runs), execution or Execution()
-    return carry_out(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
+    grid, how = Grid(build, axes, **runs, keep=keep), execution or Execution()
+    done = finish(plan_for(grid, how), how, data=data, on_divergence=on_divergence)
+    return done.dataset if done.params is None else (done.dataset, done.params)
 
 
 @refusing((ValueError,))
@@ -192,7 +230,15 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
         "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
         "shared data": shared.hexdigest(),
+        "keep": grid.keep,
     }
+
+
+class Finished(NamedTuple):
+    """Result of a sweep, and the final parameters of every model if they are kept; see `sweep`."""
+
+    dataset: xr.Dataset
+    params: list[Params] | None
 
 
 def carry_out(
@@ -204,6 +250,18 @@ def carry_out(
     on_divergence: Literal["mark", "stop"],
 ) -> xr.Dataset:
     """Runs a plan to its end; `sweep` explains the result."""
+    return finish(plan, how, data=data, config=config, on_divergence=on_divergence).dataset
+
+
+def finish(
+    plan: Plan,
+    how: Execution,
+    *,
+    data: str,
+    config: Any = None,
+    on_divergence: Literal["mark", "stop"],
+) -> Finished:
+    """Runs a plan to its end."""
     clock, result = time.perf_counter(), Result(plan)
 
     def labelled() -> xr.Dataset:
@@ -216,21 +274,22 @@ def carry_out(
         for part, (compiled, batch) in enumerate(plan.batches):
             program, replicas = compiled.program, compiled.replicas(batch)
             records = no_records(compiled)
-            for done in _segments(plan, part, records, journal):
+            for done in _segments(result, part, records, journal):
                 if on_divergence == "mark":
                     continue
                 words = divergence(program, replicas, records, done)
                 if words:
                     result.place(program, replicas, records, done)
                     partial_result = labelled()
-                    partial_result.attrs["manifest"]["stopped"] = words
+                    partial_result.attrs["manifest"] |= {"stopped": words}
                     raise DivergenceError(words, partial_result)
             result.place(program, replicas, records, plan.grid.num_rounds)
-    return labelled()
+    return Finished(labelled(), result.params)
 
 
-def _segments(plan: Plan, part: int, records: Record, journal: Journal) -> Iterator[int]:
+def _segments(result: Result, part: int, records: Record, journal: Journal) -> Iterator[int]:
     """Fills the records of a batch segment by segment, and yields the rounds done."""
+    plan = result.plan
     (compiled, batch), where, grid = plan.batches[part], plan.where, plan.grid
     done, carry = journal.load(part, records)
     given, carry, _ = compiled.program.inputs(where, compiled.replicas(batch), carry)
@@ -254,6 +313,9 @@ def _segments(plan: Plan, part: int, records: Record, journal: Journal) -> Itera
         # A segment takes a second: signals are obeyed in time, and the host's part is hidden.
         seconds = journal.note(part, done, records, carry, time.perf_counter() - clock)
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
+    if grid.keep is not None:
+        params = where.fetch(carry.models.params)
+        result.keep(compiled.program, compiled.replicas(batch), params)
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:

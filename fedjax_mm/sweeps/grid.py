@@ -11,23 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
-from typing import Any, NamedTuple, Required, TypedDict
+from typing import Any, Literal, NamedTuple, Required, TypedDict
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.checks import check_count
+from fedjax_mm.checks import check_choice, check_count
 from fedjax_mm.chunks import ClientMap
-from fedjax_mm.record import Counts
+from fedjax_mm.record import RESERVED
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.until import Until
-
-_RESERVED = (
-    *("seed", "round", "model", "diverged", "ended", "prepared"),
-    *(*Counts._fields, "parameters_up", "parameters_down"),
-)
 
 
 class Setup(NamedTuple):
@@ -81,8 +76,10 @@ class Grid:
     together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
     cost: Callable[..., float] | None = None
     first_seed: int = 0
+    keep: Literal["params"] | None = None
 
     def __post_init__(self) -> None:
+        check_choice("keep", self.keep, None, "params")
         for name in ("shared", "per_seed"):
             object.__setattr__(self, name, getattr(self, name) or {})  # None is nothing, too
         if self.until is not None:
@@ -115,7 +112,7 @@ class Grid:
 
     def _check_axis(self, name: str) -> None:
         values = self.axes[name]
-        if name in (*_RESERVED, *self.shared, *self.per_seed):
+        if name in (*RESERVED, "prepared", *self.shared, *self.per_seed):
             is_argument = name in self.shared or name in self.per_seed
             what = "an argument in shared or per_seed" if is_argument else "every result's own"
             raise ValueError(f"an axis is called {name!r}, as {what}; rename it")

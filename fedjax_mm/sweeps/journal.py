@@ -18,7 +18,7 @@ from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.plan import Plan
-from fedjax_mm.sweeps.program import Carry, Record
+from fedjax_mm.sweeps.program import Carry, Program, Record
 
 if TYPE_CHECKING:
     from fedjax_mm.sweeps.execute import Execution
@@ -51,10 +51,10 @@ class Journal:
         for row, array in zip(rows, saved.arrays, strict=False):  # then comes the carry
             row[: len(array)] = array
         done, rest = saved.rounds, saved.arrays[len(rows) :]
-        if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
-            return done, None
-        self._report(part, done)
         program, size = compiled.program, compiled.batch_size
+        if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
+            return done, _ended(program, size, rest) if self.plan.grid.keep else None
+        self._report(part, done)
         wanted = jax.eval_shape(lambda: program.no_carry(size))
         try:
             carry: Carry = jax.tree.unflatten(jax.tree.structure(wanted), rest)
@@ -67,8 +67,10 @@ class Journal:
         """Raises `ValueError` unless a saved batch begins with its records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # A finished batch has nothing else; one under way has its carry after its records.
-        given = saved.arrays if saved.rounds == grid.num_rounds else saved.arrays[: len(rows)]
+        # A finished batch has nothing else, unless its parameters are kept; one under way has its
+        # carry after its records.
+        is_all = saved.rounds == grid.num_rounds and grid.keep is None
+        given = saved.arrays if is_all else saved.arrays[: len(rows)]
         if wanted != [x.shape for x in given]:
             raise ValueError("its records are not those of the batch")
 
@@ -86,7 +88,8 @@ class Journal:
         is_last = done == grid.num_rounds
         # Short batches end many times a second: their files wait for the next save.
         if is_last:
-            self.finished[part] = rows
+            kept = self.plan.where.fetch(carry.models.params) if grid.keep else ()
+            self.finished[part] = [*rows, *jax.tree.leaves(kept)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much:
             for each, arrays in self.finished.items():
@@ -112,6 +115,13 @@ class Journal:
                 compiled.label(batch), int(self._done(part, done)), int(sum(self.plan.work))
             )
         return done
+
+
+def _ended(program: Program, size: int, params: list[np.ndarray]) -> Carry:
+    """Returns the carry of a finished batch, of which the parameters alone were saved."""
+    carry = program.no_carry(size)
+    kept = jax.tree.unflatten(jax.tree.structure(carry.models.params), params)
+    return carry._replace(models=carry.models._replace(params=kept))
 
 
 @contextmanager

@@ -3,18 +3,20 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.base import Params
 from fedjax_mm.record import Counts, Trace
 from fedjax_mm.results.dataset import manifest, to_dataset
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Program, Record
+from fedjax_mm.sweeps.program import Program, Record, kept_shapes, metric_shapes
 
 
 class Result:
-    """Records of all points, ``[*axes, seeds, records, models]``, filled batch by batch."""
+    """Records of all points, ``[*axes, seeds, records, models, ...]``, filled batch by batch."""
 
     def __init__(self, plan: Plan) -> None:
         """Nothing is recorded yet: metrics are NaN, counts 0, and no model has diverged."""
@@ -22,15 +24,30 @@ class Result:
         programs = [each.program for each in plan.compiled]
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
         # Where a model is not there its metrics are NaN, so that counts and truths become floats.
-        types = {
-            name: x.dtype if x.dtype.kind == "f" else np.float64
-            for program in programs
-            for name, x in program.traced.record.metrics.items()
+        metrics = {
+            name: np.full((*shape, *each), np.nan, dtype)
+            for name, (each, dtype) in metric_shapes(programs).items()
         }
-        metrics = {name: np.full(shape, np.nan, dtype) for name, dtype in types.items()}
         counts = Counts(*np.zeros((len(Counts._fields), *shape), np.int32))
         self.records = Record(metrics, counts, np.ones(shape, bool))
         self.ended = np.full(grid.shape, -1, np.int32)
+        self.params = (
+            None if grid.keep is None else jax.tree.map(self._empty, kept_shapes(programs))
+        )
+
+    def _empty(self, model: jax.ShapeDtypeStruct) -> np.ndarray:
+        """Nothing yet for all points: NaN, as it is where a model is not there, or 0."""
+        nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
+        return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
+
+    def keep(self, program: Program, replicas: np.ndarray, params: Params) -> None:
+        """Writes the final parameters of a batch where they belong."""
+        index = tuple(each[replicas] for each in program.index)
+        each = program.traced.order.each(params, 1)
+        # Models that the program does not have stay empty: zip ends with those that it has.
+        for kept, given in zip(self.params or (), each, strict=False):
+            for array, values in zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True):
+                array[index] = values
 
     def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
         """Writes the records of a batch's first rounds where they belong."""
@@ -42,7 +59,8 @@ class Result:
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
             # Padding repeats the last replica: the same values are written again.
-            array[(*index, rows, slice(program.num_models))] = np.swapaxes(values[rows], 0, 1)
+            cells = (*index, rows, *map(slice, values.shape[2:]))
+            array[cells] = np.swapaxes(values[rows], 0, 1)
 
     def _message_sizes(self) -> dict[str, Any]:
         """Returns the sizes at every point, ``[*axes, seeds, 1, models]``."""
@@ -59,7 +77,9 @@ class Result:
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
-        trace = Trace(rounds, metrics, *records.counts, **self._message_sizes())
+        num_clients = max(program.traced.num_clients for program in grid.programs)
+        sizes = self._message_sizes()
+        trace = Trace(rounds, metrics, *records.counts, **sizes, num_clients=num_clients)
         dims = (*grid.axes, "seed")
         coords = {**grid.labels, "seed": grid.first_seed + np.arange(grid.num_seeds)}
         dataset = to_dataset(trace, dims).assign_coords(coords)
@@ -94,8 +114,11 @@ def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
     ends = grid.until.first_record(values)
     # Replicas that have ended are computed on while others of their batch have not.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
+    metrics = {
+        name: np.where(np.expand_dims(is_over, tuple(range(2, x.ndim))), np.nan, x)
+        for name, x in records.metrics.items()
+    }
     is_over = is_over[..., None]
-    metrics = {name: np.where(is_over, np.nan, x) for name, x in records.metrics.items()}
     counts = jax.tree.map(lambda x: np.where(is_over, 0, x), records.counts)
     return Record(metrics, counts, records.is_finite | is_over), ends
 

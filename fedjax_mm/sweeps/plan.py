@@ -15,7 +15,7 @@ import psutil
 
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, Program, num_bytes
+from fedjax_mm.sweeps.program import Given, Program, kept_shapes, metric_shapes, num_bytes
 
 _CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
 
@@ -260,10 +260,11 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
 def _result_bytes(grid: Grid) -> int:
     """The labelled result: metrics, counts, their sums in 64 bits, and copies while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
-    records = [program.traced.record for program in grid.programs]
-    metrics = {name: x.dtype.itemsize for each in records for name, x in each.metrics.items()}
+    shapes = metric_shapes(grid.programs).values()
+    metrics = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+    kept = math.prod(grid.shape) * num_bytes(kept_shapes(grid.programs))
     num_models = max(program.num_models for program in grid.programs)
-    return cells * num_models * (sum(metrics.values()) + 3 * 4 + 8 * 8)
+    return cells * num_models * (metrics + 3 * 4 + 8 * 8) + kept
 
 
 def _in_gib(num_bytes: float) -> str:

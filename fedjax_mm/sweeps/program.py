@@ -6,7 +6,7 @@ which says how far to go.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,11 +17,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Assignment
+from fedjax_mm.base import AnalyticTask, Assignment, Params
+from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.record import Counts, Sizes, measure
 from fedjax_mm.simulate import State, init, look, round_of
-from fedjax_mm.stacks import Models, Stack, split, stacks_of
+from fedjax_mm.stacks import Models, Order, Stack, order_of, split, stacks_of
 from fedjax_mm.sweeps.devices import Layout
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Traced(NamedTuple):
       record: shapes and types of one record of one replica.
       updates_per_round: the most local trainings of one replica in a round.
       has_closed_form: whether every task brings its own local updates.
+      num_clients: N.
+      order: of the models in their stacks.
       vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
         differ in length, replicas would wait for the longest; where clients are computed in chunks,
         replicas would share the cache, and slices of data become gathers.
@@ -122,6 +125,8 @@ class Traced(NamedTuple):
     carry: Carry
     record: Record
     updates_per_round: int
+    num_clients: int
+    order: Order
     has_closed_form: bool
     vectorizes: bool
 
@@ -194,9 +199,13 @@ class Program:
         stacks, assignment = self._parts(numbers, shared, carry)
         one_round = round_of(stacks, assignment, self.grid.client_map, client_axis)
         # The key and the round are the same for all that a program does: they are not carried.
-        state = State(rng_key, round, carry.models, carry.assignment)
+        state = State(rng_key, round, carry.models, carry.assignment, order_of(stacks))
         state, (counts, self.message_sizes) = one_round(state, None)
         since = jax.tree.map(_add_counts, carry.since, counts)
+        if self.grid.keep is not None and carry.ending is not None:
+            # Beside others that go on, a replica that has met the target would be trained further.
+            stay = partial(jnp.where, carry.ending.is_met)
+            state = state._replace(models=jax.tree.map(stay, carry.models, state.models))
         return carry._replace(models=state.models, assignment=state.assignment, since=since)
 
     def measure(
@@ -234,6 +243,7 @@ class Program:
             groups, _ = assignment.assign(rng_key, round, carry.assignment, view)
             updates = min(groups.clients.size, assignment.num_clients)
             facts["updates_per_round"] = updates
+            facts["num_clients"], facts["order"] = assignment.num_clients, order_of(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
                 is_lockstep(stack.algorithm, stack.task, jax.tree.map(itemgetter(0), each.server))
@@ -342,6 +352,49 @@ class Program:
         # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
         _, carry, records = lax.while_loop(goes_on, one_round, now)
         return without_keys(carry), before, records
+
+
+def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Returns the shape of one model's metrics, the largest of all programs, and their types.
+
+    Raises:
+      ValueError: if a metric has another number of axes in other programs.
+    """
+    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    for program in programs:
+        for name, x in program.traced.record.metrics.items():
+            # Where a model is not there its metrics are NaN: counts and truths become floats.
+            dtype, shape = np.dtype(x.dtype if x.dtype.kind == "f" else float), x.shape[1:]
+            largest, _ = found.get(name, (shape, dtype))
+            if len(largest) != len(shape):
+                raise ValueError(
+                    f"the metric {name!r} has shapes {largest} and {shape} at different points; "
+                    "give it two names"
+                )
+            found[name] = tuple(map(max, largest, shape)), dtype
+    return found
+
+
+def kept_shapes(programs: Sequence[Program]) -> list[Params]:
+    """Returns the shapes of the final parameters of every model, if they are kept.
+
+    Raises:
+      ValueError: if a model's parameters have another structure in other programs.
+    """
+    each = [
+        jax.eval_shape(program.traced.order.each, program.traced.carry.models.params)
+        for program in programs
+        if program.grid.keep is not None
+    ]
+    longest: list[Params] = max(each, key=len, default=[])
+    for program, shapes in zip(programs, each, strict=False):
+        for number, (one, other) in enumerate(zip(longest, shapes, strict=False)):
+            words = (
+                f"keep is 'params', but those of model {number + 1} are others in {program.label} "
+                "than elsewhere; run these points one by one"
+            )
+            check_alike(words, one, other, shapes=True)
+    return longest
 
 
 def num_bytes(tree: Any) -> int:

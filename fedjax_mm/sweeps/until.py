@@ -1,7 +1,7 @@
 """Targets that end a run before its last round."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -37,8 +37,14 @@ class Until(NamedTuple):
                 f"until has at_least = {self.at_least} and at_most = {self.at_most}; give one"
             )
 
-    def check_metric(self, metrics: Iterable[str], counts: Iterable[str]) -> None:
+    def check_metric(self, metrics: Mapping[str, Any], counts: Iterable[str]) -> None:
         """Raises `ValueError` unless the metric is recorded, or a count with `at_least`."""
+        shape = metrics[self.metric].shape[1:] if self.metric in metrics else ()
+        if shape:
+            raise ValueError(
+                f"until.metric is {self.metric!r}, an array {list(shape)} for each model; give a "
+                "metric that is a number"
+            )
         if self.metric in counts:
             if self.at_least is None:
                 raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")

@@ -8,7 +8,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fedjax_mm.base import Batching, DemandingTask, EpochTask, Index, MeasuredTask, Params, Task
+from fedjax_mm.base import (
+    Batching,
+    DemandingTask,
+    EpochTask,
+    Index,
+    MeasuredTask,
+    Metrics,
+    Params,
+    Task,
+)
 from fedjax_mm.checks import needs
 
 
@@ -108,6 +117,6 @@ class View:
         """Returns whether the model appeals to each client."""
         return appeals(self.task, params)
 
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns one model's metrics."""
         return self.task.metrics(rng_key, params)

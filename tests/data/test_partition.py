@@ -229,7 +229,7 @@ def test_the_papers_partitions_of_mnist():
         (lambda: federate(POOL, [np.arange(3), np.arange(0)]), "client 1 has no training example"),
         (lambda: federate(POOL, [np.array([2000])]), "row 2000 of 1950 training"),
         (lambda: federate(POOL, [np.array([3, -1])]), "row -1 of 1950 training"),
-        (lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2), "parts of 1 clients, but"),
+        (lambda: federate(POOL, [np.arange(2)], [np.arange(2)] * 2), "rows of 1 clients, but"),
         (
             lambda: federate(POOL, [np.arange(2)], [np.arange(2)], test_fraction=0.5),
             "not both",

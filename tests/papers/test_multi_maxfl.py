@@ -87,7 +87,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert result["question"].values.tolist() == list(multi_maxfl.QUESTIONS)
     for name in ("appeal", "unseen_appeal", "accuracy", "unseen_accuracy"):
         assert ((result[name] >= 0) & (result[name] <= 1)).all()
-    about = json.loads(json.dumps(result.attrs["manifest"]))
+    about = json.loads(result.attrs["manifest"])
     assert about["population"]["num_unseen"] == 3
     assert about["config"]["num_rounds"] == 4
     measured, claims, (table,) = ITEM.judge(result, SMALL)

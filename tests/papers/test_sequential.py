@@ -43,7 +43,7 @@ class Runs(list):
         self.append((config.first_seed, config.num_seeds))
         draws = [np.random.default_rng(seed).normal() for seed in config.data_seeds]
         about = manifest({}, seed=config.seed, data="synthetic")
-        about["wall_seconds"] = {"compile": 1.0, "run": 2.0 * config.num_seeds - 1.0}
+        about |= {"wall_seconds": {"compile": 1.0, "run": 2.0 * config.num_seeds - 1.0}}
         values = config.mean + config.spread * np.array(draws)
         coords = {"seed": config.first_seed + np.arange(config.num_seeds)}
         one = ("about", [config.mean])

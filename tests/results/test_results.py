@@ -1,6 +1,8 @@
 """Results: labelled counts, files that read back, and nothing half-written."""
 
+import copy
 import json
+import pickle
 import subprocess
 
 import jax
@@ -22,7 +24,7 @@ from fedjax_mm import (
 from fedjax_mm.base import Contribution
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
-from fedjax_mm.results.dataset import manifest, save_dataset
+from fedjax_mm.results.dataset import manifest, open_result, save_dataset
 from fedjax_mm.tasks import quadratic
 
 COUNTS = ("client_updates", "gradients", "parameters_up", "parameters_down")
@@ -127,6 +129,42 @@ def test_dimensions_and_coordinates_are_named():
     assert dataset.gradients.sel(round=20, model=4, rate=1, seed=2) == updates[1, 2, :3, 3].sum()
 
 
+def batched(**coords):
+    """Traces of two rates and three seeds."""
+    return to_dataset(trace(np.zeros((2, 3, 1, 2), int)), **coords)
+
+
+def test_coordinates_of_leading_axes_may_be_given():
+    seeds = jax.random.split(jax.random.key(0), 3)
+    result = batched(dims={"rate": jnp.array([0.1, 0.2]), "seed": seeds})
+    assert result.loss.dims == ("rate", "seed", "round", "model")
+    assert result.seed.values.tolist() == [0, 1, 2], "keys are numbered"
+    assert result.sel(rate=0.1).rate.item() == np.float32(0.1)
+    named = batched(dims={"method": ["MFA-RR", "MFA-Rand"], "seed": range(7, 10)})
+    assert named.sel(method="MFA-RR").seed.values.tolist() == [7, 8, 9]
+    assert set(batched(dims=("rate", "seed")).coords) == {"round", "model"}
+
+
+@pytest.mark.parametrize(
+    ("dims", "message"),
+    [
+        (
+            (),
+            r"has 2 leading axes, of sizes \(2, 3\), and dims are not given; name .* range\(3",
+        ),
+        (("seed",), r"2 leading axes, of sizes \(2, 3\), and dims are 'seed'; name each"),
+        ("ab", r"and dims are 'ab'; name each"),
+        (
+            {"seed": range(3), "rate": range(2)},
+            r"dims\['seed'\] has shape \(3,\), but .* has 2 ent",
+        ),
+    ],
+)
+def test_leading_axes_without_names_are_refused(dims, message):
+    with pytest.raises(ValueError, match=message):
+        batched(dims=dims)
+
+
 # Files
 
 
@@ -157,7 +195,40 @@ def test_netcdf_reads_back_equal(tmp_path):
     assert (about["seed"], about["data"], about["prng"]) == (3, "synthetic", "threefry2x32")
     assert about["versions"]["jax"] == jax.__version__
     assert attrs["note"] == "by hand"
-    assert isinstance(dataset.attrs["manifest"], dict)  # the Dataset in memory is left alone
+
+
+def test_results_go_through_xarrays_own_files_and_come_back(tmp_path):
+    """The manifest is text for files, and a mapping for people."""
+    dataset = labelled()
+    dataset.to_netcdf(tmp_path / "result.nc")
+    for given in (tmp_path, tmp_path / "result.nc", str(tmp_path)):
+        read = open_result(given)
+        assert read.attrs["manifest"] == dataset.attrs["manifest"]
+    about = read.attrs["manifest"]
+    assert about["config"] == {"task": {"mu": 0.1}, "sizes": [1, 2]}
+    assert dict(about)["seed"] == about.get("seed") == 3
+    assert ("seed" in about, "nothing" in about) == (True, False)
+    assert json.loads(str(about)) == json.loads(about) == dict(about)
+    assert copy.deepcopy(about) == pickle.loads(pickle.dumps(about)) == about
+    more = about | {"draws": 2}
+    assert (more["draws"], more["seed"], "draws" in about) == (2, 3, False)
+    # Reduced and saved again, as one does.
+    read.mean("algorithm").assign_attrs(manifest=more).to_netcdf(tmp_path / "mean.nc")
+    assert open_result(tmp_path / "mean.nc").attrs["manifest"] == more
+    save_json(about, tmp_path / "manifest.json")
+    assert json.loads((tmp_path / "manifest.json").read_text()) == dict(about)
+
+
+def test_a_file_of_ones_own_needs_no_manifest(tmp_path):
+    dataset = to_dataset(simulated(mfa_rr(6, 2), 4, 2))
+    dataset.to_netcdf(tmp_path / "mine.nc")
+    xr.testing.assert_identical(open_result(tmp_path / "mine.nc"), dataset)
+
+
+def test_a_result_that_is_not_there_is_named(tmp_path):
+    for given in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(FileNotFoundError, match=rf"there is no {given}/result.nc; give the"):
+            open_result(given)
 
 
 def test_real_runs_read_back_equal(tmp_path):

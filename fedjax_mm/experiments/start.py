@@ -1,0 +1,99 @@
+"""Parameters that an experiment starts from: the final ones of another, read from a file."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_mm.base import Params, Task
+from fedjax_mm.checks import one_each
+from fedjax_mm.results.params import SavedParams, load_params, params_like
+from fedjax_mm.sweeps.grid import Setup
+
+Start = dict[str, dict[str, np.ndarray]]
+"""Arrays ``[seeds, ...]`` by their names in the file, for each algorithm."""
+
+
+def check_file(path: str) -> None:
+    """Raises `ValueError` unless there is such a file."""
+    if not Path(path).is_file():
+        raise ValueError(
+            f"params: there is no file {path}; `fedjax-mm run --save-params` writes params.npz"
+        )
+
+
+def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> Start:
+    """Returns where each algorithm and seed starts.
+
+    One algorithm or one seed in the file is for all; of several, each starts from its own.
+
+    Raises:
+      ValueError: if the file has other algorithms or seeds than these, or several points.
+    """
+    saved = load_params(path)
+    for name, values in saved.labels.items():
+        if name not in ("algorithm", "seed") and len(values) > 1:
+            raise ValueError(
+                f"params: {path} has {len(values)} points on the axis {name!r}; save those of one "
+                "point, with `fedjax-mm run --save-params`"
+            )
+
+    def rows(name: str, wanted: Sequence[Any]) -> list[int]:
+        values = saved.labels.get(name, [0])
+        if len(values) == 1:
+            return [0] * len(wanted)
+        if missing := [value for value in wanted if value not in values]:
+            raise ValueError(
+                f"params: {path} has no {name} {missing[0]!r}, but {_some(values)}; give it the "
+                f"same {name}s, or one for all"
+            )
+        return [values.index(value) for value in wanted]
+
+    places = rows("seed", seeds)
+    return {
+        label: {name: _at(saved, x, row)[places] for name, x in saved.arrays.items()}
+        for label, row in zip(algorithms, rows("algorithm", algorithms), strict=True)
+    }
+
+
+def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
+    """Returns an array ``[seeds, ...]`` of one algorithm; other axes have one entry."""
+    place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
+    at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
+    return at if "seed" in saved.labels else at[None]
+
+
+def _some(values: Sequence[Any]) -> str:
+    return ", ".join(map(repr, values[:5])) + (", ..." if len(values) > 5 else "")
+
+
+def params_at(
+    start: Mapping[str, Mapping[str, Any]], algorithm: str, place: Any, setup: Setup
+) -> list[Params]:
+    """Returns the initial parameters of every model of one run.
+
+    Args:
+      start: from `load_start`.
+      algorithm: its label.
+      place: the number of the seed among all; it may be traced.
+      setup: of the run; parameters of one model in the file are for all.
+
+    Raises:
+      ValueError: if the file has another number of models, or other parameters than the tasks.
+    """
+    arrays = {name: x[place] for name, x in start[algorithm].items()}
+    num_models = SavedParams({}, dict(start[algorithm])).num_models
+    is_one, wanted = isinstance(setup.tasks, Task), setup.assignment.num_models
+    tasks = one_each("tasks", setup.tasks, is_one=is_one, num_models=wanted)
+    if num_models not in (1, wanted):
+        raise ValueError(
+            f"params: the file has {num_models} models; give one for all or one for each of "
+            f"{wanted}"
+        )
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return [
+        params_like(arrays, 0 if num_models == 1 else model, jax.eval_shape(task.init, key))
+        for model, task in enumerate(tasks)
+    ]

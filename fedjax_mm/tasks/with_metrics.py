@@ -1,0 +1,96 @@
+"""Metrics of one's own, recorded beside those of a task."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from fedjax_mm.base import AnalyticTask, Index, Metrics, Params, Scalar, Task
+from fedjax_mm.tasks.view import View
+
+Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params], Mapping[str, Any]]
+"""Functions of a model's parameters by name, or one of the task and them."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class WithMetrics(View):
+    """A task with further metrics; build it with `with_metrics`.
+
+    Attributes:
+      own: one function of the task and the parameters, or names with functions of the parameters.
+    """
+
+    own: Any = dataclasses.field(metadata={"static": True})
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
+        """Returns the task's metrics, and then those of one's own."""
+        metrics = self.task.metrics(rng_key, params)
+        if callable(self.own):
+            own = dict(self.own(self.task, params))
+        else:
+            own = {name: function(params) for name, function in self.own}
+        for name in metrics.keys() & own.keys():
+            raise ValueError(f"the task has a metric {name!r} already; give yours another name")
+        return metrics | {name: jnp.asarray(value, float) for name, value in own.items()}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AnalyticWithMetrics(WithMetrics):
+    """A task with a closed form of local SGD, which metrics do not take from it."""
+
+    def local_sgd(
+        self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
+    ) -> Any:
+        """Returns local minus global parameters."""
+        return self.task.local_sgd(params, client, learning_rate, num_steps)
+
+
+def with_metrics(task: Task, metrics: Own) -> WithMetrics:
+    """Returns the task with metrics of one's own, which `simulate` and `sweep` record by name.
+
+    Training does not change. A metric is a number or an array; an array of one number for each of
+    the N clients has a dimension ``client`` in `to_dataset` and in the result of `sweep`.
+
+    Args:
+      task: any task; wrap it with anything else, such as `requiring`, before.
+      metrics: functions of one model's parameters, by name. Or one function of the task and the
+        parameters that returns all by name: data then are arguments of the compiled program, and
+        not constants in it.
+
+    Raises:
+      ValueError: if they are not such functions; or, before anything is compiled, if a name is one
+        of the task's or of every result's own.
+
+    Example:
+      >>> import jax
+      >>> import optax
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate, to_dataset
+      >>> from fedjax_mm.tasks import quadratic
+      >>> from fedjax_mm.tasks.view import client_losses
+      >>> from fedjax_mm.tasks.with_metrics import with_metrics
+      >>> run = fedavg(0.1, local_steps=5), mfa_rr(6, 2), 20
+      >>> task = with_metrics(quadratic(6, 4, mu=0.1), {"norm": optax.tree.norm})
+      >>> simulate(jax.random.key(0), task, *run)[1].metrics["norm"].shape  # records, models
+      (21, 2)
+      >>> def per_client(task, params):
+      ...     return {"client_loss": client_losses(task, params)}
+      >>> task = with_metrics(quadratic(6, 4, mu=0.1), per_client)
+      >>> to_dataset(simulate(jax.random.key(0), task, *run)[1]).client_loss.dims
+      ('round', 'model', 'client')
+    """
+    if isinstance(metrics, Mapping):
+        for name, function in metrics.items():
+            if not callable(function):
+                raise ValueError(
+                    f"metrics[{name!r}] is {function!r}; give a function of the parameters"
+                )
+    elif not callable(metrics):
+        raise ValueError(f"metrics are {metrics!r}; give functions of the parameters by name")
+    own = tuple(metrics.items()) if isinstance(metrics, Mapping) else metrics
+    kind = AnalyticWithMetrics if isinstance(task, AnalyticTask) else WithMetrics
+    return kind(task, task.num_clients, own)
