@@ -54,7 +54,7 @@ ClientState: TypeAlias = Any  # a pytree that an algorithm defines, for one mode
 Scalar: TypeAlias = float | Float[Array, ""]
 Index: TypeAlias = Int[Array, ""]  # the number of a client or a local step, from 0
 
-Metrics: TypeAlias = dict[str, Float[Array, "*each"]]  # numbers, or arrays of them, by name
+Metrics: TypeAlias = dict[str, Float[Array, "..."]]  # numbers, or arrays of them, by name
 
 Round: TypeAlias = int | Int[Array, ""]
 """The round t = 1, 2, ... of the papers: the first round is 1."""

@@ -138,7 +138,7 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
 class Measured(NamedTuple):
     """Metrics of the models by name, and whether their parameters and losses are finite."""
 
-    metrics: dict[str, Float[Array, " models *each"]]
+    metrics: dict[str, Float[Array, " models ..."]]
     is_finite: Bool[Array, " models"]
 
 
@@ -168,9 +168,11 @@ def measure(
                 "equal, or give it several names"
             )
         (shape,) = shapes
-        absent = [jnp.full((len(stack.models), *shape), jnp.nan) for stack in stacks]
-        each = zip(metrics, absent, strict=True)
-        return by_model(stacks, [given.get(name, nothing) for given, nothing in each])
+        each = [
+            given[name] if name in given else jnp.full((len(stack.models), *shape), jnp.nan)
+            for given, stack in zip(metrics, stacks, strict=True)
+        ]
+        return by_model(stacks, each)
 
     names = dict.fromkeys(name for each in metrics for name in each)
     for name in names.keys() & set(RESERVED):

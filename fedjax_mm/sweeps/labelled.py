@@ -12,7 +12,8 @@ from fedjax_mm.record import Counts, Trace
 from fedjax_mm.results.dataset import manifest, to_dataset
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Program, Record, kept_shapes, metric_shapes
+from fedjax_mm.sweeps.program import Program, Record
+from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 
 
 class Result:

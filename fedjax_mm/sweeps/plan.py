@@ -15,7 +15,8 @@ import psutil
 
 from fedjax_mm.sweeps.devices import Layout, agree, layout
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, Program, kept_shapes, metric_shapes, num_bytes
+from fedjax_mm.sweeps.program import Given, Program, num_bytes
+from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 
 _CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
 

@@ -6,7 +6,7 @@ which says how far to go.
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property, partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,8 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Assignment, Params
-from fedjax_mm.checks import check_alike
+from fedjax_mm.base import AnalyticTask, Assignment
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.record import Counts, Sizes, measure
 from fedjax_mm.simulate import State, init, look, round_of
@@ -352,49 +351,6 @@ class Program:
         # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
         _, carry, records = lax.while_loop(goes_on, one_round, now)
         return without_keys(carry), before, records
-
-
-def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns the shape of one model's metrics, the largest of all programs, and their types.
-
-    Raises:
-      ValueError: if a metric has another number of axes in other programs.
-    """
-    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-    for program in programs:
-        for name, x in program.traced.record.metrics.items():
-            # Where a model is not there its metrics are NaN: counts and truths become floats.
-            dtype, shape = np.dtype(x.dtype if x.dtype.kind == "f" else float), x.shape[1:]
-            largest, _ = found.get(name, (shape, dtype))
-            if len(largest) != len(shape):
-                raise ValueError(
-                    f"the metric {name!r} has shapes {largest} and {shape} at different points; "
-                    "give it two names"
-                )
-            found[name] = tuple(map(max, largest, shape)), dtype
-    return found
-
-
-def kept_shapes(programs: Sequence[Program]) -> list[Params]:
-    """Returns the shapes of the final parameters of every model, if they are kept.
-
-    Raises:
-      ValueError: if a model's parameters have another structure in other programs.
-    """
-    each = [
-        jax.eval_shape(program.traced.order.each, program.traced.carry.models.params)
-        for program in programs
-        if program.grid.keep is not None
-    ]
-    longest: list[Params] = max(each, key=len, default=[])
-    for program, shapes in zip(programs, each, strict=False):
-        for number, (one, other) in enumerate(zip(longest, shapes, strict=False)):
-            words = (
-                f"keep is 'params', but those of model {number + 1} are others in {program.label} "
-                "than elsewhere; run these points one by one"
-            )
-            check_alike(words, one, other, shapes=True)
-    return longest
 
 
 def num_bytes(tree: Any) -> int:
