@@ -146,8 +146,9 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Results have a dimension "model" already; a module's rate of dropout is no argument.
-        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate"):
+        # Results have a dimension "model" already; a module's rate of dropout and an exponential
+        # schedule's rate of decay are no arguments: flax and optax want them before compiling.
+        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
             if other.startswith(f"{key}."):

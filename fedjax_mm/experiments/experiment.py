@@ -102,6 +102,7 @@ class Experiment(Seeded):
             )
 
     def _check_method(self, method: Method) -> None:
+        method.build(self.num_models, self.num_rounds)
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
@@ -192,11 +193,13 @@ class Experiment(Seeded):
         method, task = self.algorithms[algorithm], self.task.build(data, **numbers.get("task", {}))
         assignment = self._assigned(method, task.num_clients)
         given = numbers.get("algorithms", {}).get(algorithm, {})
-        trained = method.build(self.num_models, **given)
+        trained = method.build(self.num_models, self.num_rounds, **given)
         # One object M times: `stacks_of` stores the arrays that tasks share once.
         tasks = [task] * self.num_models
         if self.requirement is not None and own is not None:
-            tasks = self.requirement.wrap(task, own, method, method.schedule(1, given))
+            tasks = self.requirement.wrap(
+                task, own, method, method.schedule(1, self.num_rounds, given)
+            )
         if self.byzantine is not None:
             attack = numbers.get("byzantine", {})
             tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]

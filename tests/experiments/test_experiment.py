@@ -19,7 +19,8 @@ from fedjax_mm import (
 from fedjax_mm.base import Aggregation
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
-from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
+from fedjax_mm.experiments.methods import METHOD_TABLES
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from tests.compiling import optimised

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Distinct, Positive
-from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
