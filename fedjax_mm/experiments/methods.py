@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
 from typing import Annotated, Any, Self
 
@@ -227,30 +227,35 @@ class Requirement(Config):
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
-    def prepare(
-        self, rng_key: Any, task: Task, num_models: int, params: Any, numbers: Numbers
-    ) -> OwnModels:
+    def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
         """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
-        They start where the models do: at `params`, or at what the task draws.
+        They start where the models do: at `params`, or at what the task draws. Where models have
+        different tasks, it is a list with one entry for each model.
         """
-        # Quadratics are deterministic: a client's loss has no examples to draw.
-        default = None if isinstance(task, Quadratic) else 32
-        how: dict[str, Any] = {"learning_rate": self.with_numbers(numbers).learning_rate}
-        how |= {"num_steps": self.num_steps, "batch_size": self.batch_size or default}
+        rate = self.with_numbers(numbers).learning_rate
 
-        def of_model(model: Index) -> OwnModels:
-            return own_models(rng_key, task, params, model=model, **how)
+        def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
+            # Quadratics are deterministic: a client's loss has no examples to draw.
+            size = self.batch_size or (None if isinstance(task, Quadratic) else 32)
+            how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": size}
+            return own_models(rng_key, task, params, model=model, learning_rate=rate, **how)
 
+        if any(task is not tasks[0] for task in tasks):
+            starts = [None] * len(tasks) if params is None else params
+            each = zip(tasks, starts, range(len(tasks)), strict=True)
+            return [of_model(*one) for one in each]
         # One model after the other: own models of all clients at once may fill the memory.
-        return lax.map(of_model, jnp.arange(num_models))
+        return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
-    def wrap(self, task: Task, own: OwnModels, method: Method, rate: Any) -> list[Task]:
+    def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
         """Returns the task of each model with demands on it; `rate` is the method's."""
         tuning = None
         if self.tuning_steps:
             # A schedule gives its first rate: tuning begins anew after every round.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
-        each = [jax.tree.map(itemgetter(model), own) for model in range(len(own.threshold))]
-        return [requiring(task, own, num_unseen=self.num_unseen, tuning=tuning) for own in each]
+        if isinstance(own, OwnModels):
+            own = [jax.tree.map(itemgetter(model), own) for model in range(len(tasks))]
+        how: dict[str, Any] = {"num_unseen": self.num_unseen, "tuning": tuning}
+        return [requiring(task, mine, **how) for task, mine in zip(tasks, own, strict=True)]

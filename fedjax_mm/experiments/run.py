@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import xarray as xr
 
+from fedjax_mm.experiments.draws import kind_of
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config
 from fedjax_mm.files import plain
@@ -54,7 +55,7 @@ def run(
         return carry_out(
             plan,
             how,
-            data=getattr(grid.shared["data"], "kind", "synthetic"),
+            data=kind_of(grid.shared["data"]),
             config=config,
             on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )

@@ -510,22 +510,6 @@ def test_a_network_for_images_refuses_vectors(tmp_path):
         task.build(task.data())
 
 
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"task.num_clients": [10, 20]},
-        {"task": {"data_seed": [0, 1]}},
-        {"task.partition.alpha": [0.1, 1]},
-        {"task": [DIGITS, {"name": "synthetic"}]},
-        {"task.model": ["logistic", "mlp"]},
-    ],
-)
-def test_what_changes_the_data_is_no_axis(axes):
-    task = DIGITS | {"partition": {"name": "dirichlet", "alpha": 0.5}}
-    with pytest.raises(ValueError, match=r"(the data|within a sweep); run one for each$"):
-        validate(Experiment, learning(task) | {"axes": axes})
-
-
 def test_what_leaves_the_data_alone_may_be_an_axis():
     axes = {"task.sigmoid_head": [True, False], "learning_rate": [0.1, 0.2], "epochs": [1, 2]}
     task = {"name": "synthetic", "num_clients": 3}
