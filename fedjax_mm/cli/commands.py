@@ -17,7 +17,16 @@ import xarray as xr
 from rich import box
 from rich.markup import escape
 
-from fedjax_mm.cli.terminal import notes, progress, say, show, show_end, show_findings, show_plan
+from fedjax_mm.cli.results import show_last
+from fedjax_mm.cli.terminal import (
+    notes,
+    progress,
+    say,
+    show_end,
+    show_findings,
+    show_plan,
+    show_table,
+)
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config, Seeded
@@ -207,21 +216,22 @@ def _write(
     return findings
 
 
-def run(path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution) -> None:
-    """Runs the experiment in a file, which has no axes."""
+def run(
+    path: Path, overrides: Sequence[str], out: Path, resume: bool, how: Execution, is_dry: bool
+) -> None:
+    """Runs the experiment in a file, which has no axes; a dry run only shows the plan."""
     experiment, directory = _read(path, overrides, out)
     with refusing():
         if experiment.axes:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
+    if is_dry:
+        _show_outline(experiment, how)
+        return
     if resume and _done_already(directory / "manifest.json", experiment):
         return
     with _saving(directory, resume, how) as saving:
         dataset = _run_and_save(experiment, directory, saving)
-    last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
-    header = ("", *(escape(str(label)) for label in last.algorithm.values))
-    rows = [(str(name), *(f"{x:.6g}" for x in last[name].values)) for name in last.data_vars]
-    title = f"After {experiment.num_rounds} rounds, means over seeds and models"
-    show(header, rows, title=title)
+    show_last(dataset)
     show_end(dataset, directory, "result.nc, manifest.json")
 
 
@@ -236,9 +246,7 @@ def sweep(
         if not experiment.axes:
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
     if is_dry:
-        with refusing(), progress() as report:
-            plan = runs.plan(experiment, how._replace(progress=report))
-        show_plan(plan)
+        _show_outline(experiment, how)
         return
     if resume and _done_already(directory / "manifest.json", experiment):
         return
@@ -246,10 +254,18 @@ def sweep(
         dataset = _run_and_save(experiment, directory, saving._replace(announce=show_plan))
         if jax.process_index() == 0:
             plots.save_figure(plots.sweep_overview(dataset), directory / "figure.png")
+    show_last(dataset)
     diverged = (dataset.diverged >= 0).any("model")
     if count := int(diverged.sum()):
         say(f"  [red]diverged:[/] {count} of {diverged.size:,} runs; see the variable diverged")
     show_end(dataset, directory, "figure.png, result.nc, manifest.json")
+
+
+def _show_outline(experiment: Experiment, how: Execution) -> None:
+    """Prints what would be computed, as far as it is known before anything is compiled."""
+    with refusing(), progress() as report:
+        outline = runs.outline(experiment, how._replace(progress=report))
+    show_plan(outline)
 
 
 def _read(path: Path, overrides: Sequence[str], out: Path) -> tuple[Experiment, Path]:
@@ -352,8 +368,8 @@ def bench(names: Sequence[str], repeats: int) -> None:
     title = f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
     if quadratic:
         names = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
-        show(names, quadratic, title=title, box=box.HEAVY_HEAD)
+        show_table(names, quadratic, title=title, box=box.HEAVY_HEAD)
     if learning:
         names = ("work", "compile s", "run s", "rounds/s", "updates/s", "GFLOP/s", "peak", "steps")
         title = f"{title}, peak {peak:,.0f} GFLOP/s"
-        show((*names, "MiB"), learning, title=title, box=None)
+        show_table((*names, "MiB"), learning, title=title, box=None)

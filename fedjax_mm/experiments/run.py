@@ -16,7 +16,7 @@ from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.plan import Plan, make_outline
 
 
 def run(
@@ -77,10 +77,15 @@ def finished(path: Path, config: Config) -> dict[str, Any] | None:
     return content if same and "stopped" not in about else None
 
 
-def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
-    """Returns the plan of `run`: compiled programs, their batches, memory and local trainings."""
+def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
+    """Returns what `run` would do, traced but not compiled: programs, batches and local trainings.
+
+    Raises:
+      ValueError, OSError: as `run`, but a batch that does not fit is found by compiling alone.
+    """
+    how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
-        return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
+        return make_outline(_grid(experiment), split=how.split, limit=how.memory)
 
 
 @refusing()
