@@ -20,7 +20,6 @@ import xarray as xr
 from fedjax_mm import bench, cli, open_result, workloads
 from fedjax_mm.cli import commands, terminal
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.sweeps.plan import Plan
 
 
 class Outcome(NamedTuple):
@@ -472,15 +471,40 @@ def test_sweep_announces_its_plan(own_sweep):
     assert "split" not in shown
 
 
-def test_a_dry_run_compiles_and_shows_the_plan_and_writes_nothing(monkeypatch, tmp_path):
+def test_sweep_shows_the_last_values(own_sweep):
+    """Of the metric that matters, with standard errors over seeds; diverged runs have none."""
+    out, outcome = own_sweep
+    with xr.open_dataset(out / "mine" / "result.nc") as result:
+        last = result.excess_loss.isel(round=-1).mean("model")
+        is_whole = (result.diverged < 0).all("model")
+        values = last.where(is_whole).sel(algorithm="MFA-RR", num_models=2, mu=0.05)
+        for rate in result.learning_rate.values:
+            here = values.sel(learning_rate=rate)
+            error = here.std(ddof=1).item() / np.sqrt(2)
+            text = f"{here.mean().item():.4g} ± {error:.2g}"
+            row = f"MFA-RR │ 2 │ 0.05 │ {rate:g} │ "
+            shown = text if here.notnull().all() else "diverged"
+            assert f"{row}{shown} │" in words(outcome.out)
+    assert "also in result.nc: loss, distance, client_updates" in words(outcome.out)
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_dry_run_shows_the_plan_without_compiling_and_writes_nothing(
+    monkeypatch, tmp_path, command
+):
+    def compile_(*_):
+        raise AssertionError
+
     monkeypatch.chdir(tmp_path)
-    Path("mine.toml").write_text(f"{example()}\n{axes_example()}")
-    monkeypatch.setattr(Plan, "is_split", True)
-    code, out, err = call("sweep", "mine.toml", *SHORT, *FEW, "--dry-run")
+    Path("mine.toml").write_text(f"{example()}\n{axes_example() if command == 'sweep' else ''}")
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_)
+    settings = (*SHORT, *FEW) if command == "sweep" else SHORT[:4]
+    code, out, err = call(command, "mine.toml", *settings, "--dry-run")
     assert (code, out) == (0, "")
-    assert "2 programs, each compiled once" in words(err)
-    assert re.search(r"[\d.]+ GiB estimated = .* GiB may be used", words(err))
-    assert "would not fit: they are split into batches" in words(err)
+    runs = {"run": 2 * 2, "sweep": 2 * 2 * 2 * 4}[command]
+    assert f"2 programs to compile; {runs * 24 * 26:,} local trainings" in words(err)
+    assert re.search(r"memory: at least [\d.]+ GiB = .* GiB may be used", words(err))
+    assert "known once it is compiled" in words(err)
     assert files(tmp_path) == ["mine.toml"]
 
 

@@ -13,6 +13,7 @@ import pytest
 from fedjax_mm import Experiment, run
 from fedjax_mm.cli import app, page
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
+from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
 from tests.experiments.test_method_tables import EXAMPLES, METHOD
 from tests.helpers import slow_unless
@@ -74,15 +75,42 @@ def test_readme_counts_the_verdicts_of_the_results():
 
 
 def test_the_documented_experiment_runs_and_may_be_swept():
-    (text,) = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
+    text, *_ = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)
     short = ["num_rounds=2", "record_every=2", "num_seeds=1", "requirement.num_steps=5"]
     experiment = validate(Experiment, tomllib.loads(text), short)
     first = {"MaxFL": experiment.algorithms["MaxFL"]}
     result = run(experiment.model_copy(update={"algorithms": first}))
     assert np.isfinite(result.unseen_preferred_accuracy).all()
-    (axes,) = re.findall(r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE)
+    of_optimizers, axes, of_data = re.findall(
+        r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
+    )
     swept = validate(Experiment, tomllib.loads(text + axes))
     assert len(swept.grid().programs) == 2  # an algorithm each
+    swept = validate(Experiment, tomllib.loads(text + of_data))
+    assert swept.task.data_seed == "seed"
+    assert swept.grid().shape == (2, 2, 3)
+    assert len(swept.grid().programs) == 2
+    optimizers, rate, tasks = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)[1:]
+    head = 'num_models = 2\nnum_rounds = 20\nassignment = { name = "mfa_rand" }\ntask = {}\n'
+    one = validate(Experiment, tomllib.loads(head + optimizers + of_optimizers))
+    assert len(one.grid().programs) == 1
+    one = validate(
+        Experiment, tomllib.loads(head + optimizers.replace("learning_rate = 0.01", rate))
+    )
+    schedule = one.algorithms["FedAvg"].schedule(2, 20)
+    assert [float(schedule(t)) for t in (1, 6)] == pytest.approx([0, 0.1])
+    no_task = head.replace("task = {}\n", "").replace("num_models = 2\n", "")
+    assert validate(Experiment, tomllib.loads(no_task + tasks + optimizers)).num_models == 3
+
+
+def test_the_documented_schedules_and_optimizers_are_those_that_there_are():
+    rows = re.findall(r"^\| `\"(\w+)\"` \| (.*) \|$", EXPERIMENTS, re.MULTILINE)
+    assert {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows} == {
+        name: set(table.model_fields) - set(Scheduled.model_fields)
+        for name, table in SCHEDULE_TABLES.items()
+    }
+    listed = re.search(r"settings are optax's: (.*?)\. ", EXPERIMENTS, re.DOTALL)[1]
+    assert re.findall(r"`(\w+)`", listed) == list(OPTIMIZER_TABLES)
 
 
 def test_the_documented_methods_and_settings_are_those_that_there_are():

@@ -1,4 +1,4 @@
-"""The command line: list, reproduce, bounds, report, run, sweep, bench.
+"""The command line: list, reproduce, bounds, report, init, run, sweep, show, bench.
 
 Here are options, help texts and exit codes; `commands` does the work, and is imported where it is
 needed: JAX and the rest take seconds, which neither a list nor a wrong word should cost.
@@ -10,13 +10,15 @@ import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.markup import escape
 
 import fedjax_mm
-from fedjax_mm.cli.terminal import console, notes, say, show
+from fedjax_mm.cli.experiments import init, run, show, sweep
+from fedjax_mm.cli.options import Out, Overrides, Overwrite, Resume, SaveEvery, number
+from fedjax_mm.cli.terminal import console, notes, say, show_table
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 
@@ -36,53 +38,15 @@ app = typer.Typer(
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
     - `fedjax-mm report results` shows everything that was made on one page
     - `fedjax-mm bounds mfa --models 12` puts the theorems' bounds beside measured errors
-    - `fedjax-mm run experiment.toml` runs an experiment of your own
+    - `fedjax-mm init` writes an experiment of your own to start from, `experiment.toml`
+    - `fedjax-mm run experiment.toml` runs it
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
+    - `fedjax-mm show results/experiment` shows what came out
 
     Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's claim
     fails, 130 or 143 interrupted: what was done is saved, and `--resume` continues it.
     """,
 )
-
-
-def _number(text: str) -> Any:
-    """An option in place of a setting, which is checked together with the others."""
-    return typer.Option(metavar="NUMBER", help=text)
-
-
-Out = Annotated[
-    Path, typer.Option(help="Directory for results; each has a folder of its own in it.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. task.mu=0.05; repeatable."
-    ),
-]
-
-
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume",
-        help="Continue an unfinished run bit by bit; start if there is none; leave a complete one.",
-    ),
-]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Give up another run's finished result that is there.")
-]
-SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
-Memory = Annotated[
-    float | None,
-    typer.Option(metavar="GIB", help="Memory that may be used; 60 % of what is free if not given."),
-]
-Split = Annotated[
-    Literal["replicas", "clients"] | None,
-    typer.Option(
-        help="What the devices share out: seeds and points, or the clients of each group."
-    ),
-]
-ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -146,7 +110,7 @@ def set_up(
 ) -> None:
     """Sets JAX up, before it starts its devices."""
     is_asked = verbose or distributed or process is not None or devices is not None
-    if context.invoked_subcommand in ("list", "report") and not is_asked:
+    if context.invoked_subcommand in ("list", "report", "init", "show") and not is_asked:
         return  # they compute nothing, and JAX takes longer to import than either to show
 
     import jax
@@ -173,7 +137,7 @@ def set_up(
 def list_() -> None:
     """Show what `reproduce` can reproduce."""
     rows = [(name, ITEMS.title(name)) for name in ITEMS]
-    show(("id", "what it shows"), rows, box=None, header_style="bold")
+    show_table(("id", "what it shows"), rows, box=None, header_style="bold")
     console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
 
 
@@ -183,7 +147,7 @@ def reproduce(
     out: Out = Path("results"),
     seeds: Annotated[
         str | None,
-        _number("Seeds, instead of the paper's; auto adds seeds until every claim is decided."),
+        number("Seeds, instead of the paper's; auto adds seeds until every claim is decided."),
     ] = None,
     max_seeds: Annotated[
         int | None,
@@ -195,8 +159,8 @@ def reproduce(
         float | None,
         typer.Option(metavar="MINUTES", help="Of --seeds auto, for each figure; no limit if not."),
     ] = None,
-    rounds: Annotated[str | None, _number("Rounds, instead of the paper's.")] = None,
-    clients: Annotated[str | None, _number("Clients, instead of the paper's.")] = None,
+    rounds: Annotated[str | None, number("Rounds, instead of the paper's.")] = None,
+    clients: Annotated[str | None, number("Clients, instead of the paper's.")] = None,
     data: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the real data, where it is used.")
     ] = None,
@@ -240,14 +204,14 @@ def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[st
 def bounds(
     paper: Annotated[str, typer.Argument(metavar="PAPER", help="Whose theorems: mfa.")],
     out: Out = Path("results"),
-    clients: Annotated[str | None, _number("N.")] = None,
-    models: Annotated[list[str] | None, _number("M; repeatable.")] = None,
-    steps: Annotated[list[str] | None, _number("E, local steps; repeatable.")] = None,
-    mu: Annotated[list[str] | None, _number("Strong convexity; repeatable.")] = None,
-    rounds: Annotated[str | None, _number("Rounds.")] = None,
-    seeds: Annotated[str | None, _number("Seeds.")] = None,
+    clients: Annotated[str | None, number("N.")] = None,
+    models: Annotated[list[str] | None, number("M; repeatable.")] = None,
+    steps: Annotated[list[str] | None, number("E, local steps; repeatable.")] = None,
+    mu: Annotated[list[str] | None, number("Strong convexity; repeatable.")] = None,
+    rounds: Annotated[str | None, number("Rounds.")] = None,
+    seeds: Annotated[str | None, number("Seeds.")] = None,
     rate: Annotated[
-        str | None, _number("First rate, in units of the largest that the theorem admits.")
+        str | None, number("First rate, in units of the largest that the theorem admits.")
     ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
@@ -302,88 +266,8 @@ def report(
     say(escape(f"{counts}, problems: {len(found.problems)}; in {path}"))
 
 
-@app.command()
-def run(
-    config: ConfigFile,
-    out: Out = Path("results"),
-    overrides: Overrides = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 30.0,
-    memory: Memory = None,
-    split: Split = None,
-    save_params: Annotated[
-        bool,
-        typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
-    ] = False,
-) -> None:
-    """Run an experiment described in a TOML file.
-
-    Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
-    file's name. Algorithms are FedAvg or, by their `name`, any other method; `assignment`,
-    `requirement` and `byzantine` are tables for all of them, see docs/experiments.md.
-    A complete experiment:
-
-        num_models = 12
-        num_rounds = 1000
-
-        [task]
-        name = "quadratic"
-        num_clients = 24
-        block_size = 4
-        mu = 2e-4
-
-        [algorithms.MFA-Rand]
-        assignment = { name = "mfa_rand" }
-        learning_rate = 0.1
-        local_steps = 5
-
-        [algorithms.MFA-RR]
-        assignment = { name = "mfa_rr" }
-        learning_rate = { beta = 30, gamma = 100, per = "frame" }
-        local_steps = 5
-    """
-    from fedjax_mm.cli import commands
-
-    before = commands.existing(resume, overwrite)
-    how = commands.execution(memory, split, save_every)
-    commands.run(config, overrides or [], out, before, how, save_params)
-
-
-@app.command()
-def sweep(
-    config: ConfigFile,
-    out: Out = Path("results"),
-    overrides: Overrides = None,
-    resume: Resume = False,
-    overwrite: Overwrite = False,
-    save_every: SaveEvery = 30.0,
-    memory: Memory = None,
-    split: Split = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Compile, show the plan, and stop.")
-    ] = False,
-) -> None:
-    """Run an experiment at all points of a grid.
-
-    The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
-    or one of every algorithm's (algorithms.NAME.q is one algorithm's); its values are a list, or a
-    range:
-
-        [axes]
-        num_models = [2, 12]
-        task.mu = [2e-4, 0.05]
-        learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
-
-    Numbers that are not counts, and seeds, cost no compilation. Writes OUT/NAME/result.nc with one
-    dimension per axis, and OUT/NAME/figure.png. Runs that diverge are marked in the variable
-    `diverged`, and the others go on.
-    """
-    from fedjax_mm.cli import commands
-
-    before = commands.existing(resume, overwrite)
-    how = commands.execution(memory, split, save_every)
-    commands.sweep(config, overrides or [], out, before, how, dry_run)
+for command in (init, run, sweep, show):
+    app.command()(command)
 
 
 @app.command()
@@ -409,9 +293,9 @@ def bench(
     one client; MiB is the memory of the compiled program, or of the largest batch; peak is that of
     matrix products, measured now; steps are the local steps computed for each that counts.
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import timing
 
-    commands.bench(workloads or [], repeats)
+    timing.bench(workloads or [], repeats)
 
 
 def start() -> None:

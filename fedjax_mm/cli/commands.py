@@ -5,7 +5,6 @@ are imported by the commands that need them.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -14,11 +13,18 @@ from typing import Any, Literal
 
 import jax
 import xarray as xr
-from rich import box
 from rich.markup import escape
 
 from fedjax_mm.base import Params
-from fedjax_mm.cli.terminal import notes, progress, say, show, show_end, show_findings, show_plan
+from fedjax_mm.cli.results import show_last
+from fedjax_mm.cli.terminal import (
+    notes,
+    progress,
+    say,
+    show_end,
+    show_findings,
+    show_plan,
+)
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config, Seeded
@@ -271,56 +277,50 @@ def run(
     with_params: bool,
 ) -> None:
     """Runs the experiment in a file, which has no axes."""
-    experiment, directory = _read(path, overrides, out)
-    with refusing():
-        if experiment.axes:
-            raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
+    experiment, directory = _read(path, overrides, is_sweep=False), out / path.stem
     more = [PARAMS] if with_params else []
     if _finished(directory / "manifest.json", experiment, before, files=more):
         _leave_alone(directory)
         return
     with _saving(directory, before, how) as saving:
         dataset = _run_and_save(experiment, directory, saving, with_params)
-    last = dataset.drop_vars("diverged").isel(round=-1).mean(("seed", "model"))
-    header = ("", *(escape(str(label)) for label in last.algorithm.values))
-    rows = [(str(name), *(f"{x:.6g}" for x in last[name].values)) for name in last.data_vars]
-    title = f"After {experiment.num_rounds} rounds, means over seeds and models"
-    show(header, rows, title=title)
+    show_last(dataset)
     show_end(dataset, directory, ", ".join([*more, "result.nc", "manifest.json"]))
 
 
 def sweep(
-    path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution, is_dry: bool
+    path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution
 ) -> None:
-    """Runs the experiment in a file at all points of its axes; a dry run only shows the plan."""
-    from fedjax_mm import plots
-
-    experiment, directory = _read(path, overrides, out)
-    with refusing():
-        if not experiment.axes:
-            raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
-    if is_dry:
-        with refusing(), progress() as report:
-            plan = runs.plan(experiment, how._replace(progress=report))
-        show_plan(plan)
-        return
+    """Runs the experiment in a file at all points of its axes."""
+    experiment, directory = _read(path, overrides, is_sweep=True), out / path.stem
     if _finished(directory / "manifest.json", experiment, before):
         _leave_alone(directory)
         return
     with _saving(directory, before, how) as saving:
         dataset = _run_and_save(experiment, directory, saving._replace(announce=show_plan))
-        if jax.process_index() == 0:
-            plots.save_figure(plots.sweep_overview(dataset), directory / "figure.png")
+    show_last(dataset)
     diverged = (dataset.diverged >= 0).any("model")
     if count := int(diverged.sum()):
         say(f"  [red]diverged:[/] {count} of {diverged.size:,} runs; see the variable diverged")
     show_end(dataset, directory, "figure.png, result.nc, manifest.json")
 
 
-def _read(path: Path, overrides: Sequence[str], out: Path) -> tuple[Experiment, Path]:
-    """Returns the experiment in a file and the directory for its result."""
+def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool = False) -> None:
+    """Prints what would be computed, as far as it is known before anything is compiled."""
+    experiment = _read(path, overrides, is_sweep=is_sweep)
+    with refusing(), progress() as report:
+        show_plan(runs.outline(experiment, how._replace(progress=report)))
+
+
+def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment:
+    """Returns the experiment in a file, which has axes if it is a sweep."""
     with refusing():
-        return load(path, Experiment, overrides), out / path.stem
+        experiment = load(path, Experiment, overrides)
+        if experiment.axes and not is_sweep:
+            raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
+        if is_sweep and not experiment.axes:
+            raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
+    return experiment
 
 
 def _run_and_save(
@@ -329,14 +329,19 @@ def _run_and_save(
     """Returns the result, saved; if a model diverged and that is the end, what came before it."""
 
     def save(dataset: xr.Dataset, params: list[Params] | None = None) -> None:
-        if jax.process_index() == 0:
-            save_dataset(dataset, directory / "result.nc")
-            # An earlier run's would stand beside the result of this one.
-            (directory / PARAMS).unlink(missing_ok=True)
-            if params is not None:
-                save_params(params, dataset, directory / PARAMS)
-            files = [name for name in ("result.nc", PARAMS) if (directory / name).exists()]
-            save_about(directory / "manifest.json", dataset.attrs["manifest"], files)
+        if jax.process_index() > 0:
+            return
+        save_dataset(dataset, directory / "result.nc")
+        # An earlier run's would stand beside the result of this one.
+        (directory / PARAMS).unlink(missing_ok=True)
+        if params is not None:
+            save_params(params, dataset, directory / PARAMS)
+        if experiment.axes:
+            _draw_overview(dataset, directory / "figure.png")
+        files = ("result.nc", PARAMS, "figure.png")
+        about = dataset.attrs["manifest"]
+        made = [name for name in files if (directory / name).exists()]
+        save_about(directory / "manifest.json", about, made)
 
     try:
         if with_params:
@@ -348,6 +353,12 @@ def _run_and_save(
         save(error.partial)
         raise
     return dataset
+
+
+def _draw_overview(dataset: xr.Dataset, path: Path) -> None:
+    from fedjax_mm import plots
+
+    plots.save_figure(plots.sweep_overview(dataset), path)
 
 
 @contextmanager
@@ -380,47 +391,3 @@ def _saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execu
                     checkpoints.discard()
                     raise
             checkpoints.discard()
-
-
-def bench(names: Sequence[str], repeats: int) -> None:
-    """Times workloads, all if none is named, and prints a table of each kind."""
-    from fedjax_mm import bench as benchmarks
-    from fedjax_mm import workloads
-
-    known = workloads.WORKLOADS
-    with refusing():
-        if repeats < 1:
-            raise ValueError(f"--repeats is {repeats}; it must be at least 1")
-        for name in names:
-            if name not in known:
-                raise ValueError(f"unknown workload {name!r}; choose from {', '.join(known)}")
-    points = [(known[name], label) for name in names or known for label in known[name].labels]
-    quadratic, learning, peak = list[list[str]](), list[list[str]](), math.nan
-    with progress() as report:
-        if any(isinstance(each, workloads.LearningWorkload) for each, _ in points):
-            report("matrix products", 0, len(points))
-            peak = max(benchmarks.gemm_peak().values())
-        for number, (workload, label) in enumerate(points):
-            report(f"{workload.name} {label}", number, len(points))
-            program = benchmarks.build(workload, label)
-            seconds = benchmarks.median_seconds(program, repeats)
-            speed = workload.client_updates / seconds
-            times = [f"{program.compile_seconds:.2f}", f"{seconds:.3f}"]
-            memory = f"{program.mebibytes:.0f}"
-            if isinstance(workload, workloads.LearningWorkload):
-                gflops = workload.flops * speed / 1e9
-                rounds = f"{workload.num_rounds / seconds:,.1f}"
-                updates = f"{speed:,.1f}" if speed < 100 else f"{speed:,.0f}"
-                cells = [rounds, updates, f"{gflops:.1f}", f"{gflops / peak:.1%}"]
-                learning.append([workload.name, *times, *cells, f"{program.steps:.2f}", memory])
-            else:
-                cells = [f"{1e3 * seconds / workload.num_rounds:.3f}", f"{speed:,.0f}"]
-                quadratic.append([workload.name, label, *times, *cells, memory])
-    title = f"{jax.device_count()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
-    if quadratic:
-        names = ("workload", "algorithm", "compile s", "run s", "ms a round", "updates/s", "MiB")
-        show(names, quadratic, title=title, box=box.HEAVY_HEAD)
-    if learning:
-        names = ("work", "compile s", "run s", "rounds/s", "updates/s", "GFLOP/s", "peak", "steps")
-        title = f"{title}, peak {peak:,.0f} GFLOP/s"
-        show((*names, "MiB"), learning, title=title, box=None)

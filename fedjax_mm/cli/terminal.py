@@ -31,7 +31,7 @@ def say(text: str, on: Console = console, style: str | None = None) -> None:
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
-def show(
+def show_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], on: Console = console, **how: Any
 ) -> None:
     """Prints a table; `how` is rich's."""
@@ -47,7 +47,7 @@ _MARKS = {"holds": "[green]holds[/]", "fails": "[red]DOES NOT HOLD[/]", "open": 
 def show_findings(title: str, findings: Findings, remedy: str) -> None:
     """Prints the tables of an item and the verdicts on its claims; a remedy for open ones."""
     for header, rows, heading in findings.tables:
-        show(header, rows, title=heading or title, title_justify="left", title_style="bold")
+        show_table(header, rows, title=heading or title, title_justify="left", title_style="bold")
     for claim in findings.claims:
         text = f"{claim.claim}: {claim.evidence}"
         if claim.verdict == "open":
@@ -74,8 +74,9 @@ def show_plan(plan: Plan) -> None:
         )
         for each in plan.compiled
     ]
-    header = ("program", "runs", "batches", "models", "MiB a batch")
-    show(header, rows, notes, box=None, title="Plan")
+    least = "" if plan.is_compiled else ", at least"
+    header = ("program", "runs", "batches", "models", f"MiB a batch{least}")
+    show_table(header, rows, notes, box=None, title="Plan")
     for line in plan.lines:
         say(f"  {line}", notes, "dim")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
-    *("until", "params"),
+    *("until", "params", "tasks"),
 )
 
 
@@ -67,74 +67,114 @@ class Points:
     """All points of an experiment's axes, checked.
 
     Attributes:
+      experiment: whose axes they are.
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
+      data_axes: the keys of axes of numbers that change the data, and nothing else.
     """
 
     def __init__(self, experiment: "Experiment") -> None:
         """Checks all points. Raises `ValueError` naming the first that is wrong."""
-        self._experiment = experiment
-        raw = {
+        self.experiment = experiment
+        self._raw = {
             key: values.values() if isinstance(values, Range) else values
             for key, values in experiment.axes.items()
         }
-        self.names = _names(raw)
+        self.names = _names(self._raw)
         # Every point has a value on every axis: a rate swept inside a table is a table everywhere.
-        first = {key: values[0] for key, values in raw.items()}
-        self.values = {
-            key: [self._value(self._at(first | {key: value}), key) for value in raw[key]]
-            for key in raw
+        self._first = {key: values[0] for key, values in self._raw.items()}
+        at = {
+            key: [self._at(self._first | {key: value}) for value in values]
+            for key, values in self._raw.items()
         }
-        # Floats become arguments of one program, unless tables stand beside them.
-        self._structural = [
-            key for key, values in self.values.items() if not all(type(v) is float for v in values)
+        self.values = {key: [self._value(here, key) for here in at[key]] for key in at}
+        if "seed" in self.values.get("task.data_seed", ()):
+            raise ValueError(
+                'axes.task.data_seed: "seed" is no value among others; write it without a list'
+            )
+        real = [key for key, values in self.values.items() if all(type(v) is float for v in values)]
+        self.data_axes = [
+            key
+            for key in at
+            if (key in real or key == "task.data_seed")
+            and any(here.sources != at[key][0].sources for here in at[key])
         ]
+        # Floats become arguments of one program, unless tables stand beside them.
+        self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._experiments = {}
-        for choice in itertools.product(*(range(len(raw[key])) for key in self._structural)):
-            point = {key: raw[key][i] for key, i in zip(self._structural, choice, strict=True)}
-            self._experiments[choice] = self._at(first | point)
+        for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
+            self._experiments[choice] = self._at(self._first | self._chosen(choice))
 
-    def at(self, algorithm: str, point: Mapping[str, Any]) -> tuple["Experiment", Numbers]:
-        """Returns the checked experiment at a point, and its numbers, which may be traced.
+    def _chosen(self, choice: tuple[int, ...]) -> dict[str, Any]:
+        """Returns the values at some places on the structural axes."""
+        return {key: self._raw[key][i] for key, i in zip(self._structural, choice, strict=True)}
 
-        Args:
-          algorithm: the label; axes without a table of their own are of its settings.
-          point: values by the names of dimensions.
-        """
-        choice = tuple(
+    @property
+    def choices(self) -> list[tuple[int, ...]]:
+        """All combinations of places on the structural axes."""
+        return list(self._experiments)
+
+    def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
+        """Returns the places of a point on the structural axes."""
+        return tuple(
             self.values[key].index(point[name])
             for name, key in self.names.items()
             if key in self._structural
         )
-        here, numbers = self._experiments[choice], dict[str, Any]()
+
+    def on_data_axes(self, choice: tuple[int, ...]) -> list["Experiment"]:
+        """Returns the checked experiments at all values on the axes of the data."""
+        if not self.data_axes:
+            return [self._experiments[choice]]
+        all_values = itertools.product(*(self._raw[key] for key in self.data_axes))
+        here = self._first | self._chosen(choice)
+        return [
+            self._at(here | dict(zip(self.data_axes, each, strict=True))) for each in all_values
+        ]
+
+    def name_of(self, key: str) -> str:
+        """Returns the name of the result's dimension for an axis."""
+        return key.rpartition(".")[2]
+
+    def at(self, point: Mapping[str, Any]) -> tuple["Experiment", Numbers]:
+        """Returns the checked experiment at a point, and its numbers, which may be traced.
+
+        Args:
+          point: values by the names of dimensions; axes without a table of their own are of the
+            settings of its `algorithm`.
+        """
+        here, numbers = self._experiments[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
-            if key not in self._structural:
-                numbers = replaced(numbers, _path_of(key, here, algorithm), point[name])
+            if key not in (*self._structural, *self.data_axes):
+                numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), point[name])
         return here, numbers
 
     def _at(self, point: Mapping[str, Any]) -> "Experiment":
         """Returns the checked experiment at one point."""
-        experiment = self._experiment
+        experiment = self.experiment
         if not point:
             return experiment
         # Plain data again: values of axes are checked as a file's are, with the same words.
         values = experiment.model_dump(exclude={"axes"})
         for key, value in point.items():
             for label in experiment.algorithms:
-                values = replaced(values, _path_of(key, experiment, label), value)
+                head, *rest = _path_of(key, experiment, label)
+                if head == "task" and experiment.tasks is not None:  # of every one of them
+                    each_task = [replaced(task, rest, value) for task in values["tasks"]]
+                    values = values | {"tasks": each_task}
+                else:
+                    values = replaced(values, [head, *rest], value)
         where = ", ".join(f"{key} = {value}" for key, value in point.items())
         try:
-            here = validate(type(experiment), values)
+            return validate(type(experiment), values)
         except ValueError as error:
             raise ValueError(f"at {where}: {error}") from None
-        if here.task.source != experiment.task.source:
-            raise ValueError(f"at {where}: it changes the data; run one for each")
-        return here
 
     def _value(self, here: "Experiment", key: str) -> Any:
-        """Returns a setting, of the first algorithm if it is one of theirs."""
-        value: Any = here
-        for name in _path_of(key, self._experiment, next(iter(here.algorithms))):
+        """Returns a setting, of the first algorithm or task if it is one of theirs."""
+        head, *rest = _path_of(key, self.experiment, next(iter(here.algorithms)))
+        value: Any = here.each_task[0] if head == "task" else getattr(here, head)
+        for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
 
@@ -146,8 +186,9 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Results have a dimension "model" already; a module's rate of dropout is no argument.
-        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate"):
+        # Results have a dimension "model" already; a module's rate of dropout and an exponential
+        # schedule's rate of decay are no arguments: flax and optax want them before compiling.
+        if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
             if other.startswith(f"{key}."):

@@ -44,7 +44,8 @@ def _path(problem: Any, values: Any) -> str:
     if problem["type"] == "missing":
         path.append(str(problem["loc"][-1]))
     if problem["type"].startswith("union_tag"):
-        path.append("name")
+        # The key by which tables are told apart, or a function that is called like it.
+        path.append(str(problem["ctx"]["discriminator"]).strip("'()"))
     return ".".join(path)
 
 

@@ -1,13 +1,15 @@
 """An experiment as data: what `run CONFIG.toml` reads and what a paper's figure is made of."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
+import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedjax_mm.base import Assignment
-from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.base import Assignment, Task
 from fedjax_mm.experiments.axes import Axes, Points
+from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws
 from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
 from fedjax_mm.experiments.methods import (
     Assigned,
@@ -17,11 +19,11 @@ from fedjax_mm.experiments.methods import (
     MethodConfig,
     Requirement,
 )
+from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.start import Start, check_file, load_start, params_at
-from fedjax_mm.experiments.tasks import QuadraticConfig, TaskConfig
+from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.requirements import OwnModels
 
 Precision = Literal["float32", "float64"]
 
@@ -35,12 +37,16 @@ class Target(Config):
 
 
 class Experiment(Seeded):
-    """One task, some algorithms, some seeds, at all points of its axes.
+    """A task or one for each model, some algorithms, some seeds, at all points of its axes.
 
     An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
     algorithm's, such as `learning_rate` or `assignment.cohort_size`; ``algorithms.NAME.q`` is one
-    algorithm's. Axes of numbers that are not counts cost no compilation. All points have the same
-    data: what changes it cannot be an axis.
+    algorithm's. Axes of numbers that are not counts cost no compilation, nor do those of data, such
+    as `task.partition.alpha` or `task.data_seed`. With `data_seed` "seed" every seed has a draw of
+    the data of its own.
+
+    `num_models` may be left out where it is an axis, or where there are `tasks`: one for each
+    model, in their order, of the same clients. A setting `task.KEY` is then that of each.
 
     `params` is a file with the final parameters of another run, from which this one starts. One
     algorithm, seed or model in it is for all; of several, each starts from its own.
@@ -62,7 +68,8 @@ class Experiment(Seeded):
       (1, 2, 2, 20)
     """
 
-    task: TaskConfig
+    task: TaskConfig | None = None
+    tasks: Annotated[list[TaskConfig], Field(min_length=1)] | None = None
     algorithms: Annotated[dict[str, MethodConfig], Field(min_length=1)]
     assignment: AssignmentConfig | None = None
     byzantine: Byzantine | None = None
@@ -77,9 +84,27 @@ class Experiment(Seeded):
     params: str | None = None
     axes: Axes = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _said_elsewhere(cls, values: Any) -> Any:
+        """Returns the values with those that axes or tasks imply."""
+        if not isinstance(values, dict):
+            return values
+        values = _with_seeds_of_data(values)
+        axes, tasks = values.get("axes"), values.get("tasks")
+        number = values.get("num_models")
+        if number is None and isinstance(axes, dict) and "num_models" in axes:
+            axis = axes["num_models"]
+            is_list = isinstance(axis, list) and len(axis) > 0
+            number = axis[0] if is_list and isinstance(axis[0], int) else 1
+        elif number is None and isinstance(tasks, list):
+            number = len(tasks)
+        return values if number is None else values | {"num_models": number}
+
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
         """Raises `ValueError` for what would fail when building, before anything is compiled."""
+        self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():
             if method.assignment is None and self.assignment is None:
@@ -91,25 +116,67 @@ class Experiment(Seeded):
                 self._check_method(method)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
-        if self.precision == "float64" and not isinstance(self.task, QuadraticConfig):
+        is_quadratic = [isinstance(each, QuadraticConfig) for each in self.each_task]
+        if self.precision == "float64" and not all(is_quadratic):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.params is not None:
             check_file(self.params)
-        self._grid(None)  # all points are checked; data, which take long to load, are not needed
+        # All points are checked; data, which take long to load, are not needed.
+        self._grid(Draws(Points(self)), (), None)
         return self
+
+    @property
+    def each_task(self) -> list[AnyTask]:
+        """The task of every model."""
+        if self.task is not None:
+            return [self.task] * self.num_models
+        return list(self.tasks or [])
+
+    @property
+    def sources(self) -> list[Any]:
+        """The settings of every model's data; None of a model without data."""
+        return [each.source for each in self.each_task]
+
+    def _check_tasks(self) -> None:
+        if (self.task is None) == (self.tasks is None):
+            given = "missing" if self.task is None else "there are tasks, too"
+            raise ValueError(
+                f"task: {given}; give a table [task], which all models learn, or a table [[tasks]] "
+                "for each model"
+            )
+        if self.tasks is None:
+            return
+        if len(self.tasks) != self.num_models:
+            raise ValueError(
+                f"num_models is {self.num_models}, but there are {len(self.tasks)} tables "
+                "[[tasks]]; give one for each model, and leave num_models out"
+            )
+        clients = {each.num_clients for each in self.tasks} - {None}
+        if len(clients) > 1:
+            raise ValueError(
+                f"tasks of {' and '.join(map(str, sorted(clients, key=str)))} clients; all models "
+                "are trained by the same clients: give each task as many"
+            )
+        quadratic = [each for each in self.tasks if isinstance(each, QuadraticConfig)]
+        if len(quadratic) < len(self.tasks) and any(each.start != "zeros" for each in quadratic):
+            raise ValueError(
+                "a quadratic's start is 'normal', but other tasks draw their own; leave start out"
+            )
 
     def _check_requirement(self) -> None:
         if self.requirement is None:
             return
-        if isinstance(self.task, QuadraticConfig):
-            _check_on_quadratic(self.requirement, "requirement.")
-        elif not self.task.has_own_tests:
-            raise ValueError(
-                "requirement: clients are asked one by one, but one pool of test examples stands "
-                "for all; give task.test_fraction, such as 0.4, so that each has its own"
-            )
+        for task in self.each_task:
+            if isinstance(task, QuadraticConfig):
+                _check_on_quadratic(self.requirement, "requirement.")
+            elif not task.has_own_tests:
+                raise ValueError(
+                    "requirement: clients are asked one by one, but one pool of test examples "
+                    "stands for all; give task.test_fraction, such as 0.4, so that each has its own"
+                )
 
     def _check_method(self, method: Method) -> None:
+        method.build(self.num_models, self.num_rounds)
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
@@ -118,10 +185,11 @@ class Experiment(Seeded):
                     f"{asking} for clients with thresholds; add a table requirement, such as "
                     "requirement = { num_steps = 100 }"
                 )
-        if self.task.num_clients is not None:
-            self._assigned(method, self.task.num_clients)
-        if isinstance(self.task, QuadraticConfig):
-            _check_on_quadratic(method)
+        for task in self.each_task:
+            if task.num_clients is not None:
+                self._assigned(method, task.num_clients)
+            if isinstance(task, QuadraticConfig):
+                _check_on_quadratic(method)
 
     def _assignment_of(self, method: Method) -> Assigned:
         """Returns the method's own assignment, or that of all."""
@@ -158,25 +226,33 @@ class Experiment(Seeded):
         """
         seeds = range(self.first_seed, self.first_seed + self.num_seeds)
         start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
-        return self._grid(self.task.data(), start)
+        draws = Draws(Points(self))
+        return self._grid(draws, draws.load(), start)
 
-    def _grid(self, data: FederatedData | None, start: Start | None = None) -> Grid:
+    def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""
-        points = Points(self)
+        points = draws.points
 
-        def prepare(rng_key: Any, algorithm: str, data: Any = None, **point: Any) -> OwnModels:
-            here, numbers = points.at(algorithm, point)
-            return here._prepare(rng_key, data, numbers)
+        def at(point: dict[str, Any], data: Data) -> tuple["Experiment", Numbers, list[Task]]:
+            here, numbers = points.at(point)
+            stores = draws.of(point, data)
+            return here, numbers, here._tasks(stores, numbers.get("task", {}))
 
-        def build(
-            algorithm: str, data: Any = None, prepared: OwnModels | None = None, **point: Any
-        ) -> Setup:
-            here, numbers = points.at(algorithm, point)
-            setup = here._setup(algorithm, data, prepared, numbers)
+        def prepare(rng_key: Any, data: Data = (), **point: Any) -> Any:
+            here, numbers, tasks = at(point, data)
+            assert here.requirement is not None
+            given = numbers.get("requirement", {})
+            return here.requirement.prepare(rng_key, tasks, here._starts(), given)
+
+        def build(data: Data = (), prepared: Any = None, **point: Any) -> Setup:
+            here, numbers, tasks = at(point, data)
+            setup = here._setup(point["algorithm"], tasks, prepared, numbers)
             if start is None:
                 return setup
-            params = params_at(point["start"], algorithm, point["place"], setup)
-            return setup._replace(params=params)
+            place = point[SEED_NUMBER]
+            return setup._replace(
+                params=params_at(point["start"], point["algorithm"], place, setup)
+            )
 
         axes = {name: points.values[key] for name, key in points.names.items()}
         return Grid(
@@ -187,36 +263,72 @@ class Experiment(Seeded):
             self.seed,
             # Closed over, data would be constants, which XLA copies into every program.
             shared={"data": data} | ({} if start is None else {"start": start}),
-            per_seed={} if start is None else {"place": np.arange(self.num_seeds)},
+            per_seed={SEED_NUMBER: np.arange(self.num_seeds)}
+            if draws.are_by_seed or start is not None
+            else {},
             record_every=self.record_every,
             client_map=self.client_map,
             prepare=None if self.requirement is None else prepare,
             until=None if self.until is None else Until(**dict(self.until)),
+            # All draws of the data are computed by one program.
+            together={points.name_of(key): lambda _: 0 for key in points.data_axes},
             first_seed=self.first_seed,
         )
 
-    def _prepare(self, rng_key: Any, data: Any, numbers: Numbers) -> OwnModels:
-        """Trains the clients' own models."""
-        assert self.requirement is not None
-        task, start = self.task.build(data, **numbers.get("task", {})), self.task.initial_params()
-        given = numbers.get("requirement", {})
-        return self.requirement.prepare(rng_key, task, self.num_models, start, given)
+    def _tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
+        """Builds the task of every model on its data."""
+        if self.task is not None:
+            # One object M times: `stacks_of` stores the arrays that tasks share once.
+            return [self.task.build(stores[0], **numbers)] * self.num_models
+        pairs = zip(self.each_task, stores, strict=True)
+        return [task.build(store, **numbers) for task, store in pairs]
 
-    def _setup(self, algorithm: str, data: Any, own: OwnModels | None, numbers: Numbers) -> Setup:
+    def _starts(self) -> Any:
+        """Returns the initial parameters, as `simulate` takes them; None if tasks draw them."""
+        if self.task is not None:
+            return self.task.initial_params()
+        starts: list[Any] = [each.initial_params() for each in self.each_task]
+        if any(start is None for start in starts):
+            return None
+        # Models of one structure have a stack of parameters, others a list.
+        is_alike = len({start.shape for start in starts}) == 1
+        return jnp.stack(starts) if is_alike else starts
+
+    def _setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
         """Builds one run: who trains what and how, with attackers and demands."""
-        method, task = self.algorithms[algorithm], self.task.build(data, **numbers.get("task", {}))
-        assignment = self._assigned(method, task.num_clients)
+        method = self.algorithms[algorithm]
+        assignment = self._assigned(method, tasks[0].num_clients)
         given = numbers.get("algorithms", {}).get(algorithm, {})
-        trained = method.build(self.num_models, **given)
-        # One object M times: `stacks_of` stores the arrays that tasks share once.
-        tasks = [task] * self.num_models
+        trained = method.build(self.num_models, self.num_rounds, **given)
         if self.requirement is not None and own is not None:
-            tasks = self.requirement.wrap(task, own, method, method.schedule(1, given))
+            rate = method.schedule(1, self.num_rounds, given)
+            tasks = self.requirement.wrap(tasks, own, method, rate)
         if self.byzantine is not None:
             attack = numbers.get("byzantine", {})
             tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]
             trained = self.byzantine.wrap(trained, assignment.num_clients, **attack)
-        return Setup(tasks, trained, assignment, self.task.initial_params())
+        return Setup(tasks, trained, assignment, self._starts())
+
+
+def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values with `data_seed` "seed" in its task, where a file has it as an axis."""
+    axes = values.get("axes")
+    if not isinstance(axes, dict):
+        return values
+    nested = axes.get("task")
+    if axes.get("task.data_seed") == "seed":
+        axes = {key: axis for key, axis in axes.items() if key != "task.data_seed"}
+    elif isinstance(nested, dict) and nested.get("data_seed") == "seed":
+        rest = {key: axis for key, axis in nested.items() if key != "data_seed"}
+        axes = {key: axis for key, axis in axes.items() if key != "task"}
+        axes |= {"task": rest} if rest else {}
+    else:
+        return values
+    tasks = values.get("tasks")
+    if isinstance(tasks, list):
+        drawn = [replaced(each, ["data_seed"], "seed") for each in tasks]
+        return values | {"axes": axes, "tasks": drawn}
+    return replaced(values, ["task", "data_seed"], "seed") | {"axes": axes}
 
 
 def _check_on_quadratic(config: Config, table: str = "") -> None:

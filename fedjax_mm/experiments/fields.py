@@ -115,16 +115,34 @@ def _field_type(annotation: Any) -> Any:
     """Returns the type of a field for a parameter; None, if a file can say no such thing."""
     is_union = get_origin(annotation) in (Union, UnionType)
     members = get_args(annotation) if is_union else [annotation]
+    if complex in members:  # JAX's type of all that becomes an array: in a file, a number
+        members = [each for each in members if each not in (bool, int)]
     literals = [each for each in members if get_origin(each) is Literal]
     # An int is a count everywhere; bounds of floats are checked by the function itself.
     types = [*literals, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
     return reduce(or_, types) if any(types) else None
 
 
+def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:
+    """Returns the type and the default of each of a function's parameters that a file can give.
+
+    Args:
+      function: all of its parameters that have no default are required.
+      given: parameters that are not the file's to give.
+      types: of fields, where the annotation says less.
+    """
+    columns: dict[str, Any] = {}
+    for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        type_ = types.get(key) or _field_type(parameter.annotation)
+        if type_ is not None and key not in given:
+            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+    return columns
+
+
 def table_of(
     base: type[Table], function: Callable[..., Any], *given: str, **types: Any
 ) -> type[Table]:
-    """Returns a function's table in a file, a field for each parameter that a file can give.
+    """Returns a function's table in a file, with the fields of `columns_of`.
 
     Args:
       base: fields that all such tables have.
@@ -132,11 +150,8 @@ def table_of(
       given: parameters that are not the file's to give.
       types: of fields, where the annotation says less.
     """
-    columns: dict[str, Any] = {"name": (Literal[function.__name__], ...)}
-    for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        type_ = types.get(key) or _field_type(parameter.annotation)
-        if type_ is not None and key not in (*given, *base.model_fields):
-            columns[key] = type_, ... if parameter.default is parameter.empty else parameter.default
+    columns = columns_of(function, *given, *base.model_fields, **types)
+    columns = {"name": (Literal[function.__name__], ...)} | columns
     return create_model(function.__name__, __base__=base, **columns)
 
 

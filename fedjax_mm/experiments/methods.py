@@ -3,15 +3,15 @@
 import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from operator import itemgetter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
-from pydantic import model_validator
+from pydantic import create_model, model_validator
 
 from fedjax_mm import assignment as assignments
 from fedjax_mm.algorithms import methods
@@ -30,7 +30,7 @@ from fedjax_mm.experiments.fields import (
     one_of,
     table_of,
 )
-from fedjax_mm.schedules import Schedule, inverse_time, per_frame
+from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -70,20 +70,6 @@ _ASSIGNMENTS: dict[str, Callable[..., Assignment]] = {
 }
 
 
-class InverseTime(Config):
-    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
-
-    beta: Positive
-    gamma: NonNegative
-    per: Literal["round", "frame"] = "round"
-
-    def schedule(self, num_models: int, numbers: Numbers) -> Schedule:
-        """Builds the schedule of the round."""
-        here = self.with_numbers(numbers)
-        schedule: Schedule = inverse_time(here.beta, here.gamma)
-        return per_frame(schedule, num_models) if here.per == "frame" else schedule
-
-
 ASSIGNMENT_TABLES = {
     name: table_of(Assigned, factory, "num_clients", "num_models")
     for name, factory in _ASSIGNMENTS.items()
@@ -99,29 +85,39 @@ class Method(Config):
 
     name: str
     assignment: AssignmentConfig | None = None
-    learning_rate: Positive | InverseTime
+    learning_rate: Rate
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        self.build(1)  # factories check numbers, in words of their own
+        methods()[self.name](1.0, **self._own)  # factories check numbers, in words of their own
         return self
 
     @property
     def _own(self) -> dict[str, Any]:
-        """The settings that other methods may not have."""
-        return {key: value for key, value in self if key not in Method.model_fields}
+        """The settings that other methods may not have, without those of optimizers."""
+        return {key: value for key, value in self if key not in _COMMON}
 
-    def schedule(self, num_models: int, numbers: Numbers | None = None) -> Any:
+    def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
         """Returns the learning rate as factories take it: a number, or a schedule of the round."""
-        rate, given = self.learning_rate, (numbers or {}).get("learning_rate")
-        if isinstance(rate, InverseTime):
-            return rate.schedule(num_models, given or {})
-        return rate if given is None else given
+        given = (numbers or {}).get("learning_rate")
+        return rate_of(self.learning_rate, num_models, num_rounds, given)
 
-    def build(self, num_models: int, **numbers: Any) -> Algorithm:
-        """Builds the algorithm; `numbers`, which may be traced, take the place of settings."""
-        settings = self._own | {k: x for k, x in numbers.items() if k != "learning_rate"}
-        return methods()[self.name](self.schedule(num_models, numbers), **settings)
+    def build(self, num_models: int, num_rounds: int = 1, **numbers: Any) -> Algorithm:
+        """Builds the algorithm; `numbers`, which may be traced, take the place of settings.
+
+        Args:
+          num_models: M, which schedules per frame count by.
+          num_rounds: T, over which schedules last that have no length.
+          numbers: by the names of settings; those of an inner table are a mapping.
+        """
+        own = self._own
+        settings = own | {key: x for key, x in numbers.items() if key in own}
+        if isinstance(self, OptimizingClients):
+            settings["local_optimizer"] = self.local_optimizer(numbers)
+        if isinstance(self, OptimizingServer):
+            server = self.build_server_optimizer(num_models, num_rounds, numbers)
+            settings["server_optimizer"] = server
+        return methods()[self.name](self.schedule(num_models, num_rounds, numbers), **settings)
 
     def asks_for_thresholds(self) -> bool:
         """Whether the method trains only clients who require something of a model."""
@@ -135,7 +131,19 @@ class Method(Config):
 DEFAULT_METHOD = "fedavg"
 """The name in a table without a `name`."""
 
-METHOD_TABLES = {name: table_of(Method, factory) for name, factory in methods().items()}
+_OPTIMIZING = {"local_optimizer": OptimizingClients, "server_optimizer": OptimizingServer}
+_OF_ALL: tuple[type[Config], ...] = (Method, OptimizingClients, OptimizingServer)
+_COMMON = {key for base in _OF_ALL for key in base.model_fields}
+
+
+def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
+    """Returns the table of a method, with optimizers if its factory takes them."""
+    mine = [key for key in _OPTIMIZING if key in inspect.signature(factory).parameters]
+    base: Any = create_model("Method", __base__=(Method, *(_OPTIMIZING[key] for key in mine)))
+    return table_of(base, factory, *mine)
+
+
+METHOD_TABLES = {name: _method_table(factory) for name, factory in methods().items()}
 """The tables of all methods in a file, by their `name`."""
 
 MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
@@ -219,30 +227,35 @@ class Requirement(Config):
     num_unseen: fields.CountOrZero = 0
     tuning_steps: fields.CountOrZero = 0
 
-    def prepare(
-        self, rng_key: Any, task: Task, num_models: int, params: Any, numbers: Numbers
-    ) -> OwnModels:
+    def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
         """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
-        They start where the models do: at `params`, or at what the task draws.
+        They start where the models do: at `params`, or at what the task draws. Where models have
+        different tasks, it is a list with one entry for each model.
         """
-        # Quadratics are deterministic: a client's loss has no examples to draw.
-        default = None if isinstance(task, Quadratic) else 32
-        how: dict[str, Any] = {"learning_rate": self.with_numbers(numbers).learning_rate}
-        how |= {"num_steps": self.num_steps, "batch_size": self.batch_size or default}
+        rate = self.with_numbers(numbers).learning_rate
 
-        def of_model(model: Index) -> OwnModels:
-            return own_models(rng_key, task, params, model=model, **how)
+        def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
+            # Quadratics are deterministic: a client's loss has no examples to draw.
+            size = self.batch_size or (None if isinstance(task, Quadratic) else 32)
+            how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": size}
+            return own_models(rng_key, task, params, model=model, learning_rate=rate, **how)
 
+        if any(task is not tasks[0] for task in tasks):
+            starts = [None] * len(tasks) if params is None else params
+            each = zip(tasks, starts, range(len(tasks)), strict=True)
+            return [of_model(*one) for one in each]
         # One model after the other: own models of all clients at once may fill the memory.
-        return lax.map(of_model, jnp.arange(num_models))
+        return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
-    def wrap(self, task: Task, own: OwnModels, method: Method, rate: Any) -> list[Task]:
+    def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
         """Returns the task of each model with demands on it; `rate` is the method's."""
         tuning = None
         if self.tuning_steps:
             # A schedule gives its first rate: tuning begins anew after every round.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
-        each = [jax.tree.map(itemgetter(model), own) for model in range(len(own.threshold))]
-        return [requiring(task, own, num_unseen=self.num_unseen, tuning=tuning) for own in each]
+        if isinstance(own, OwnModels):
+            own = [jax.tree.map(itemgetter(model), own) for model in range(len(tasks))]
+        how: dict[str, Any] = {"num_unseen": self.num_unseen, "tuning": tuning}
+        return [requiring(task, mine, **how) for task, mine in zip(tasks, own, strict=True)]

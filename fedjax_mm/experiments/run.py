@@ -7,11 +7,12 @@ import jax
 import xarray as xr
 
 from fedjax_mm.base import Params
+from fedjax_mm.experiments.draws import kind_of
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution, finish, plan_for
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.plan import Plan, make_outline
 
 
 @overload
@@ -75,17 +76,22 @@ def run(
         done = finish(
             plan,
             how,
-            data=getattr(grid.shared["data"], "kind", "synthetic"),
+            data=kind_of(grid.shared["data"]),
             config=config,
             on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
         )
     return done.dataset if done.params is None else (done.dataset, done.params)
 
 
-def plan(experiment: Experiment, execution: Execution | None = None) -> Plan:
-    """Returns the plan of `run`: compiled programs, their batches, memory and local trainings."""
+def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
+    """Returns what `run` would do, traced but not compiled: programs, batches and local trainings.
+
+    Raises:
+      ValueError, OSError: as `run`, but a batch that does not fit is found by compiling alone.
+    """
+    how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
-        return plan_for(_grid(experiment), execution or Execution(), experiment.model_dump())
+        return make_outline(_grid(experiment), split=how.split, limit=how.memory)
 
 
 @refusing()

@@ -1,12 +1,13 @@
 """The tasks of an experiment file: what is learned, and from which data."""
 
 import inspect
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
@@ -48,6 +49,16 @@ class QuadraticConfig(Config):
     def source(self) -> None:
         """Settings of the data: there are none."""
 
+    @property
+    def is_drawn_by_seed(self) -> bool:
+        """Whether every seed has a draw of the data of its own."""
+        return False
+
+    def draws(self, seeds: Sequence[int]) -> list[Self]:
+        """Returns the settings of every draw of the data."""
+        del seeds
+        return [self]
+
     def data(self) -> None:
         """No data: the task is made of numbers."""
 
@@ -65,8 +76,37 @@ class QuadraticConfig(Config):
         return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
+def _seed_or_word(value: Any) -> Any:
+    if isinstance(value, str) and value != "seed":
+        raise ValueError('give a whole number, or "seed" for a draw of its own for every seed')
+    return value
+
+
+DataSeed = Annotated[Seed | Literal["seed"], BeforeValidator(_seed_or_word)]
+"""The seed of a draw of data, or the word "seed": every seed of the experiment has its own draw."""
+
+
 class _Learning(Config):
     """A classifier of every client's examples."""
+
+    data_seed: DataSeed = 0
+
+    @property
+    def is_drawn_by_seed(self) -> bool:
+        """Whether every seed has a draw of the data of its own."""
+        return self.data_seed == "seed"
+
+    def draws(self, seeds: Sequence[int]) -> list[Self]:
+        """Returns the settings of every draw of the data; `seeds` has a number for each seed."""
+        if not self.is_drawn_by_seed:
+            return [self]
+        return [self.model_copy(update={"data_seed": seed}) for seed in seeds]
+
+    @property
+    def _seed(self) -> int:
+        """The seed of one draw."""
+        assert self.data_seed != "seed", "a draw is made from `draws`"
+        return self.data_seed
 
     @property
     def source(self) -> dict[str, Any]:
@@ -90,7 +130,6 @@ class _Network(_Learning):
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
     flipped: Share = 0.0
     """Of the clients."""
-    data_seed: Seed = 0
 
     @model_validator(mode="after")
     def _network_fits(self) -> Self:
@@ -116,7 +155,7 @@ class _Network(_Learning):
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
             return data
-        return flip_labels(data, fraction=self.flipped, seed=self.data_seed)
+        return flip_labels(data, fraction=self.flipped, seed=self._seed)
 
 
 class SyntheticConfig(_Learning):
@@ -130,7 +169,6 @@ class SyntheticConfig(_Learning):
     num_classes: Annotated[Count, Field(ge=2)] = 5
     generator: Literal["fedprox", "leaf"] = "fedprox"
     iid: Flag = False
-    data_seed: Seed = 0
     sigmoid_head: Flag = False
     reduction: Literal["mean", "sum"] = "mean"
 
@@ -146,7 +184,7 @@ class SyntheticConfig(_Learning):
         """Draws the clients' examples from `data_seed`."""
         names = ("alpha", "beta", "dim", "num_classes", "generator", "iid")
         settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return synthetic(self.num_clients, seed=self.data_seed, **settings)
+        return synthetic(self.num_clients, seed=self._seed, **settings)
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task."""
@@ -203,7 +241,7 @@ class _Images(_Network):
 
     def data(self) -> FederatedData:
         """Loads the images and deals them out."""
-        pool, seed = self._pool(), self.data_seed
+        pool, seed = self._pool(), self._seed
         parts = self.partition.deal(pool.train[1], self.num_clients, seed)
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
@@ -219,7 +257,7 @@ class DigitsConfig(_Images):
     num_clients: Annotated[Count, Field(le=1438)] = 100
 
     def _pool(self) -> Pool:
-        return digits(seed=self.data_seed)
+        return digits(seed=self._seed)
 
 
 class IDXConfig(_Images):
@@ -250,6 +288,15 @@ class LeafConfig(_Network):
     def num_clients(self) -> None:
         """Unknown: the files tell."""
 
+    @model_validator(mode="after")
+    def _draws_differ(self) -> Self:
+        if self.is_drawn_by_seed and not self.flipped:
+            raise ValueError(
+                'data_seed is "seed", which draws clients with flipped labels, but flipped is 0; '
+                "leave data_seed out, or give flipped"
+            )
+        return self
+
     def data(self) -> FederatedData:
         """Reads the files."""
         return self._with_flips(load_leaf(self.directory))
@@ -259,12 +306,15 @@ class LeafConfig(_Network):
         return _classifier(data, self.model, dropout_rate=self.dropout_rate)
 
 
+AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig
+"""Any of the tasks, as it was checked."""
+
 TaskConfig = Annotated[
-    QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig,
+    AnyTask,
     Field(discriminator="name"),
     named("quadratic"),
 ]
-"""Any of the tasks; the quadratic if there is no name."""
+"""The table of any task; of the quadratic if there is no name."""
 
 
 def _classifier(

@@ -138,7 +138,9 @@ def divergence(program: Program, replicas: np.ndarray, records: Record, done: in
         return None
     first = np.where(record < 0, np.iinfo(record.dtype).max, record)
     row, model = np.unravel_index(np.argmin(first), first.shape)
-    point = "".join(f", {n}={x[replicas[row]]:g}" for n, x in program.numbers.items())
+    places = dict(zip(grid.axes, (each[replicas[row]] for each in program.index), strict=False))
+    at = {name: grid.labels[name][places[name]] for name in grid.axes if name in program.numbers}
+    point = "".join(f", {n}={x if isinstance(x, str) else format(x, 'g')}" for n, x in at.items())
     return (
         f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "
         f"seed {grid.first_seed + program.index[-1][replicas[row]]}, is not finite in round "

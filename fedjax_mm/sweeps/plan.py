@@ -70,7 +70,7 @@ class Plan:
       grid: the runs.
       where: the devices.
       compiled: the programs.
-      compile_seconds: of all programs together.
+      compile_seconds: of all programs together; NaN of an outline.
       process_bytes: memory of this process, the programs included, before the first run.
       limit: the memory that may be used, in bytes: on accelerators that of one device.
     """
@@ -81,6 +81,11 @@ class Plan:
     compile_seconds: float
     process_bytes: int
     limit: float
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the programs can be called; else this is an outline."""
+        return not math.isnan(self.compile_seconds)
 
     @cached_property
     def batches(self) -> list[tuple[Compiled, int]]:
@@ -125,9 +130,19 @@ class Plan:
     def lines(self) -> list[str]:
         """The work and the memory in words."""
         shared = f"on {self.where.mesh.size} devices, which share out the {self.where.axis}"
+        number = f"{len(self.compiled)} program{'s'[: len(self.compiled) > 1]}"
+        work = f"{self.client_updates:,} local trainings {shared}"
+        if not self.is_compiled:
+            return [
+                f"{number} to compile; {work}",
+                f"memory: at least {_in_gib(self.num_bytes)} = {_in_gib(self.process_bytes)} this "
+                f"process + {_in_gib(self.batch_bytes)} states and records of the largest batch + "
+                f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
+                "what a program needs for itself is known once it is compiled; batches get smaller "
+                "where that does not fit",
+            ]
         lines = [
-            f"{len(self.compiled)} programs, each compiled once, in {self.compile_seconds:.1f} s; "
-            f"{self.client_updates:,} local trainings {shared}",
+            f"{number}, each compiled once, in {self.compile_seconds:.1f} s; {work}",
             f"memory: {_in_gib(self.num_bytes)} estimated = {_in_gib(self.process_bytes)} this "
             f"process + {_in_gib(self.batch_bytes)} the largest batch + "
             f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
@@ -159,15 +174,7 @@ def make_plan(
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
     """
-    programs = grid.programs
-    metrics = {name for program in programs for name in program.traced.record.metrics}
-    for name in metrics & grid.axes.keys():
-        raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
-    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
-    if split is None and any(program.traced.has_closed_form for program in programs):
-        split = "replicas"
-    where = layout(len(programs[0]), axis=split)
-    room, limit = _room(grid, where, limit)
+    programs, (where, room, limit) = grid.programs, _place(grid, split, limit)
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
@@ -182,6 +189,54 @@ def make_plan(
     compiled = [_fit(*each, where, room) for each in parts]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
+
+
+def make_outline(
+    grid: Grid,
+    *,
+    split: Literal["replicas", "clients"] | None = None,
+    limit: float | None = None,
+) -> Plan:
+    """Returns the plan of `make_plan` as far as tracing tells: nothing is compiled.
+
+    Its programs cannot be called. Their memory is that of states and records, and as many replicas
+    as would then fit are computed at once.
+
+    Args:
+      grid: as in `make_plan`.
+      split: as in `make_plan`.
+      limit: as in `make_plan`.
+
+    Raises:
+      ValueError: if the result does not fit.
+    """
+    where, room, limit = _place(grid, split, limit)
+
+    def outlined(program: Program) -> Compiled:
+        size = _batch_size(program, where, room)
+        return Compiled(program, size, _not_compiled, size * _replica_bytes(program))
+
+    used = psutil.Process().memory_info().rss
+    return Plan(grid, where, list(map(outlined, grid.programs)), math.nan, used, limit)
+
+
+def _not_compiled(*_: Any) -> Any:
+    raise ValueError("an outline cannot be carried out; make a plan")
+
+
+def _place(
+    grid: Grid, split: Literal["replicas", "clients"] | None, limit: float | None
+) -> tuple[Layout, float, float]:
+    """Returns the devices, the bytes for a batch, and those that may be used in all."""
+    programs = grid.programs
+    metrics = {name for program in programs for name in program.traced.record.metrics}
+    for name in metrics & grid.axes.keys():
+        raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
+    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
+    if split is None and any(program.traced.has_closed_form for program in programs):
+        split = "replicas"
+    where = layout(len(programs[0]), axis=split)
+    return where, *_room(grid, where, limit)
 
 
 def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]:
@@ -204,15 +259,19 @@ def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
     """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
-    state, record = num_bytes(program.traced.carry), num_bytes(program.traced.record)
-    # A guess before compiling: old and new carry, temporaries, and rows on their way to the host.
-    most = room / (3 * state + (2 * program.records_kept + program.grid.num_records) * record)
+    state, most = num_bytes(program.traced.carry), room / _replica_bytes(program)
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
     # Equal batches: the last one is padded to their size, which is work for nothing.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
+
+
+def _replica_bytes(program: Program) -> float:
+    """A guess before compiling: old and new carry, temporaries, and rows on their way out."""
+    state, record = num_bytes(program.traced.carry), num_bytes(program.traced.record)
+    return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
 
 def jitted(program: Program, where: Layout) -> Any:

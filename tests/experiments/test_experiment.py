@@ -12,7 +12,8 @@ from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import Aggregation, LocalProblem
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
-from fedjax_mm.experiments.methods import METHOD_TABLES, InverseTime
+from fedjax_mm.experiments.methods import METHOD_TABLES
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from tests.compiling import optimised
@@ -500,22 +501,6 @@ def test_a_network_for_images_refuses_vectors(tmp_path):
     ).task
     with pytest.raises(ValueError, match=r"takes images .* shape \[2\]; choose 'logistic'"):
         task.build(task.data())
-
-
-@pytest.mark.parametrize(
-    "axes",
-    [
-        {"task.num_clients": [10, 20]},
-        {"task": {"data_seed": [0, 1]}},
-        {"task.partition.alpha": [0.1, 1]},
-        {"task": [DIGITS, {"name": "synthetic"}]},
-        {"task.model": ["logistic", "mlp"]},
-    ],
-)
-def test_what_changes_the_data_is_no_axis(axes):
-    task = DIGITS | {"partition": {"name": "dirichlet", "alpha": 0.5}}
-    with pytest.raises(ValueError, match=r"(the data|within a sweep); run one for each$"):
-        validate(Experiment, learning(task) | {"axes": axes})
 
 
 def test_what_leaves_the_data_alone_may_be_an_axis():

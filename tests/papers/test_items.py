@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from fedjax_mm import papers
-from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.papers import BOUNDS, ITEMS

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pydantic import model_validator
 
 from fedjax_mm.experiments.fields import Count
-from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.run import run
 from fedjax_mm.metrics import log_gap
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from fedjax_mm import plots
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Distinct, Positive
-from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.metrics import gain

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from fedjax_mm.experiments.experiment import Experiment, Precision
 from fedjax_mm.experiments.fields import Count, Positive, Seeded
-from fedjax_mm.experiments.methods import InverseTime
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
 

@@ -1,0 +1,143 @@
+"""Commands for experiments of one's own: init, run, sweep, show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedjax_mm.cli.options import (
+    ConfigFile,
+    DryRun,
+    Memory,
+    Out,
+    Overrides,
+    Overwrite,
+    Resume,
+    SaveEvery,
+    Split,
+)
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]")] = Path("experiment.toml"),
+) -> None:
+    """Write an experiment file to start from.
+
+    FILE is experiment.toml if it is not given; a file that exists is never overwritten. What is
+    written is commented, runs in seconds, and has further settings to switch on:
+
+        fedjax-mm init mine.toml
+        fedjax-mm run mine.toml
+    """
+    from fedjax_mm.cli import results
+
+    results.init(file)
+
+
+def run(
+    config: ConfigFile,
+    out: Out = Path("results"),
+    overrides: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    save_every: SaveEvery = 30.0,
+    memory: Memory = None,
+    split: Split = None,
+    dry_run: DryRun = False,
+    save_params: Annotated[
+        bool,
+        typer.Option("--save-params", help="Write the models' final parameters to params.npz too."),
+    ] = False,
+) -> None:
+    """Run an experiment described in a TOML file.
+
+    Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
+    file's name, and prints the last values. `fedjax-mm init` writes a file to start from, and
+    `--dry-run` shows what would be computed. Algorithms are FedAvg or, by their `name`, any other
+    method; `assignment`, `requirement` and `byzantine` are tables for all of them, see
+    docs/experiments.md.
+    A complete experiment:
+
+        num_models = 12
+        num_rounds = 1000
+
+        [task]
+        name = "quadratic"
+        num_clients = 24
+        block_size = 4
+        mu = 2e-4
+
+        [algorithms.MFA-Rand]
+        assignment = { name = "mfa_rand" }
+        learning_rate = 0.1
+        local_steps = 5
+
+        [algorithms.MFA-RR]
+        assignment = { name = "mfa_rr" }
+        learning_rate = { beta = 30, gamma = 100, per = "frame" }
+        local_steps = 5
+    """
+    from fedjax_mm.cli import commands
+
+    before = commands.existing(resume, overwrite)
+    how = commands.execution(memory, split, save_every)
+    if dry_run:
+        commands.outline(config, overrides or [], how)
+    else:
+        commands.run(config, overrides or [], out, before, how, save_params)
+
+
+def sweep(
+    config: ConfigFile,
+    out: Out = Path("results"),
+    overrides: Overrides = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    save_every: SaveEvery = 30.0,
+    memory: Memory = None,
+    split: Split = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Run an experiment at all points of a grid.
+
+    The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
+    or one of every algorithm's (algorithms.NAME.q is one algorithm's); its values are a list, or a
+    range:
+
+        [axes]
+        num_models = [2, 12]
+        task.mu = [2e-4, 0.05]
+        learning_rate = { start = 0.01, stop = 0.3, num = 16, scale = "log" }
+
+    Numbers that are not counts, seeds, and draws of the data cost no compilation. Writes
+    OUT/NAME/result.nc with one dimension per axis, and OUT/NAME/figure.png, and prints the last
+    values. Runs that diverge are marked in the variable `diverged`, and the others go on.
+    `--dry-run` shows what would be computed.
+    """
+    from fedjax_mm.cli import commands
+
+    before = commands.existing(resume, overwrite)
+    how = commands.execution(memory, split, save_every)
+    if dry_run:
+        commands.outline(config, overrides or [], how, is_sweep=True)
+    else:
+        commands.sweep(config, overrides or [], out, before, how)
+
+
+def show(
+    result: Annotated[Path, typer.Argument(metavar="RESULT")],
+) -> None:
+    """Show a result: where it comes from, its dimensions and its last values.
+
+    RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc:
+
+        fedjax-mm show results/experiment
+
+    Values are means over models and seeds with standard errors over the seeds; of a run with a
+    target, those of the round that met it.
+    """
+    from fedjax_mm.cli import results
+
+    results.show(result)

@@ -1,0 +1,49 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+
+def number(text: str) -> Any:
+    """Returns an option in place of a setting, which is checked together with the others."""
+    return typer.Option(metavar="NUMBER", help=text)
+
+
+Out = Annotated[
+    Path, typer.Option(help="Directory for results; each has a folder of its own in it.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, e.g. task.mu=0.05; repeatable."
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume",
+        help="Continue an unfinished run bit by bit; start if there is none; leave a complete one.",
+    ),
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Give up another run's finished result that is there.")
+]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
+Memory = Annotated[
+    float | None,
+    typer.Option(metavar="GIB", help="Memory that may be used; 60 % of what is free if not given."),
+]
+Split = Annotated[
+    Literal["replicas", "clients"] | None,
+    typer.Option(
+        help="What the devices share out: seeds and points, or the clients of each group."
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the plan without compiling anything, and stop.")
+]
+ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

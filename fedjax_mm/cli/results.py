@@ -1,0 +1,177 @@
+"""Results on the terminal: their last values, and what a directory has; and a file to start from.
+
+Nothing here computes on a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from importlib import resources
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from fedjax_mm.cli.terminal import console, say, show_table
+from fedjax_mm.files import write_aside
+from fedjax_mm.results.labels import places
+from fedjax_mm.sweeps.errors import RefusedError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
+_NO_METRICS = ("diverged", "ended")
+_MOST_ROWS = 40
+
+
+def init(path: Path) -> None:
+    """Writes the experiment file to start from.
+
+    Raises:
+      RefusedError: if there is such a file, or it cannot be written.
+    """
+    if path.exists():
+        raise RefusedError(f"{path} exists, and is left as it is; give another FILE, or remove it")
+    text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
+    try:
+        write_aside(path, lambda aside: aside.write_text(text))
+    except OSError as error:
+        raise RefusedError(
+            f"cannot write {path}: {error.strerror}; give a FILE in a directory that can be written"
+        ) from error
+    say(escape(f"{path} is written; change it, and run it with: fedjax-mm run {path}"))
+
+
+def show(path: Path) -> None:
+    """Prints a result in a directory or in a file.
+
+    Raises:
+      RefusedError: if there is none.
+    """
+    from fedjax_mm.results.dataset import open_result
+
+    file = path / "result.nc" if path.is_dir() else path
+    remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
+    if not file.is_file():
+        raise RefusedError(f"there is no {file}; {remedy}")
+    try:
+        dataset = open_result(file)
+    except (OSError, KeyError, ValueError) as error:
+        raise RefusedError(f"{file}: this is no result; {remedy}") from error
+    show_table(("", str(file)), _about(dataset), box=None, header_style="bold")
+    console.print()
+    show_last(dataset)
+    figure = file.parent / "figure.png"
+    say(escape(f"figure: {figure if figure.exists() else 'none'}"))
+
+
+def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
+    """Returns the manifest in short, and the dimensions."""
+    about: dict[str, Any] = dataset.attrs["manifest"]
+    versions, device, wall = (about.get(key, {}) for key in ("versions", "device", "wall_seconds"))
+    names = ("fedjax-mm", "jax")
+    rows = {
+        "data": about.get("data"),
+        "root seed": about.get("seed"),
+        "versions": ", ".join(f"{name} {versions[name]}" for name in names if name in versions),
+        "revision": about.get("git_revision"),
+        "device": f"{device['count']} x {device['kind']}" if device else None,
+        "compiled, ran": ", ".join(f"{seconds:.1f} s" for seconds in wall.values()),
+        "stopped": about.get("stopped"),
+    }
+    shown = [(name, escape(str(x))) for name, x in rows.items() if x not in (None, "")]
+    return shown + [(str(dim), _values(dataset, str(dim))) for dim in dataset.sizes]
+
+
+def _values(dataset: xr.Dataset, dim: str) -> str:
+    """Returns the coordinates of a dimension in short."""
+    size = dataset.sizes[dim]
+    if dim not in dataset.coords:
+        return str(size)
+    names = [_label(value) for value in dataset[dim].values]
+    return ", ".join(names) if size <= 6 else f"{names[0]} ... {names[-1]} ({size})"
+
+
+def show_last(dataset: xr.Dataset) -> None:
+    """Prints the last values of a result, means over models and seeds with standard errors.
+
+    Every point is a row; metrics for which there is no room are named below. Without axes other
+    than the algorithms all metrics are rows instead.
+    """
+    metrics = [
+        str(name)
+        for name, values in dataset.data_vars.items()
+        if name not in _NO_METRICS and "round" in values.dims
+    ]
+    if not metrics:
+        return
+    mean, error = _last(dataset, metrics)
+    title = f"After {dataset['round'].values[-1]:,} rounds, means over models and seeds"
+    if "ended" in dataset:
+        title = "In the round that met the target, or else the last, means over models and seeds"
+    axes = [str(dim) for dim in mean.sizes]
+    points = [at for at, _ in places(mean, *axes)]
+    digits = 6 if axes == ["algorithm"] else 4
+    cells = {
+        name: [_text(mean.sel(at), error.sel(at), name, digits) for at in points]
+        for name in sorted(metrics, key=(*_FIRST, *metrics).index)
+    }
+    labels = {axis: [_label(at[axis]) for at in points] for axis in axes}
+    if axes == ["algorithm"]:
+        rows = [(name, *cells[name]) for name in metrics]
+        show_table(("", *labels["algorithm"]), rows, title=title)
+        return
+    room = console.width - sum(map(_width, labels.items())) - 1
+    shown = list(cells)
+    while len(shown) > 1 and sum(_width((name, cells[name])) for name in shown) > room:
+        shown.pop()
+    columns = labels | {name: cells[name] for name in shown}
+    show_table([*columns], islice(zip(*columns.values(), strict=True), _MOST_ROWS), title=title)
+    if len(points) > _MOST_ROWS:
+        say(f"  the first {_MOST_ROWS} of {len(points):,} points; result.nc has all", style="dim")
+    if len(shown) < len(cells):
+        rest = ", ".join(name for name in cells if name not in shown)
+        say(f"  also in result.nc: {escape(rest)}", style="dim")
+
+
+def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.Dataset]:
+    """Returns means and standard errors over the seeds; NaN where a run diverged."""
+    values = dataset[list(metrics)]
+    last = values.isel(round=-1)
+    if "ended" in dataset:
+        last_round = dataset["round"].values[-1]
+        last = values.sel(round=dataset.ended.where(dataset.ended >= 0, last_round))
+    last = last.drop_vars("round").astype(float)
+    if "model" in last.dims:  # a mean over models skips those that are not there
+        last = last.mean("model")
+    if "diverged" in dataset:
+        is_whole = (dataset.diverged < 0).all("model")
+        last = last.where(is_whole).assign(is_whole=is_whole)
+    if "seed" not in last.dims:
+        return last, last * math.nan
+    number = last.sizes["seed"]
+    mean, spread = last.mean("seed", skipna=False), last.std("seed", ddof=min(1, number - 1))
+    return mean, spread / math.sqrt(number) if number > 1 else mean * math.nan
+
+
+def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
+    """Returns a metric at a point with its standard error, where that is known."""
+    value, around = mean[name].item(), error[name].item()
+    if math.isnan(value):
+        return "diverged" if "is_whole" in mean and mean.is_whole < 1 else "none"
+    return f"{value:.{digits}g}" + (f" ± {around:.2g}" if math.isfinite(around) else "")
+
+
+def _label(value: Any) -> str:
+    """Returns a coordinate in words."""
+    plain = value.item() if hasattr(value, "item") else value
+    return escape(f"{plain:g}" if isinstance(plain, float) else str(plain))
+
+
+def _width(column: tuple[str, Sequence[str]]) -> int:
+    """Returns the width of a column with its header, its padding and a line."""
+    header, cells = column
+    return max(map(len, (header, *cells))) + 3

@@ -1,0 +1,241 @@
+"""Optimizers and learning rates of an experiment file, with the names and settings of optax."""
+
+from collections.abc import Callable
+from functools import partial, reduce
+from operator import or_
+from typing import Annotated, Any, Literal
+
+import optax
+from pydantic import Discriminator, Field, GetPydanticSchema, Tag, create_model
+
+from fedjax_mm.experiments.fields import (
+    Config,
+    Count,
+    CountOrZero,
+    NonNegative,
+    Numbers,
+    Positive,
+    columns_of,
+    one_of,
+    table_of,
+)
+from fedjax_mm.local import LocalOptimizer
+from fedjax_mm.schedules import Schedule, inverse_time, per_frame
+
+Per = Literal["round", "frame"]
+
+
+class InverseTime(Config):
+    """The decaying rate beta / (t + gamma), per round t or per frame l = 1 + floor((t - 1) / M)."""
+
+    schedule: Annotated[Literal["inverse_time"], Field(exclude=True)] = "inverse_time"
+    beta: Positive
+    gamma: NonNegative
+    per: Per = "round"
+
+    def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
+        """Builds the schedule of the round t = 1, 2, ..."""
+        del num_rounds
+        here = self.with_numbers(numbers)
+        schedule: Schedule = inverse_time(here.beta, here.gamma)
+        return per_frame(schedule, num_models) if here.per == "frame" else schedule
+
+
+class Scheduled(Config):
+    """A schedule of optax, after a linear rise from 0; round 1 (or frame 1) is its count 0.
+
+    Lengths are in rounds (or frames); what has none lasts from the end of the rise to the last one.
+    """
+
+    schedule: str
+    warmup_steps: CountOrZero = 0
+    per: Per = "round"
+
+    def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
+        """Builds the schedule of the round t = 1, 2, ...; `numbers`, which may be traced, go first.
+
+        Raises:
+          ValueError: if the rise takes all rounds.
+        """
+        length = -(-num_rounds // num_models) if self.per == "frame" else num_rounds
+        if self.warmup_steps >= length:
+            raise ValueError(
+                f"learning_rate: warmup_steps is {self.warmup_steps}, of {length} {self.per}s in "
+                "all; give fewer"
+            )
+        settings = {key: value for key, value in self if key not in Scheduled.model_fields}
+        settings |= numbers
+        for key in _LENGTHS & settings.keys():
+            settings[key] = settings[key] or length - self.warmup_steps
+        renamed = {_OPTAX.get(key, key): value for key, value in settings.items()}
+        schedule: Any = _SCHEDULES[self.schedule](**renamed)
+        if self.warmup_steps:
+            rise = optax.linear_schedule(0.0, settings["start"], self.warmup_steps)
+            schedule = optax.join_schedules([rise, schedule], [self.warmup_steps])
+
+        def at(t: Any) -> Any:
+            return schedule(t - 1)
+
+        return per_frame(at, num_models) if self.per == "frame" else at
+
+    def __str__(self) -> str:
+        return in_short(self, self.schedule)
+
+
+def in_short(config: Config, name: str) -> str:
+    """Returns a name with the settings that differ from their defaults, for labels."""
+    fields = type(config).model_fields
+    changed = [
+        f"{key}={value}"
+        for key, value in config
+        if key not in ("name", "schedule") and value != fields[key].default
+    ]
+    return f"{name}({', '.join(changed)})" if changed else name
+
+
+_SCHEDULES: dict[str, Callable[..., Any]] = {
+    "cosine": optax.cosine_decay_schedule,
+    "exponential": optax.exponential_decay,
+    "linear": optax.linear_schedule,
+    "polynomial": optax.polynomial_schedule,
+}
+_OPTAX = {"start": "init_value", "end": "end_value"}
+_OURS = {value: key for key, value in _OPTAX.items()}
+_LENGTHS = {"decay_steps", "transition_steps"}
+
+
+def _schedule_table(name: str) -> type[Scheduled]:
+    types: dict[str, Any] = dict.fromkeys(_LENGTHS, Count | None)
+    types |= {"init_value": Positive, "end_value": NonNegative | None}
+    columns = columns_of(_SCHEDULES[name], **types, transition_begin=CountOrZero)
+    columns |= dict.fromkeys(_LENGTHS & columns.keys(), (Count | None, None))
+    ours = {value: key for key, value in _OPTAX.items()}
+    columns = {ours.get(key, key): column for key, column in columns.items()}
+    columns["schedule"] = Literal[name], ...
+    return create_model(name, __base__=Scheduled, **columns)
+
+
+SCHEDULE_TABLES = {name: _schedule_table(name) for name in _SCHEDULES}
+"""The tables of all schedules of optax in a file, by their `schedule`."""
+
+
+def schedule(rate: Any) -> str:
+    """Returns which schedule a table is, or what was made of one."""
+    given = rate.get("schedule") if isinstance(rate, dict) else getattr(rate, "schedule", None)
+    return given or "inverse_time"
+
+
+_TABLES = {"inverse_time": InverseTime, **SCHEDULE_TABLES}
+_AnySchedule: Any = Annotated[
+    reduce(or_, (Annotated[table, Tag(name)] for name, table in _TABLES.items())),
+    Discriminator(schedule),
+]
+
+Rate = Annotated[
+    float | InverseTime | Scheduled,
+    GetPydanticSchema(lambda _, handler: handler.generate_schema(Positive | _AnySchedule)),
+]
+"""A learning rate: a number, or the table of a schedule."""
+
+
+def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) -> Any:
+    """Returns a rate as factories take it: a number, or a schedule of the round.
+
+    Args:
+      rate: as it was checked.
+      num_models: M.
+      num_rounds: T.
+      numbers: in place of the rate, or of a schedule's settings; they may be traced.
+    """
+    if isinstance(rate, InverseTime | Scheduled):
+        return rate.build(num_models, num_rounds, numbers or {})
+    return rate if numbers is None else numbers
+
+
+class Optimizer(Config):
+    """An optimizer of optax by its name, with its settings."""
+
+    name: str
+
+    def settings(self, numbers: Numbers) -> dict[str, Any]:
+        """Returns what differs from optax's defaults; `numbers` may be traced."""
+        fields = type(self).model_fields
+        own = {key: x for key, x in self if key not in ("name", "learning_rate")}
+        return {key: x for key, x in own.items() if x != fields[key].default} | {
+            key: x for key, x in numbers.items() if key in own
+        }
+
+    def __str__(self) -> str:
+        return in_short(self, self.name)
+
+
+_OPTIMIZERS = (
+    *("adabelief", "adagrad", "adam", "adamw", "amsgrad", "lamb", "lion", "radam", "rmsprop"),
+    *("sgd", "yogi"),
+)
+_BASES = {
+    name: create_model(
+        name, __base__=Optimizer, learning_rate=(Rate, 1.0 if name == "sgd" else ...)
+    )
+    for name in _OPTIMIZERS
+}
+
+OPTIMIZER_TABLES = {
+    name: table_of(Optimizer, getattr(optax, name), "learning_rate") for name in _OPTIMIZERS
+}
+"""The tables of the optimizers of clients, by their `name`; their rate is the method's."""
+
+SERVER_OPTIMIZER_TABLES = {
+    name: table_of(base, getattr(optax, name)) for name, base in _BASES.items()
+}
+"""The tables of the server's optimizers, by their `name`; each has a rate of its own."""
+
+
+class OptimizingClients(Config):
+    """Settings of methods whose clients may take another step than SGD's.
+
+    Gradients are clipped first; then `weight_decay` times the parameters is added to them, and
+    the optimizer makes a step of the sum.
+    """
+
+    optimizer: Annotated[Optimizer, one_of(OPTIMIZER_TABLES)] | None = None
+    weight_decay: NonNegative | None = None
+    clip: Positive | None = None
+    """The largest global norm of a gradient."""
+
+    def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
+        """Returns what makes the clients' optimizer from the round's rate."""
+        here, make = self.with_numbers(numbers), optax.sgd
+        if self.optimizer is not None:
+            make = getattr(optax, self.optimizer.name)
+            # The plain function where nothing is changed: tasks may solve SGD in closed form.
+            settings = self.optimizer.settings(numbers.get("optimizer", {}))
+            make = partial(make, **settings) if settings else make
+        first = []
+        if here.clip is not None:
+            first.append(optax.clip_by_global_norm(here.clip))
+        if here.weight_decay is not None:
+            first.append(optax.add_decayed_weights(here.weight_decay))
+        return (lambda rate: optax.chain(*first, make(rate))) if first else make
+
+
+class OptimizingServer(Config):
+    """Settings of methods whose server may take another step than the mean change."""
+
+    server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
+
+    def build_server_optimizer(
+        self, num_models: int, num_rounds: int, numbers: Numbers
+    ) -> optax.GradientTransformation | None:
+        """Returns the server's optimizer; its schedules count the rounds that train a model."""
+        own: Any = self.server_optimizer
+        if own is None:
+            return None
+        given = numbers.get("server_optimizer", {})
+        rate = rate_of(own.learning_rate, num_models, num_rounds, given.get("learning_rate"))
+        # Optax counts from 0 itself, where ours count rounds from 1.
+        counted = (lambda count: rate(count + 1)) if callable(rate) else rate
+        made: optax.GradientTransformation = getattr(optax, own.name)(
+            counted, **own.settings(given)
+        )
+        return made

@@ -1,0 +1,157 @@
+"""What `init` writes, and what `show` and the tables say of a result."""
+
+import io
+import re
+import tomllib
+from contextlib import redirect_stderr, redirect_stdout
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import Experiment, cli, save_dataset
+from fedjax_mm.cli import results
+from fedjax_mm.experiments.overrides import validate
+
+
+def call(*arguments):
+    """The exit code, what was printed, and the line of an error."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        cli.main(["--no-cache", *map(str, arguments)])
+    return ended.value.code, " ".join(out.getvalue().split()), err.getvalue()
+
+
+def dataset(**changes):
+    """Two algorithms, two rates, three seeds, two rounds, two models; numbers made up."""
+    sizes = {"algorithm": 2, "learning_rate": 2, "seed": 3, "round": 2, "model": 2}
+    shape, dims = tuple(sizes.values()), tuple(sizes)
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    coords = {
+        "algorithm": ["A", "B"],
+        "learning_rate": [0.1, 0.2],
+        "seed": range(3),
+        "round": [0, 10],
+        "model": [1, 2],
+    }
+    diverged = np.full((2, 2, 3, 2), -1)
+    diverged[1, 1, 0, 1] = 10
+    values = {"loss": (dims, numbers / 4), "test_accuracy": (dims, numbers / 100)}
+    values |= {"diverged": ((*dims[:3], "model"), diverged)}
+    made = xr.Dataset(values, coords)
+    manifest = {
+        "data": "real",
+        "seed": 7,
+        "versions": {"fedjax-mm": "0.1.0", "jax": "0.10.2", "python": "3.11"},
+        "git_revision": None,
+        "device": {"count": 2, "kind": "cpu"},
+        "wall_seconds": {"compile": 1.25, "run": 0.5},
+    }
+    return made.assign(changes).assign_attrs(manifest=manifest)
+
+
+# init
+
+
+def test_init_writes_an_experiment_to_start_from(monkeypatch, tmp_path):
+    """It runs in seconds as it is; everything that is switched off in it is right, too."""
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("init")
+    assert (code, err) == (0, "")
+    assert "run it with: fedjax-mm run experiment.toml" in out
+    code, out, err = call("run", "experiment.toml", "--set", "num_rounds=20")
+    assert (code, err) == (0, "")
+    assert "After 20 rounds" in out
+    blocks = (tmp_path / "experiment.toml").read_text().split("\n\n")
+    on = [re.sub(r"^# (?=\[|\w+ = )", "", block, flags=re.MULTILINE) for block in blocks]
+    _, numbers, quadratic, digits, tasks, rand, rr, axes = on
+    rr = rr.replace("learning_rate = 0.1\n", "")  # in place of it there is a schedule
+
+    def read(*parts):
+        return validate(Experiment, tomllib.loads("\n".join(parts)))
+
+    everything = read(numbers, quadratic, rand, rr, axes)
+    assert everything.points.keys() == {"num_models", "learning_rate"}
+    assert everything.algorithms["MFA-RR"].server_optimizer.momentum == 0.9
+    assert everything.algorithms["MFA-RR"].schedule(3, 200)(1) == pytest.approx(0.1)
+    assert read(numbers, digits, rand, rr).task.data_seed == "seed"
+    assert read(numbers.replace("num_models = 3", ""), tasks, rand, rr).num_models == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "fragment"),
+    [("mine.toml", "mine.toml exists"), ("nowhere/mine.toml", "cannot write nowhere/mine.toml")],
+)
+def test_init_never_overwrites_a_file(monkeypatch, tmp_path, file, fragment):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("mine")
+    code, out, err = call("init", file)
+    assert (code, out) == (2, "")
+    assert fragment in err
+    assert "give " in err
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+    assert (tmp_path / "mine.toml").read_text() == "mine"
+
+
+# show
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_show_prints_origin_dimensions_and_last_values(tmp_path, is_file):
+    save_dataset(dataset(), tmp_path / "result.nc")
+    if is_file:
+        (tmp_path / "figure.png").touch()
+    code, out, err = call("show", tmp_path / "result.nc" if is_file else tmp_path)
+    assert (code, err) == (0, "")
+    for text in (
+        *("data real", "root seed 7", "versions fedjax-mm 0.1.0, jax 0.10.2", "device 2 x cpu"),
+        *("compiled, ran 1.2 s, 0.5 s", "algorithm A, B", "learning_rate 0.1, 0.2", "round 0, 10"),
+        "After 10 rounds, means over models and seeds",
+        # The rows 2, 3, 6, 7, 10, 11 hundredths: means 2.5, 6.5, 10.5 of the seeds.
+        "│ A │ 0.1 │ 0.065 ± 0.023 │ 1.625 ± 0.58 │",
+        "│ B │ 0.2 │ diverged │ diverged │",
+    ):
+        assert text in out
+    assert "revision" not in out
+    figure = tmp_path / "figure.png" if is_file else "none"
+    assert out.replace(" ", "").endswith(f"figure:{figure}")
+
+
+def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
+    monkeypatch.setattr(results.console, "_width", 40)
+    results.show_last(dataset())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "also in result.nc: loss" in out
+    monkeypatch.setattr(results, "_MOST_ROWS", 3)
+    results.show_last(dataset())
+    assert "the first 3 of 4 points" in " ".join(capsys.readouterr().out.split())
+
+
+def test_show_takes_the_round_that_met_the_target(capsys):
+    ended = (("algorithm", "learning_rate", "seed"), np.array([[[0, 0, 0], [-1] * 3]] * 2))
+    results.show_last(dataset(ended=ended))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "In the round that met the target, or else the last" in out
+    assert "│ A │ 0.1 │ 0.045 ± 0.023 │" in out
+    assert "│ A │ 0.2 │ 0.185 ± 0.023 │" in out
+
+
+def test_a_metric_that_is_nowhere_is_not_diverged(capsys):
+    data = dataset()
+    data["test_accuracy"] = data.test_accuracy.where(data.algorithm == "A")
+    results.show_last(data.sel(learning_rate=0.1, drop=True).isel(seed=[0]))
+    out = " ".join(capsys.readouterr().out.split())
+    assert "│ test_accuracy │ 0.025 │ none │" in out
+
+
+@pytest.mark.parametrize("name", ["missing", "broken", "empty", "other"])
+def test_show_refuses_what_is_no_result(tmp_path, name):
+    (tmp_path / "broken").write_text("a")
+    (tmp_path / "empty").mkdir()
+    xr.Dataset({"x": 1}).to_netcdf(tmp_path / "other")
+    code, out, err = call("show", tmp_path / name)
+    assert (code, out) == (2, "")
+    assert str(tmp_path / name) in err
+    assert "give a directory that run, sweep or reproduce wrote" in err
+    assert err.count("\n") == 1
