@@ -475,7 +475,7 @@ def test_sweep_shows_the_last_values(own_sweep):
     """Of the metric that matters, with standard errors over seeds; diverged runs have none."""
     out, outcome = own_sweep
     with xr.open_dataset(out / "mine" / "result.nc") as result:
-        last = result.excess_loss.isel(round=-1).mean("model")
+        last = result.excess_loss.isel(round=-1).astype(float).mean("model")
         is_whole = (result.diverged < 0).all("model")
         values = last.where(is_whole).sel(algorithm="MFA-RR", num_models=2, mu=0.05)
         for rate in result.learning_rate.values:
