@@ -142,8 +142,9 @@ def reference() -> dict[str, str]:
         names = [each for each in public() if each.area == page]
         parts = [f"# {area.title}\n\n{area.about}\n"]
         if names:
-            lines = [f"| [`{each.path}`][{each.home}] | {each.about} |" for each in names]
-            parts.append("\n".join(["| name | |", "|---|---|", *lines, ""]))
+            short = {each: each.path.removeprefix("fedjax_mm.") for each in names}
+            lines = [f"| [`{short[each]}`][{each.home}] | {each.about} |" for each in names]
+            parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
         own = [each for each in names if not each.is_in_a_module]
         parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
         parts += [
@@ -167,7 +168,7 @@ def papers() -> dict[str, str]:
         first_author = re.split(r"\W", paper)[0].lower()
         file = "own.md" if paper == "In no paper" else f"{first_author}.md"
         overview += [f"## {paper}\n", "| item | what it shows | verdicts |", "|---|---|---|"]
-        parts = [f"# {paper}\n"]
+        parts = [f"# {paper.rstrip('.')}\n"]
         for name in group:
             verdicts, title = _verdicts(name), ALL.title(name)
             overview.append(
@@ -191,11 +192,11 @@ def _item(id: str, title: str, shows: str, verdicts: str) -> str:
     words = (
         f"bounds {id.removeprefix('bounds-')}" if id.startswith("bounds-") else f"reproduce {id}"
     )
-    result = "There is no result of it here yet: the command makes one.\n"
+    result = "Not in [Results](../results.md) yet; the command makes it.\n"
     if verdicts:
         result = f"Claims: {verdicts}; see [Results](../results.md#{id}).\n"
         result += f"\n[![Figure of {id}](../figures/{id}.png)](../results.md#{id})\n"
-    shows = f"The paper: {_plain(shows)}.\n\n" if shows else ""
+    shows = f"{_plain(shows[:1].upper() + shows[1:])}.\n\n" if shows else ""
     return f"## {id} {{: #{id} }}\n\n{title}.\n\n{shows}    fedjax-mm {words}\n\n{result}"
 
 
