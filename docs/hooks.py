@@ -147,10 +147,8 @@ def reference() -> dict[str, str]:
             parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
         own = [each for each in names if not each.is_in_a_module]
         parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
-        parts += [
-            f"## {module}\n\n::: {module}\n    options: {{show_root_heading: false}}\n"
-            for module in area.whole
-        ]
+        hidden = "{show_root_heading: false, show_root_toc_entry: false}"
+        parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
         pages[f"reference/{page}.md"] = "\n".join(parts)
     return pages
 
