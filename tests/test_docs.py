@@ -1,20 +1,26 @@
-"""What README shows, runs."""
+"""What README and the site show, runs; what the site is made of, is there."""
 
 import json
 import re
+import shlex
 import shutil
 import tomllib
 from collections import Counter
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import typer
 
+import fedjax_mm
+from docs import hooks
 from fedjax_mm import Experiment, run
 from fedjax_mm.cli import app, page
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.papers import ALL
 from tests.experiments.test_method_tables import EXAMPLES, METHOD
 from tests.helpers import slow_unless
 
@@ -34,8 +40,6 @@ def test_readme_code_runs(rounds, capsys):
 
 
 def test_readme_names_only_commands_and_functions_that_exist():
-    import fedjax_mm
-
     commands = set(re.findall(r"^    fedjax-mm (\w+)", README, re.MULTILINE))
     assert commands == {
         command.name or command.callback.__name__ for command in app.registered_commands
@@ -123,3 +127,130 @@ def test_the_documented_methods_and_settings_are_those_that_there_are():
     for name, cell in rows:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
         assert method.asks_for_thresholds() == ("needs `[requirement]`" in cell), name
+
+
+PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}
+SHORTER = {  # what stands on a page, and what a small instance of it has there
+    "index.md": {"num_rounds=1000": "num_rounds=20", "num_seeds=20": "num_seeds=2"},
+    "how-to/data.md": {"num_rounds=10": "num_rounds=2"},
+}
+ELSEWHERE = {"extending.md"}  # in tests/simulator/test_extending.py
+
+
+def blocks(path):
+    """The code on a page, each with its language: of fences, and of what is indented."""
+    text = path.read_text()
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        yield language, code
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    for code in re.findall(r"(?<=\n\n)((?:    .*\n|\n(?=    ))+)", plain):
+        if re.match(r"    (fedjax-mm|srun|pip) ", code):
+            yield "sh", code
+        elif re.match(r"    (\[\w+\]|\w+ = \S+$|\w+ = \{.*\}$)", code, re.MULTILINE):
+            yield "toml", re.sub(r"^    ", "", code, flags=re.MULTILINE)
+
+
+def pages_with(language):
+    return sorted(
+        name for name, path in PAGES.items() if any(kind == language for kind, _ in blocks(path))
+    )
+
+
+@pytest.mark.parametrize("name", sorted({*pages_with("python")} - ELSEWHERE))
+def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    # The tests have started JAX's devices before.
+    monkeypatch.setattr(fedjax_mm, "use_cpu_devices", lambda count: None)
+    code = "\n".join(code for language, code in blocks(PAGES[name]) if language == "python")
+    for old, new in SHORTER.get(name, {}).items():
+        assert old in code, old
+        code = code.replace(old, new)
+    exec(compile(code, name, "exec"), {"__name__": "page"})
+    plt.close("all")
+
+
+@pytest.mark.parametrize("name", pages_with("toml"))
+def test_the_experiments_of_a_page_are_valid(name):
+    """A table without algorithms changes the experiment above it."""
+    whole = {}
+    for code in (code for language, code in blocks(PAGES[name]) if language == "toml"):
+        given = tomllib.loads(code)
+        whole = given if "algorithms" in given else whole | given
+        validate(Experiment, whole)
+    assert whole
+
+
+def commands_in(path):
+    """The calls of the command line on a page; what they are for stands behind two spaces."""
+    for language, code in blocks(path):
+        for line in code.splitlines() if language in ("sh", "bash") else ():
+            if "fedjax-mm" in line:
+                yield re.split(r"\s{2,}", line[line.index("fedjax-mm") :])[0]
+
+
+def parse(line):
+    """The options of a command, as it would get them."""
+    group = typer.main.get_command(app)
+    with group.make_context("fedjax-mm", shlex.split(line)[1:]) as context:
+        name, command, rest = group.resolve_command(context, context._protected_args + context.args)
+        return command.make_context(name, rest, parent=context).params
+
+
+def test_the_commands_of_all_pages_are_understood():
+    lines = [line for path in PAGES.values() for line in commands_in(path)]
+    assert len(lines) > 20
+    for line in lines:
+        ids = parse(line).get("ids", ())
+        assert set(ids) <= {*ALL, "ID"}, line
+    with pytest.raises(Exception, match="No such option"):
+        parse("fedjax-mm sweep grid.toml --dry")
+
+
+def test_the_site_has_every_item_with_its_command_and_verdicts():
+    pages = hooks.papers()
+    for name in ALL:
+        command = name.replace("bounds-", "bounds ") if "bounds-" in name else f"reproduce {name}"
+        (page,) = (text for text in pages.values() if f"    fedjax-mm {command}\n" in text)
+        assert ALL.title(name) in page
+        assert f"| [{name}](" in pages["papers/index.md"]
+    verdicts = json.loads((ROOT / "docs/summaries/maxfl-fig6.json").read_text())["claims"]
+    counts = Counter(claim["verdict"] for claim in verdicts)
+    assert f"{counts['fails']} fails, {counts['holds']} holds" in pages["papers/index.md"]
+
+
+def test_the_reference_has_every_public_name_once():
+    pages = hooks.reference()
+    assert {each.path for each in hooks.public()} >= {
+        f"fedjax_mm.{name}" for name in fedjax_mm.__all__
+    }
+    for each in hooks.public():
+        shown = [page for page, text in pages.items() if f"::: {each.home}\n" in text]
+        whole = [page for page, text in pages.items() if each.is_in_a_module and each.area in page]
+        assert [f"reference/{each.area}.md"] == shown + whole, each
+
+
+def test_links_between_files_lead_to_pages():
+    page = "docs/how-to/data.md"
+    assert hooks.destination(page, "../extending.md") == "extending.md"
+    assert hooks.destination(page, "../../notebooks/a.ipynb") == "notebooks/a.ipynb"
+    assert hooks.destination("notebooks/a.ipynb", "../fedjax_mm/base.py") == "reference/contract.md"
+    assert hooks.destination("notebooks/a.ipynb", "../README.md") == "index.md"
+    assert hooks.destination(page, "../../tests/helpers.py") is None
+
+
+def test_what_is_wrong_with_a_built_site_is_named(tmp_path):
+    (tmp_path / "search").mkdir()
+    index, page = tmp_path / "search" / "search_index.json", tmp_path / "index.html"
+    index.write_text("MFA-RR, MaxFL, cohort")
+    page.write_text('<h1 id="top"><a href="#top"></a><a href="https://a.example"></a></h1>')
+    assert list(hooks.problems(tmp_path)) == []
+    index.write_text("MFA-RR, cohort")
+    page.write_text(
+        '<a href="#no"></a><a href="b/"></a><script src="https://a.example/x"></script>'
+    )
+    assert list(hooks.problems(tmp_path)) == [
+        "index.html links to nothing: #no",
+        "index.html links to nothing: b/",
+        "index.html asks another server: https://a.example/x",
+        "the search does not know MaxFL",
+    ]

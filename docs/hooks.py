@@ -1,0 +1,385 @@
+"""Pages of the site that nobody writes: tutorials, papers, reference; and links that all lead on.
+
+`mkdocs build` calls the functions `on_...`. Tutorials are the notebooks where they lie, papers are
+made from the registry and the summaries of results, the reference from the public names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from html import unescape
+from html.parser import HTMLParser
+from inspect import getdoc, ismodule
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+LOG = logging.getLogger("mkdocs.hooks.site")
+FOUND = ("MFA-RR", "MaxFL", "cohort")  # by the site's search, or it is broken
+
+
+class Area(NamedTuple):
+    """A page of the reference.
+
+    Attributes:
+      title: of the page.
+      about: a sentence.
+      homes: the modules and packages whose public names it has.
+      whole: modules of which it has everything.
+    """
+
+    title: str
+    about: str
+    homes: tuple[str, ...]
+    whole: tuple[str, ...] = ()
+
+
+def _modules(package: str) -> tuple[str, ...]:
+    """Returns the names of a package's modules."""
+    found = pkgutil.iter_modules([str(ROOT / package.replace(".", "/"))])
+    return tuple(f"{package}.{each.name}" for each in found)
+
+
+REFERENCE = {
+    "simulate": Area(
+        "Simulating",
+        "The compiled loop, what it returns, and its keys.",
+        ("simulate", "record", "progress"),
+        ("fedjax_mm.keys",),
+    ),
+    "assignments": Area("Assignments", "Who trains what.", ("assignment",)),
+    "algorithms": Area(
+        "Algorithms",
+        "What clients contribute, and what the server does with the sum.",
+        ("algorithms", "local", "schedules", "sums"),
+        ("fedjax_mm.local",),
+    ),
+    "tasks": Area("Tasks", "What is learned.", ("tasks",), ("fedjax_mm.tasks.view",)),
+    "data": Area(
+        "Data", "Sources, and ways to deal them.", ("data",), ("fedjax_mm.data.partition",)
+    ),
+    "sweeps": Area("Sweeps", "Many runs in few programs; devices; saved work.", ("sweeps",)),
+    "experiments": Area("Experiments", "Experiments in files.", ("experiments",)),
+    "results": Area("Results", "Labelled results, measures and figures.", ("results",)),
+    "theory": Area(
+        "Theory",
+        "The papers' statements, one function each, with their hypotheses checked.",
+        ("theory",),
+        _modules("fedjax_mm.theory"),
+    ),
+    "contract": Area(
+        "The contract",
+        "The types that a task, a method or an assignment of your own fills.",
+        ("base",),
+        ("fedjax_mm.base",),
+    ),
+}
+NAMESPACES = (
+    "fedjax_mm",
+    *(f"fedjax_mm.{name}" for name in ("data", "tasks", "theory", "metrics", "plots")),
+)
+
+
+class Name(NamedTuple):
+    """A public name: how it is imported, where its code is, and what it says of itself."""
+
+    path: str
+    home: str
+    about: str
+
+    @property
+    def area(self) -> str:
+        """Returns the page of the reference that has it."""
+        first = self.home.split(".")[1]
+        for page, area in REFERENCE.items():
+            if first in area.homes:
+                return page
+        raise ValueError(
+            f"{self.path} is on no page: put {first!r} into REFERENCE in docs/hooks.py"
+        )
+
+    @property
+    def is_in_a_module(self) -> bool:
+        """Whether a page shows everything of its module."""
+        return any(self.home.startswith(f"{each}.") for each in REFERENCE[self.area].whole)
+
+
+@cache
+def public() -> tuple[Name, ...]:
+    """Returns the public names of the package and of its namespaces, each once."""
+    found: dict[str, Name] = {}
+    for namespace in NAMESPACES:
+        try:
+            module = importlib.import_module(namespace)
+        except ModuleNotFoundError:
+            continue
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            if not ismodule(value) and hasattr(value, "__module__"):
+                home = f"{value.__module__}.{value.__qualname__}"
+                about = (getdoc(value) or "").partition("\n")[0]
+                found.setdefault(home, Name(f"{namespace}.{name}", home, about))
+    return tuple(found.values())
+
+
+def reference() -> dict[str, str]:
+    """Returns the pages of the reference by their files, in Markdown."""
+    rows = [f"| [{area.title}]({page}.md) | {area.about} |" for page, area in REFERENCE.items()]
+    head = ["# Reference\n", "Made from the docstrings, whose examples are tests.\n"]
+    pages = {"reference/index.md": "\n".join([*head, "| page | has |", "|---|---|", *rows, ""])}
+    for page, area in REFERENCE.items():
+        names = [each for each in public() if each.area == page]
+        parts = [f"# {area.title}\n\n{area.about}\n"]
+        if names:
+            short = {each: each.path.removeprefix("fedjax_mm.") for each in names}
+            lines = [f"| [`{short[each]}`][{each.home}] | {each.about} |" for each in names]
+            parts.append("\n".join(["| `fedjax_mm.` | |", "|---|---|", *lines, ""]))
+        own = [each for each in names if not each.is_in_a_module]
+        parts += [f"::: {each.home}\n    options: {{heading_level: 2}}\n" for each in own]
+        hidden = "{show_root_heading: false, show_root_toc_entry: false}"
+        parts += [f"## {module}\n\n::: {module}\n    options: {hidden}\n" for module in area.whole]
+        pages[f"reference/{page}.md"] = "\n".join(parts)
+    return pages
+
+
+def papers() -> dict[str, str]:
+    """Returns the pages of the papers' items by their files, in Markdown."""
+    from fedjax_mm.papers import ALL
+
+    pages = {}
+    overview = [
+        "# Papers\n",
+        "Every item is one command. Verdicts are those of [Results](../results.md).\n",
+    ]
+    for paper, group in groupby(ALL, ALL.paper):
+        first_author = re.split(r"\W", paper)[0].lower()
+        file = "own.md" if paper == "In no paper" else f"{first_author}.md"
+        overview += [f"## {paper}\n", "| item | what it shows | verdicts |", "|---|---|---|"]
+        parts = [f"# {paper.rstrip('.')}\n"]
+        for name in group:
+            verdicts, title = _verdicts(name), ALL.title(name)
+            overview.append(
+                f"| [{name}]({file}#{name}) | {title} | {verdicts or 'not in Results'} |"
+            )
+            parts.append(_item(name, title, ALL[name].paper.get("shows", ""), verdicts))
+        overview.append("")
+        pages[f"papers/{file}"] = "\n".join(parts)
+    return {"papers/index.md": "\n".join(overview), **pages}
+
+
+def _verdicts(id: str) -> str:
+    path = DOCS / "summaries" / f"{id}.json"
+    if not path.exists():
+        return ""
+    counts = Counter(claim["verdict"] for claim in json.loads(path.read_text())["claims"])
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+
+
+def _item(id: str, title: str, shows: str, verdicts: str) -> str:
+    words = (
+        f"bounds {id.removeprefix('bounds-')}" if id.startswith("bounds-") else f"reproduce {id}"
+    )
+    result = "Not in [Results](../results.md) yet; the command makes it.\n"
+    if verdicts:
+        result = f"Claims: {verdicts}; see [Results](../results.md#{id}).\n"
+        result += f"\n[![Figure of {id}](../figures/{id}.png)](../results.md#{id})\n"
+    shows = f"{_plain(shows[:1].upper() + shows[1:])}.\n\n" if shows else ""
+    return f"## {id} {{: #{id} }}\n\n{title}.\n\n{shows}    fedjax-mm {words}\n\n{result}"
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([\\`*_<>|\[\]~$&#])", r"\\\1", text)
+
+
+def tutorials() -> dict[str, str]:
+    """Returns the titles of the notebooks by their files."""
+    found = {}
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        first = "".join(json.loads(path.read_text())["cells"][0]["source"])
+        found[f"notebooks/{path.name}"] = first.partition("\n")[0].removeprefix("# ")
+    return found
+
+
+def destination(page: str, target: str) -> str | None:
+    """Returns the page of the site to which a link between files of the repository leads.
+
+    Args:
+      page: the file that has the link, from the root of the repository.
+      target: of the link, relative to that file.
+
+    Returns:
+      A file as the site names it, or None if the site has no such page.
+    """
+    path = PurePosixPath(os.path.normpath(PurePosixPath(page).parent / target))
+    match path.parts:
+        case ("docs", *rest):
+            return "/".join(rest)
+        case ("notebooks", _):
+            return str(path)
+        case ("README.md",):
+            return "index.md"
+        case ("fedjax_mm", *_, _) if path.suffix == ".py":
+            return _described(path)
+    return None
+
+
+def _described(path: PurePosixPath) -> str | None:
+    module = ".".join(path.with_suffix("").parts)
+    for page, area in REFERENCE.items():
+        if module in area.whole or path.with_suffix("").parts[1] in area.homes:
+            return f"reference/{page}.md"
+    return "papers/index.md" if path.parts[1] == "papers" else None
+
+
+_LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\((\.\.?/[^)#\s]+)(#[^)\s]*)?\)")
+_FENCE = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+)", re.DOTALL | re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """Lists the pages that are made in the navigation."""
+    made = {
+        "Tutorials": [{title: file} for file, title in tutorials().items()],
+        "Papers": list(papers()),
+        "Reference": list(reference()),
+    }
+    for entry in config.nav:
+        for title in entry.keys() & made.keys():
+            entry[title] = entry[title] + made[title]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the notebooks and the pages that are made."""
+    from mkdocs.structure.files import File
+
+    for name in tutorials():
+        files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
+    for name, text in (papers() | reference()).items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Leads links to files of the repository to pages, and names to the reference."""
+    here = page.file.src_uri
+
+    def lead(match: re.Match[str]) -> str:
+        text, target, anchor = match[1], match[2], match[3] or ""
+        there = destination(f"docs/{here}", target)
+        return f"[{text}]({_relative(there, here)}{anchor})" if there else text
+
+    if here.startswith(("reference/", "papers/")):
+        return markdown
+    parts = _FENCE.split(markdown)
+    seen: set[str] = set()
+    return "".join(
+        part if number % 2 else _name(_LINK.sub(lead, part), seen)
+        for number, part in enumerate(parts)
+    )
+
+
+def _relative(there: str, here: str) -> str:
+    return os.path.relpath(there, PurePosixPath(here).parent).replace(os.sep, "/")
+
+
+def _name(text: str, seen: set[str]) -> str:
+    """Leads the first mention of a public name on a page to its description."""
+    homes = {each.path.rpartition(".")[2]: each.home for each in public()}
+
+    def lead(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in homes or name in seen:
+            return match[0]
+        seen.add(name)
+        return f"[{match[0]}][{homes[name]}]"
+
+    return re.sub(r"(?<![\[`#|])`(\w+)(?:\(\))?`(?![\]`])", lead, text)
+
+
+def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
+    """Mends what nbconvert makes: links to files, formulas, and a script of another server."""
+    here = page.file.src_uri
+    if not here.startswith("notebooks/"):
+        return html
+
+    def lead(match: re.Match[str]) -> str:
+        there = destination(here, match[1])
+        url = files.get_file_from_path(there).url_relative_to(page.file) if there else ""
+        return f'<a href="{url}{match[2] or ""}">{match[3]}</a>' if there else match[3]
+
+    html = re.sub(r'<a href="((?!http)[^"#]+)(#[^"]*)?">(.*?)</a>', lead, html, flags=re.DOTALL)
+    html = re.sub(r"<script[^>]*(?:mathjax|MathJax).*?</script>", "", html, flags=re.DOTALL)
+    return re.sub(r"<p>.*?</p>", _formulas, html, flags=re.DOTALL)
+
+
+def _formulas(paragraph: re.Match[str]) -> str:
+    """Returns a paragraph whose formulas a browser shows by itself."""
+    from latex2mathml.converter import convert
+
+    return re.sub(r"\$([^$]+)\$", lambda match: convert(unescape(match[1])), paragraph[0])
+
+
+class _Page(HTMLParser):
+    """What a page links to, loads, and may be linked to by."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.anchors: set[str] = {""}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif tag == "link" and given.get("rel") in ("stylesheet", "preconnect", "icon"):
+            self.loads.append(given["href"])
+        elif "src" in given:
+            self.loads.append(given["src"])
+
+
+def problems(site: Path) -> Iterator[str]:
+    """Yields what is wrong with a built site: links that lead nowhere, and other servers asked."""
+    pages = {path: _Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
+    pages.pop(site / "404.html", None)  # it is shown at any place, and its links are absolute
+    for path, page in pages.items():
+        for url in page.links + page.loads:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                if url in page.loads and parts.scheme != "data":
+                    yield f"{path.relative_to(site)} asks another server: {url}"
+                continue
+            there = (
+                Path(os.path.normpath(path.parent / unquote(parts.path))) if parts.path else path
+            )
+            there = there / "index.html" if there.is_dir() else there
+            anchors = pages[there].anchors if there in pages else {parts.fragment}
+            if not there.exists() or unquote(parts.fragment) not in anchors:
+                yield f"{path.relative_to(site)} links to nothing: {url}"
+    index = (site / "search" / "search_index.json").read_text()
+    yield from (f"the search does not know {word}" for word in FOUND if word not in index)
+
+
+def on_post_build(config: Any) -> None:
+    """Warns of problems, which `mkdocs build --strict` makes errors."""
+    for problem in problems(Path(config.site_dir)):
+        LOG.warning(problem)
+
+
+on_post_build.mkdocs_priority = -100  # when the search has written its index
