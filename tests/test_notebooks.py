@@ -55,6 +55,25 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         "num_seeds=20": "num_seeds=2",
         '"num_seeds": 20': '"num_seeds": 2',
     },
+    "04_theory_beside_curves": {
+        # Two programs, one for each method, instead of twelve.
+        "[1, 4, 12], [1, 5], 1200": "[4], [1], 48",
+        "MODELS[1:]": "MODELS",
+        "num_seeds=20": "num_seeds=3",
+    },
+    "05_your_data_and_network": {
+        "= 30, 60, 8": "= 30, 4, 4",
+    },
+    "06_large": {
+        "[1_000, 10_000, 100_000, 1_000_000]": "[1_000, 10_000]",
+        "[100, 1_000, 10_000]": "[100]",
+        '"scan"]': "50]",
+        'outcomes["scan"]': "outcomes[50]",
+        '([], ["--set", "record_every=1000"])': "([],)",
+        "for runs in (1, 4)": "for runs in (2,)",
+        '["replicas", 4]': '["replicas", 2]',
+        '["clients", 4]': '["clients", 2]',
+    },
 }
 
 
