@@ -46,7 +46,7 @@ def test_readme_names_only_commands_and_functions_that_exist():
     }
     for name in re.findall(r"^\| `(\w+)\(", README, re.MULTILINE):
         assert name in fedjax_mm.__all__
-    assert len(README.splitlines()) <= 160
+    assert len(README.splitlines()) <= 120
 
 
 SUMMARIES = sorted((ROOT / "docs" / "summaries").glob("*.json"))
