@@ -67,8 +67,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
     "06_large": {
         "[1_000, 10_000, 100_000, 1_000_000]": "[1_000, 10_000]",
         "[100, 1_000, 10_000]": "[100]",
-        '"scan"]': "50]",
-        'outcomes["scan"]': "outcomes[50]",
+        "cohort_size=1_000": "cohort_size=100",
         '([], ["--set", "record_every=1000"])': "([],)",
         "for runs in (1, 4)": "for runs in (2,)",
         '["replicas", 4]': '["replicas", 2]',
