@@ -39,9 +39,7 @@ def init(path: Path) -> None:
     try:
         write_aside(path, lambda aside: aside.write_text(text))
     except OSError as error:
-        raise RefusedError(
-            f"cannot write {path}: {error.strerror}; give a FILE in a directory that can be written"
-        ) from error
+        raise RefusedError(str(error)) from error
     say(escape(f"{path} is written; change it, and run it with: fedjax-mm run {path}"))
 
 
