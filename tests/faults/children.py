@@ -34,15 +34,15 @@ FILES = {
     "small": _SETTINGS + _ALGORITHMS,
     "grid": _SETTINGS + _ALGORITHMS + "[axes]\ntask.mu = [0.01, 0.05]\n",
 }
-_FIGURE = "--rounds 12 --clients 6 --set num_models=3 --set task.block_size=2".split()
+_FIGURE = ["reproduce", "mfa-fig3", "--rounds", "12", "--clients", "6"]
+_FIGURE += ["--set", "num_models=3", "--set", "task.block_size=2"]
 COMMANDS = {
     "sweep": ("grid", ["sweep", "grid.toml"]),
     "run": ("small", ["run", "small.toml", "--save-params"]),
-    "reproduce": ("mfa-fig3", ["reproduce", "mfa-fig3", "--seeds", "5", *_FIGURE]),
+    "reproduce": ("mfa-fig3", [*_FIGURE, "--seeds", "5"]),
     "reproduce, seeds added": (
         "mfa-fig3",
-        ["reproduce", "mfa-fig3", "--seeds", "auto", "--max-seeds", "8", *_FIGURE]
-        + ["--set", "num_seeds=2"],
+        [*_FIGURE, "--seeds", "auto", "--max-seeds", "8", "--set", "num_seeds=2"],
     ),
 }
 """By name the directory of the result, and the command in a directory with `FILES`."""
