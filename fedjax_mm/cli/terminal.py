@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 _LOG_SECONDS = 30.0
 
-console = Console()
-notes = Console(stderr=True)
+# Labels, paths and messages are anybody's: "[/x]" in them is no markup, and ":x:" no picture.
+console = Console(markup=False, emoji=False)
+notes = Console(stderr=True, markup=False, emoji=False)
 
 
-def say(text: str, on: Console = console, style: str | None = None) -> None:
-    """Prints text with rich's markup; long lines are not broken."""
+def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
+    """Prints text as it is; long lines are not broken."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +42,11 @@ def show_table(
     on.print(table)
 
 
-_MARKS = {"holds": "[green]holds[/]", "fails": "[red]DOES NOT HOLD[/]", "open": "[yellow]open[/]"}
+_MARKS = {
+    "holds": ("holds", "green"),
+    "fails": ("DOES NOT HOLD", "red"),
+    "open": ("open", "yellow"),
+}
 
 
 def show_findings(title: str, findings: Findings, remedy: str) -> None:
@@ -52,21 +57,21 @@ def show_findings(title: str, findings: Findings, remedy: str) -> None:
         text = f"{claim.claim}: {claim.evidence}"
         if claim.verdict == "open":
             text += f"; after {claim.seeds} seeds: {remedy}"
-        say(f"  {_MARKS[claim.verdict]}  {escape(text)}")
+        say(Text.assemble("  ", _MARKS[claim.verdict], f"  {text}"))
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
     """Prints how long a result took and where its files are."""
     wall = dataset.attrs["manifest"]["wall_seconds"]
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
-    say(f"  {escape(f'{times}; in {directory}: {files}')}\n", style="dim")
+    say(f"  {times}; in {directory}: {files}\n", style="dim")
 
 
 def show_plan(plan: Plan) -> None:
     """Prints programs, batches, memory and work, before they begin."""
     rows = [
         (
-            escape(each.program.label),
+            each.program.label,
             f"{len(each.program):,}",
             f"{each.num_batches} x {each.batch_size:,}",
             str(each.program.num_models),
@@ -92,9 +97,9 @@ def progress() -> Iterator[Report]:
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    description, percentage = "{task.description}", "{task.percentage:>3.0f} %"
+    description = TextColumn("{task.description}", markup=False)
     columns = (
-        *(SpinnerColumn(), TextColumn(description), BarColumn(), TextColumn(percentage)),
+        *(SpinnerColumn(), description, BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
         *(TimeElapsedColumn(), TextColumn("{task.fields[left]}")),
     )
     with Progress(*columns, console=notes, transient=True) as bars:

@@ -1,7 +1,7 @@
 """The axes of an experiment: what varies, checked at every point."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
@@ -76,11 +76,11 @@ class Points:
     def __init__(self, experiment: "Experiment") -> None:
         """Checks all points. Raises `ValueError` naming the first that is wrong."""
         self.experiment = experiment
+        self.names = _names(experiment.axes)
         self._raw = {
-            key: values.values() if isinstance(values, Range) else values
+            key: self._range(key, values) if isinstance(values, Range) else values
             for key, values in experiment.axes.items()
         }
-        self.names = _names(self._raw)
         # Every point has a value on every axis: a rate swept inside a table is a table everywhere.
         self._first = {key: values[0] for key, values in self._raw.items()}
         at = {
@@ -104,6 +104,17 @@ class Points:
         self._experiments = {}
         for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
             self._experiments[choice] = self._at(self._first | self._chosen(choice))
+
+    def _range(self, key: str, values: Range) -> Sequence[float]:
+        """Returns a range's numbers, whole ones where floats are refused, as of counts."""
+        numbers = values.values()
+        if not all(number.is_integer() for number in numbers):
+            return numbers
+        try:
+            self._at({key: numbers[0]})
+        except ValueError:
+            return [int(number) for number in numbers]
+        return numbers
 
     def _chosen(self, choice: tuple[int, ...]) -> dict[str, Any]:
         """Returns the values at some places on the structural axes."""
@@ -154,8 +165,9 @@ class Points:
         experiment = self.experiment
         if not point:
             return experiment
-        # Plain data again: values of axes are checked as a file's are, with the same words.
-        values = experiment.model_dump(exclude={"axes"})
+        # Plain data again: values of axes are checked as a file's are, with the same words. What
+        # nobody wrote may not be known at another point, as of another assignment.
+        values = experiment.model_dump(exclude={"axes"}, exclude_unset=True)
         for key, value in point.items():
             for label in experiment.algorithms:
                 head, *rest = _path_of(key, experiment, label)
