@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.plan import Plan
 
 _LOG_SECONDS = 30.0
+_NO_FORECAST = "a forecast follows the next round, which may take long"
 
 # Labels, paths and messages are anybody's: "[/x]" in them is no markup, and ":x:" no picture.
 console = Console(markup=False, emoji=False)
@@ -93,7 +95,8 @@ def progress() -> Iterator[Report]:
     Where nobody watches, as in a cluster's log, it is a line now and then.
     """
     if not notes.is_terminal:
-        yield log_lines()
+        with reminded(log_lines()) as report:
+            yield report
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -106,7 +109,8 @@ def progress() -> Iterator[Report]:
         bar, left = bars.add_task("starting", total=None, left=""), time_left()
 
         def report(label: str, done: int, total: int) -> None:
-            bars.update(bar, description=label, completed=done, total=total, left=left(done, total))
+            forecast = left(done, total) or _NO_FORECAST
+            bars.update(bar, description=label, completed=done, total=total, left=forecast)
 
         yield report
 
@@ -125,6 +129,33 @@ def log_lines() -> Report:
     return report
 
 
+@contextmanager
+def reminded(report: Report) -> Iterator[Report]:
+    """Says now and then what is being done while nothing is reported.
+
+    A round is computed in one piece: with many local steps it alone may take hours.
+    """
+    is_over, last, doing = threading.Event(), time.monotonic(), "starting"
+
+    def told(label: str, done: int, total: int) -> None:
+        nonlocal last, doing
+        last, doing = time.monotonic(), f"{done / total:.0%} {label}"
+        report(label, done, total)
+
+    def remind() -> None:
+        while not is_over.wait(_LOG_SECONDS):
+            if (seconds := time.monotonic() - last) >= _LOG_SECONDS:
+                say(f"{doing} for {_in_words(seconds)}; {_NO_FORECAST}", notes)
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield told
+    finally:
+        is_over.set()
+        reminder.join()
+
+
 def time_left() -> Callable[[int, int], str]:
     """The forecast of the time to the end, from the speed since the work began."""
     start: tuple[float, int, int] | None = None
@@ -137,6 +168,10 @@ def time_left() -> Callable[[int, int], str]:
             start = now, done, total
             return ""
         seconds = (now - start[0]) * (total - done) / (done - start[1])
-        return f"{datetime.timedelta(seconds=round(seconds))} left"
+        return f"{_in_words(seconds)} left"
 
     return left
+
+
+def _in_words(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))
