@@ -2,8 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,27 @@ def prepare_directory(path: Path) -> None:
       ValueError: naming the directory and the reason.
     """
     probe = path / f".probe.{os.getpid()}"
-    try:
+    with wanted_for_results(path):
         path.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+
+
+@contextmanager
+def wanted_for_results(path: Path) -> Iterator[None]:
+    """Raises `ValueError` with the remedy for what is wrong with a directory."""
+    try:
+        yield
     except OSError as error:
         raise ValueError(
             f"cannot write to {path}: {error.strerror}; choose another directory with --out"
         ) from error
+
+
+def check_regular(path: Path) -> None:
+    """Raises `ValueError` for what is there but no file: reading a named pipe would never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ValueError(f"{path}: not a regular file")
 
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:

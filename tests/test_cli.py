@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import NamedTuple
 
@@ -549,6 +550,23 @@ def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
             clock.now += 1
     lines = capsys.readouterr().err.splitlines()
     assert lines == ["20% A, num_models=2 0:00:40 left", "40% A, num_models=2 0:00:30 left"]
+
+
+def test_a_long_round_is_not_silent(monkeypatch, capsys):
+    """What is being done is said again while nothing can be reported."""
+    said = threading.Event()
+
+    def say(text, *_):
+        print(text)
+        said.set()
+
+    monkeypatch.setattr(terminal, "_LOG_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "say", say)
+    with terminal.reminded(lambda *_: None) as report:
+        report("A, num_models=2", 1, 4)
+        assert said.wait(60)
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("25% A, num_models=2 for 0:00:00; a forecast follows the next round")
 
 
 # bench

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
 import typer
-from rich.markup import escape
 
 import fedjax_mm
 from fedjax_mm.cli.experiments import init, run, show, sweep
@@ -261,9 +260,9 @@ def report(
     with refusing():
         found = page.write(directory, kind, path)
     for problem in found.problems:
-        say(escape(problem), notes, "dim")
+        say(problem, notes, "dim")
     counts = f"items: {len(found.items)}, other runs: {len(found.runs)}"
-    say(escape(f"{counts}, problems: {len(found.problems)}; in {path}"))
+    say(f"{counts}, problems: {len(found.problems)}; in {path}")
 
 
 for command in (init, run, sweep, show):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax
 import xarray as xr
-from rich.markup import escape
+from rich.text import Text
 
 from fedjax_mm.base import Params
 from fedjax_mm.cli.results import show_last
@@ -29,7 +29,7 @@ from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
-from fedjax_mm.files import plain, prepare_directory
+from fedjax_mm.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.interrupts import tidy_interrupts
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
@@ -200,7 +200,7 @@ def _make(
 
 
 def _tell(text: str) -> None:
-    say(f"  {escape(text)}", notes, "dim")
+    say(f"  {text}", notes, "dim")
 
 
 def _finished(
@@ -221,11 +221,11 @@ def _finished(
       files: that the result must have, beside its Dataset.
     """
     # Who has begun over a finished result had leave to overwrite it.
-    if before == "overwrite" or Checkpoints(path.parent).has_work:
-        return None
-    now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
-    free = () if seeds_too or before != "resume" else ("num_seeds",)
-    with refusing():
+    with refusing(), wanted_for_results(path.parent):  # its name may be too long
+        if before == "overwrite" or Checkpoints(path.parent).has_work:
+            return None
+        now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
+        free = () if seeds_too or before != "resume" else ("num_seeds",)
         found = find_finished(path, now, free)
     if found is None or before != "resume":
         return None
@@ -302,7 +302,8 @@ def sweep(
     show_last(dataset)
     diverged = (dataset.diverged >= 0).any("model")
     if count := int(diverged.sum()):
-        say(f"  [red]diverged:[/] {count} of {diverged.size:,} runs; see the variable diverged")
+        words = f" {count} of {diverged.size:,} runs; see the variable diverged"
+        say(Text.assemble("  ", ("diverged:", "red"), words))
     show_end(dataset, directory, "figure.png, result.nc, manifest.json")
 
 
@@ -316,6 +317,8 @@ def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool
 def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment:
     """Returns the experiment in a file, which has axes if it is a sweep."""
     with refusing():
+        if path.stem in (".", ".."):  # the name of the results, which would lie outside of OUT
+            raise ValueError(f"{path}: results have the file's name; give it one with letters")
         experiment = load(path, Experiment, overrides)
         if experiment.axes and not is_sweep:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
@@ -366,7 +369,8 @@ def _draw_overview(dataset: xr.Dataset, path: Path) -> None:
 def _made(directories: Sequence[Path]) -> Iterator[None]:
     """Makes directories that can be written to; those that stay empty are removed at the end."""
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
-    new = sorted((path for path in parents if not path.exists()), reverse=True)
+    with refusing(), wanted_for_results(directories[0]):
+        new = sorted((path for path in parents if not path.exists()), reverse=True)
     with tidy_interrupts():
         try:
             with refusing():

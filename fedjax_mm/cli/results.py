@@ -12,8 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
 from fedjax_mm.cli.terminal import console, say, show_table
 from fedjax_mm.files import write_aside
 from fedjax_mm.results.labels import places
@@ -64,7 +62,7 @@ def show(path: Path) -> None:
     console.print()
     show_last(dataset)
     figure = file.parent / "figure.png"
-    say(escape(f"figure: {figure if figure.exists() else 'none'}"))
+    say(f"figure: {figure if figure.exists() else 'none'}")
 
 
 def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
@@ -81,7 +79,7 @@ def _about(dataset: xr.Dataset) -> list[tuple[str, str]]:
         "compiled, ran": ", ".join(f"{seconds:.1f} s" for seconds in wall.values()),
         "stopped": about.get("stopped"),
     }
-    shown = [(name, escape(str(x))) for name, x in rows.items() if x not in (None, "")]
+    shown = [(name, str(x)) for name, x in rows.items() if x not in (None, "")]
     return shown + [(str(dim), _values(dataset, str(dim))) for dim in dataset.sizes]
 
 
@@ -133,7 +131,7 @@ def show_last(dataset: xr.Dataset) -> None:
         say(f"  the first {_MOST_ROWS} of {len(points):,} points; result.nc has all", style="dim")
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)
-        say(f"  also in result.nc: {escape(rest)}", style="dim")
+        say(f"  also in result.nc: {rest}", style="dim")
 
 
 def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.Dataset]:
@@ -167,7 +165,7 @@ def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
 def _label(value: Any) -> str:
     """Returns a coordinate in words."""
     plain = value.item() if hasattr(value, "item") else value
-    return escape(f"{plain:g}" if isinstance(plain, float) else str(plain))
+    return f"{plain:g}" if isinstance(plain, float) else str(plain)
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.plan import Plan
 
 _LOG_SECONDS = 30.0
+_NO_FORECAST = "a forecast follows the next round, which may take long"
 
-console = Console()
-notes = Console(stderr=True)
+# Labels, paths and messages are anybody's: "[/x]" in them is no markup, and ":x:" no picture.
+console = Console(markup=False, emoji=False)
+notes = Console(stderr=True, markup=False, emoji=False)
 
 
-def say(text: str, on: Console = console, style: str | None = None) -> None:
-    """Prints text with rich's markup; long lines are not broken."""
+def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
+    """Prints text as it is; long lines are not broken."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
@@ -41,7 +44,11 @@ def show_table(
     on.print(table)
 
 
-_MARKS = {"holds": "[green]holds[/]", "fails": "[red]DOES NOT HOLD[/]", "open": "[yellow]open[/]"}
+_MARKS = {
+    "holds": ("holds", "green"),
+    "fails": ("DOES NOT HOLD", "red"),
+    "open": ("open", "yellow"),
+}
 
 
 def show_findings(title: str, findings: Findings, remedy: str) -> None:
@@ -52,21 +59,21 @@ def show_findings(title: str, findings: Findings, remedy: str) -> None:
         text = f"{claim.claim}: {claim.evidence}"
         if claim.verdict == "open":
             text += f"; after {claim.seeds} seeds: {remedy}"
-        say(f"  {_MARKS[claim.verdict]}  {escape(text)}")
+        say(Text.assemble("  ", _MARKS[claim.verdict], f"  {text}"))
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
     """Prints how long a result took and where its files are."""
     wall = dataset.attrs["manifest"]["wall_seconds"]
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
-    say(f"  {escape(f'{times}; in {directory}: {files}')}\n", style="dim")
+    say(f"  {times}; in {directory}: {files}\n", style="dim")
 
 
 def show_plan(plan: Plan) -> None:
     """Prints programs, batches, memory and work, before they begin."""
     rows = [
         (
-            escape(each.program.label),
+            each.program.label,
             f"{len(each.program):,}",
             f"{each.num_batches} x {each.batch_size:,}",
             str(each.program.num_models),
@@ -88,20 +95,22 @@ def progress() -> Iterator[Report]:
     Where nobody watches, as in a cluster's log, it is a line now and then.
     """
     if not notes.is_terminal:
-        yield log_lines()
+        with reminded(log_lines()) as report:
+            yield report
         return
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    description, percentage = "{task.description}", "{task.percentage:>3.0f} %"
+    description = TextColumn("{task.description}", markup=False)
     columns = (
-        *(SpinnerColumn(), TextColumn(description), BarColumn(), TextColumn(percentage)),
+        *(SpinnerColumn(), description, BarColumn(), TextColumn("{task.percentage:>3.0f} %")),
         *(TimeElapsedColumn(), TextColumn("{task.fields[left]}")),
     )
     with Progress(*columns, console=notes, transient=True) as bars:
         bar, left = bars.add_task("starting", total=None, left=""), time_left()
 
         def report(label: str, done: int, total: int) -> None:
-            bars.update(bar, description=label, completed=done, total=total, left=left(done, total))
+            forecast = left(done, total) or _NO_FORECAST
+            bars.update(bar, description=label, completed=done, total=total, left=forecast)
 
         yield report
 
@@ -120,6 +129,33 @@ def log_lines() -> Report:
     return report
 
 
+@contextmanager
+def reminded(report: Report) -> Iterator[Report]:
+    """Says now and then what is being done while nothing is reported.
+
+    A round is computed in one piece: with many local steps it alone may take hours.
+    """
+    is_over, last, doing = threading.Event(), time.monotonic(), "starting"
+
+    def told(label: str, done: int, total: int) -> None:
+        nonlocal last, doing
+        last, doing = time.monotonic(), f"{done / total:.0%} {label}"
+        report(label, done, total)
+
+    def remind() -> None:
+        while not is_over.wait(_LOG_SECONDS):
+            if (seconds := time.monotonic() - last) >= _LOG_SECONDS:
+                say(f"{doing} for {_in_words(seconds)}; {_NO_FORECAST}", notes)
+
+    reminder = threading.Thread(target=remind, daemon=True)
+    reminder.start()
+    try:
+        yield told
+    finally:
+        is_over.set()
+        reminder.join()
+
+
 def time_left() -> Callable[[int, int], str]:
     """The forecast of the time to the end, from the speed since the work began."""
     start: tuple[float, int, int] | None = None
@@ -132,6 +168,10 @@ def time_left() -> Callable[[int, int], str]:
             start = now, done, total
             return ""
         seconds = (now - start[0]) * (total - done) / (done - start[1])
-        return f"{datetime.timedelta(seconds=round(seconds))} left"
+        return f"{_in_words(seconds)} left"
 
     return left
+
+
+def _in_words(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds)))

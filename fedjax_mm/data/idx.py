@@ -14,6 +14,7 @@ import psutil
 
 from fedjax_mm.checks import check_choice
 from fedjax_mm.data.federated import Pool
+from fedjax_mm.files import check_regular
 
 Name = Literal["mnist", "fashion-mnist", "emnist"]
 
@@ -153,8 +154,7 @@ def _find(places: list[Path], file: str) -> Path:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     """Opens a file, compressed or not; what damages it is a `ValueError`."""
-    if path.exists() and not path.is_file():  # reading a named pipe would wait forever
-        raise ValueError(f"{path}: not a regular file")
+    check_regular(path)
     with path.open("rb") as plain:
         is_compressed = plain.read(2) == b"\x1f\x8b"
         plain.seek(0)

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_mm.checks import check_count
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.files import check_regular
 
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
@@ -113,6 +114,7 @@ def read_users(path: Path) -> dict[str, tuple[list[Any], list[Any]]]:
     Raises:
       ValueError: if the file contradicts itself; the message names file, user, reason.
     """
+    check_regular(path)
     try:
         content = json.loads(path.read_bytes())
         users, sizes, data = (content[key] for key in ("users", "num_samples", "user_data"))

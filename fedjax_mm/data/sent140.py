@@ -16,6 +16,7 @@ from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.leaf import json_files, read_users
 from fedjax_mm.data.partition import consecutive, generator
+from fedjax_mm.files import check_regular
 
 _CSV = "training.1600000.processed.noemoticon.csv"
 _COLUMNS = "polarity, id, date, query, user, text"
@@ -253,6 +254,7 @@ def _vectors_file(directory: Path, glove: str | Path | None, dim: int) -> Path |
 
 
 def _dimension(path: Path) -> int:
+    check_regular(path)
     with path.open("rb") as file:
         return file.readline().count(b" ")
 

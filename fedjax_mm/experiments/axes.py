@@ -1,7 +1,8 @@
 """The axes of an experiment: what varies, checked at every point."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
@@ -19,6 +20,9 @@ _NOT_SWEPT = (
 )
 
 
+_MOST = 5000  # values on an axis, programs, and draws: each is checked, compiled or kept by itself
+
+
 class Range(Config):
     """`num` numbers from `start` to `stop`, both included, equally spaced or, with "log", factors.
 
@@ -29,7 +33,7 @@ class Range(Config):
 
     start: Number
     stop: Number
-    num: Annotated[int, Field(strict=True, ge=2, lt=2**31)]
+    num: Annotated[int, Field(strict=True, ge=2, le=_MOST)]
     scale: Literal["linear", "log"] = "linear"
 
     @model_validator(mode="after")
@@ -57,7 +61,7 @@ def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 Axes = Annotated[
-    dict[str, Annotated[list[Any], Field(min_length=1)] | Range],
+    dict[str, Annotated[list[Any], Field(min_length=1, max_length=_MOST)] | Range],
     BeforeValidator(lambda axes: dict(_dotted(axes)) if isinstance(axes, dict) else axes),
 ]
 """Values by the keys of settings."""
@@ -76,11 +80,11 @@ class Points:
     def __init__(self, experiment: "Experiment") -> None:
         """Checks all points. Raises `ValueError` naming the first that is wrong."""
         self.experiment = experiment
+        self.names = _names(experiment.axes)
         self._raw = {
-            key: values.values() if isinstance(values, Range) else values
+            key: self._range(key, values) if isinstance(values, Range) else values
             for key, values in experiment.axes.items()
         }
-        self.names = _names(self._raw)
         # Every point has a value on every axis: a rate swept inside a table is a table everywhere.
         self._first = {key: values[0] for key, values in self._raw.items()}
         at = {
@@ -101,9 +105,31 @@ class Points:
         ]
         # Floats become arguments of one program, unless tables stand beside them.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
+        self._check_number("programs", self._structural)
         self._experiments = {}
         for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
             self._experiments[choice] = self._at(self._first | self._chosen(choice))
+
+    def _check_number(self, of: str, keys: Sequence[str], each: int = 1) -> None:
+        """Raises `ValueError` if points on some axes are more than anybody waits for."""
+        if (number := each * math.prod(len(self._raw[key]) for key in keys)) > _MOST:
+            names = ", ".join(f"axes.{key} of {len(self._raw[key]):,} values" for key in keys)
+            seeds = f"num_seeds = {each:,}" if each > 1 else ""
+            raise ValueError(
+                f"{' and '.join(filter(None, (names, seeds)))} make {number:,} {of}; at most "
+                f"{_MOST:,} are possible: take fewer values, or several files"
+            )
+
+    def _range(self, key: str, values: Range) -> Sequence[float]:
+        """Returns a range's numbers, whole ones where floats are refused, as of counts."""
+        numbers = values.values()
+        if not all(number.is_integer() for number in numbers):
+            return numbers
+        try:
+            self._at({key: numbers[0]})
+        except ValueError:
+            return [int(number) for number in numbers]
+        return numbers
 
     def _chosen(self, choice: tuple[int, ...]) -> dict[str, Any]:
         """Returns the values at some places on the structural axes."""
@@ -124,12 +150,15 @@ class Points:
 
     def on_data_axes(self, choice: tuple[int, ...]) -> list["Experiment"]:
         """Returns the checked experiments at all values on the axes of the data."""
+        here = self._experiments[choice]
+        by_seed = any(each.is_drawn_by_seed for each in here.each_task)
+        self._check_number("draws of the data", self.data_axes, here.num_seeds if by_seed else 1)
         if not self.data_axes:
-            return [self._experiments[choice]]
+            return [here]
         all_values = itertools.product(*(self._raw[key] for key in self.data_axes))
-        here = self._first | self._chosen(choice)
+        point = self._first | self._chosen(choice)
         return [
-            self._at(here | dict(zip(self.data_axes, each, strict=True))) for each in all_values
+            self._at(point | dict(zip(self.data_axes, each, strict=True))) for each in all_values
         ]
 
     def name_of(self, key: str) -> str:
@@ -154,8 +183,9 @@ class Points:
         experiment = self.experiment
         if not point:
             return experiment
-        # Plain data again: values of axes are checked as a file's are, with the same words.
-        values = experiment.model_dump(exclude={"axes"})
+        # Plain data again: values of axes are checked as a file's are, with the same words. What
+        # nobody wrote may not be known at another point, as of another assignment.
+        values = experiment.model_dump(exclude={"axes"}, exclude_unset=True)
         for key, value in point.items():
             for label in experiment.algorithms:
                 head, *rest = _path_of(key, experiment, label)

@@ -6,6 +6,7 @@ from typing import Any
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.experiments.axes import Points
 from fedjax_mm.experiments.tasks import AnyTask
+from fedjax_mm.sweeps.plan import check_fits
 
 Data = tuple[FederatedData, ...]
 
@@ -44,18 +45,25 @@ class Draws:
         if variants[0].source is None:
             return None
         self.are_by_seed |= variants[0].is_drawn_by_seed
-        seeds = self.points.experiment.data_seeds
+        seeds = self.points.experiment.data_seeds if variants[0].is_drawn_by_seed else ()
         draws = [draw for task in variants for draw in task.draws(seeds)]
         name = str([draw.source for draw in draws])
         self._stores.setdefault(name, draws)
         return name
 
-    def load(self) -> Data:
+    def load(self, limit: float | None = None) -> Data:
         """Returns the data of all stores.
 
+        Args:
+          limit: bytes of memory that may be used; see `check_fits`.
+
         Raises:
-          ValueError, OSError: if there are no such data.
+          ValueError, OSError: if there are no such data, or they do not fit.
         """
+        for draws in self._stores.values():
+            what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(draws):,};"
+            needed = len(draws) * draws[0].num_bytes
+            check_fits(f"{what} the data", needed, limit, "take fewer clients or features")
         loaded: Any = ([each.data() for each in draws] for draws in self._stores.values())
         return tuple(stack_data(each) if len(each) > 1 else each[0] for each in loaded)
 

@@ -2,29 +2,34 @@
 
 import difflib
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
 
 from fedjax_mm.experiments.fields import Config
 
+_MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # of one message, and of a value in it
+
 
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
     """Returns the problems, one per key, as ``path = value: message``.
 
     Where a value may have several types pydantic reports on each: of a table only what is wrong
-    inside it is kept, of a plain value only the first, or what we have to say ourselves.
+    inside it is kept, of a plain value only the first, or what we have to say ourselves. Of many
+    problems the first are enough.
     """
     problems: dict[str, Any] = {}
     for problem in error.errors():
         path = _path(problem, values)
         if path not in problems or problem["type"] == "value_error":
             problems[path] = problem
-    return [
-        _one_line(path, problem, kind)
-        for path, problem in problems.items()
-        if not path or not any(other.startswith(f"{path}.") for other in problems)
-    ]
+    keys = [path.split(".") for path in problems]
+    outer = {".".join(each[:depth]) for each in keys for depth in range(1, len(each))}
+    inner = [path for path in problems if not path or path not in outer]
+    rest = len(inner) - _MOST_PROBLEMS
+    first = [_one_line(path, problems[path], kind) for path in inner[:_MOST_PROBLEMS]]
+    return [*first, f"and {rest:,} more"] if rest > 0 else first
 
 
 def _path(problem: Any, values: Any) -> str:
@@ -53,28 +58,30 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
     """One problem as ``path = value: what is wrong``."""
     message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
     value = problem["input"]
+    shown = (
+        repr(value) if len(repr(value)) <= _MOST_LETTERS else f"{repr(value)[:_MOST_LETTERS]}..."
+    )
     match problem["type"]:
         case "missing" | "union_tag_not_found":
             return f"{path}: missing"
         case "extra_forbidden":
             key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
-            close, everywhere = [], sorted(_keys(kind))
-            if key not in everywhere:  # else it is spelt right, but belongs elsewhere
-                close = [*_close(key, keys), *_close(key, everywhere)]
+            # One like it in another table would be wrong here, too.
+            close = [f"num_{key}"] if f"num_{key}" in keys else _close(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
-            return f"{path} = {value!r}: unknown key, {hint}"
+            return f"{path} = {shown}: unknown key, {hint}"
         case "union_tag_invalid":
             context = problem["ctx"]
             return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
         case "value_error" if isinstance(value, dict):  # the message names what is in the table
             return f"{path}: {message}" if path else message
-    return f"{path} = {value!r}: {message[0].lower()}{message[1:]}" if path else message
+    return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:
     """Returns the owner of the table at a location, as " of NAME" if it has one, and its keys."""
-    root = kind.model_json_schema()
+    root = _schema(kind)
     tables = _tables(root, root)
     for part in location:
         chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
@@ -91,16 +98,15 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
     return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
 
 
+@cache
+def _schema(kind: type[Config]) -> dict[str, Any]:
+    """Returns the JSON schema of a kind of configuration, which takes a while to make."""
+    return kind.model_json_schema()
+
+
 def _close(key: str, keys: Sequence[str]) -> list[str]:
     """The key that is most like another one, if any is."""
     return difflib.get_close_matches(key, keys, n=1)
-
-
-def _keys(kind: type[Config]) -> set[str]:
-    """Every key that may stand somewhere in a configuration of this kind."""
-    definitions = kind.model_json_schema()
-    tables = [definitions, *definitions.get("$defs", {}).values()]
-    return {key for table in tables for key in table.get("properties", {})}
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:

@@ -74,7 +74,7 @@ class Experiment(Seeded):
     assignment: AssignmentConfig | None = None
     byzantine: Byzantine | None = None
     requirement: Requirement | None = None
-    num_models: Count
+    num_models: Annotated[Count, Field(le=100_000)]
     num_rounds: Count
     num_seeds: Count = 20
     record_every: Count = 1
@@ -218,16 +218,20 @@ class Experiment(Seeded):
         """The checked values on every axis, by its key."""
         return Points(self).values
 
-    def grid(self) -> Grid:
+    def grid(self, limit: float | None = None) -> Grid:
         """Returns all runs, over ``algorithm`` and the axes, with the data loaded.
 
+        Args:
+          limit: bytes of memory that may be used; by default 60 % of what is free.
+
         Raises:
-          ValueError, OSError: if the data, or the parameters to start from, cannot be had.
+          ValueError, OSError: if the data, or the parameters to start from, cannot be had or do not
+            fit.
         """
         seeds = range(self.first_seed, self.first_seed + self.num_seeds)
         start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
         draws = Draws(Points(self))
-        return self._grid(draws, draws.load(), start)
+        return self._grid(draws, draws.load(limit), start)
 
     def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""

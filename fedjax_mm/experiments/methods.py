@@ -67,6 +67,7 @@ _ASSIGNMENTS: dict[str, Callable[..., Assignment]] = {
     name: factory
     for name, factory in inspect.getmembers(assignments, inspect.isfunction)
     if next(iter(inspect.signature(factory).parameters), None) == "num_clients"
+    and not name.startswith("_")
 }
 
 

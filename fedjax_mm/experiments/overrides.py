@@ -10,8 +10,11 @@ from pydantic import ValidationError
 
 from fedjax_mm.experiments.errors import in_words
 from fedjax_mm.experiments.fields import Config
+from fedjax_mm.files import check_regular
 
 SomeConfig = TypeVar("SomeConfig", bound=Config)
+
+_TOO_DEEP = "lists or tables lie too deep in each other; no setting lies so deep"
 
 
 def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> SomeConfig:
@@ -27,11 +30,14 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
         is allowed.
     """
     try:
+        check_regular(path)
         values = tomllib.loads(path.read_text())
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a TOML file: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: {_TOO_DEEP}") from error
     try:
         return validate(kind, values, overrides)
     except ValueError as error:
@@ -51,12 +57,14 @@ def validate(
       Traceback (most recent call last):
       ValueError: stop: missing; stpo = 100: unknown key, did you mean 'stop'?
     """
-    for override in overrides:
-        values = _with_override(values, override)
     try:
+        for override in overrides:
+            values = _with_override(values, override)
         return kind.model_validate(values)
     except ValidationError as error:
         raise ValueError("; ".join(in_words(error, kind, values))) from None
+    except RecursionError as error:
+        raise ValueError(_TOO_DEEP) from error
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def run(
     """
     how, config = execution or Execution(), experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
-        grid = dataclasses.replace(_grid(experiment), keep=keep)
+        grid = dataclasses.replace(_grid(experiment, how), keep=keep)
         plan = plan_for(grid, how, config)
         done = finish(
             plan,
@@ -91,10 +91,10 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
     """
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
-        return make_outline(_grid(experiment), split=how.split, limit=how.memory)
+        return make_outline(_grid(experiment, how), split=how.split, limit=how.memory)
 
 
 @refusing()
-def _grid(experiment: Experiment) -> Grid:
+def _grid(experiment: Experiment, how: Execution) -> Grid:
     """The runs; data that cannot be had are wrong input."""
-    return experiment.grid()
+    return experiment.grid(how.memory)

@@ -16,7 +16,7 @@ from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf
-from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.data.synthetic import sample_counts, synthetic
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
@@ -48,6 +48,11 @@ class QuadraticConfig(Config):
     @property
     def source(self) -> None:
         """Settings of the data: there are none."""
+
+    @property
+    def num_bytes(self) -> float:
+        """The memory of the data."""
+        return 0.0
 
     @property
     def is_drawn_by_seed(self) -> bool:
@@ -115,6 +120,11 @@ class _Learning(Config):
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
 
     @property
+    def num_bytes(self) -> float:
+        """The least memory of one draw of the data, as far as it is known before it is made."""
+        return 0.0
+
+    @property
     def has_own_tests(self) -> bool:
         """Whether every client has test examples of its own."""
         return True
@@ -179,6 +189,15 @@ class SyntheticConfig(_Learning):
                 "generator 'leaf' has no alpha, beta and iid; leave them at their defaults"
             )
         return self
+
+    @property
+    def num_bytes(self) -> float:
+        """The least memory of one draw: its examples, and what some clients are drawn with."""
+        # A million clients tell how many examples others have; few of them change no estimate.
+        seed = 0 if self.data_seed == "seed" else self.data_seed
+        counts = sample_counts(min(self.num_clients, 2**20), generator=self.generator, seed=seed)
+        examples = float(counts.sum()) / len(counts) * self.num_clients
+        return 4 * examples * (self.dim + 1) + 8 * self.dim * self.num_classes
 
     def data(self) -> FederatedData:
         """Draws the clients' examples from `data_seed`."""

@@ -16,12 +16,21 @@ from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # of a CPU: each has threads and memory of its own
 
+# XLA aborts the process when a device has waited 40 seconds for another, which is no fault where
+# clients have very different numbers of local steps: it is to wait 30 years. A flag that a jaxlib
+# does not know aborts, too: all from 0.9 on have these, and a test starts a process with them.
+_PATIENT = " ".join(
+    f"--xla_cpu_collective_{name}_seconds={10**9}"
+    for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
+)
+
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
 
     Each device has threads of its own, which XLA does not give to small matrices on one device. The
-    command line calls this; elsewhere call it once, before anything is computed.
+    command line calls this; elsewhere call it once, before anything is computed. Devices then wait
+    for each other however long that takes: by itself XLA ends a process after 40 seconds.
 
     Raises:
       ValueError: if `count` is not positive, or above 512.
@@ -34,6 +43,9 @@ def use_cpu_devices(count: int | None = None) -> None:
     if not 1 <= count <= _MOST_DEVICES:
         raise ValueError(f"the number of devices is {count}; it must be 1 to {_MOST_DEVICES}")
     jax.config.update("jax_num_cpu_devices", count)
+    given = os.environ.get("XLA_FLAGS", "")
+    if _PATIENT not in given:
+        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the user's come last, and win
 
 
 def join_processes(address: str | None = None) -> None:

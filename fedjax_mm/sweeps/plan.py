@@ -18,6 +18,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 
+_RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
 _CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
 
 
@@ -174,8 +175,8 @@ def make_plan(
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
     """
-    programs, (where, room, limit) = grid.programs, _place(grid, split, limit)
-    clock = time.perf_counter()
+    where, room, limit = _place(grid, split, limit)
+    programs, clock = grid.programs, time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
     report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
@@ -228,6 +229,11 @@ def _place(
     grid: Grid, split: Literal["replicas", "clients"] | None, limit: float | None
 ) -> tuple[Layout, float, float]:
     """Returns the devices, the bytes for a batch, and those that may be used in all."""
+    # Programs list their runs: too many would fill the memory before a shape is known.
+    records, runs = grid.num_records + 1, math.prod(grid.shape)
+    what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
+    remedy = "take fewer seeds or points, or record less often (record_every)"
+    check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
     programs = grid.programs
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
@@ -237,6 +243,24 @@ def _place(
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     return where, *_room(grid, where, limit)
+
+
+def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) -> None:
+    """Raises `ValueError` if something is known not to fit the memory, before it is made.
+
+    Args:
+      what: begins the message.
+      num_bytes: the least that it takes.
+      limit: bytes that may be used; by default 60 % of what is free, beside this process.
+      remedy: ends the message.
+    """
+    used = psutil.Process().memory_info().rss
+    limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
+    if used + num_bytes > limit:
+        raise ValueError(
+            f"{what} take at least {_in_gib(num_bytes)} and this process already {_in_gib(used)}, "
+            f"but {_in_gib(limit)} may be used; {remedy}, or allow more memory"
+        )
 
 
 def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]:
@@ -318,13 +342,13 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
 
 
 def _result_bytes(grid: Grid) -> int:
-    """The labelled result: metrics, counts, their sums in 64 bits, and copies while it is made."""
+    """The labelled result, while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
     shapes = metric_shapes(grid.programs).values()
     metrics = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
     kept = math.prod(grid.shape) * num_bytes(kept_shapes(grid.programs))
     num_models = max(program.num_models for program in grid.programs)
-    return cells * num_models * (metrics + 3 * 4 + 8 * 8) + kept
+    return cells * num_models * (metrics + _RECORD_BYTES) + kept
 
 
 def _in_gib(num_bytes: float) -> str:

@@ -1,6 +1,7 @@
 """Experiments as data: what is accepted, how it is overridden, and what an error says."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -194,6 +195,25 @@ def test_all_problems_are_reported_at_once(file):
     message = str(error.value)
     assert message.startswith(f"{file}: ")
     assert all(override.replace("=", " = ") in message for override in overrides)
+
+
+@pytest.mark.parametrize(
+    ("key", "fragment"),
+    [
+        ("seeds", "did you mean 'num_seeds'?"),
+        ("task.clients", "did you mean 'num_clients'?"),
+        ("task.num_round", "known keys of quadratic are"),  # `num_rounds` is none of a task
+        ("algorithms.A.num_model", "known keys of fedavg are"),
+    ],
+)
+def test_a_proposal_is_a_key_of_the_same_table(key, fragment):
+    with pytest.raises(ValueError, match=re.escape(f"{key} = 4: unknown key, {fragment}")):
+        validate(Experiment, values(), [f"{key}=4"])
+
+
+def test_functions_of_our_own_are_no_assignments():
+    with pytest.raises(ValueError, match="choose from 'fedcluster'"):
+        validate(Experiment, values(assignment={"name": "_check_sizes"}))
 
 
 @pytest.mark.parametrize("override", ["num_models", "=3", ""])
@@ -553,6 +573,7 @@ def swept(**axes):
 
 
 RATE = {"beta": 3.0, "gamma": 20.0}
+ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
 
 
 @pytest.mark.parametrize(
@@ -581,6 +602,13 @@ RATE = {"beta": 3.0, "gamma": 20.0}
         ({"learning_rate": {"beta": [1, 3], "gamma": [20]}}, {"beta": [1, 3], "gamma": [20]}, 1),
         ({"assignment.cohort_size": [4, 8]}, {"cohort_size": [4, 8]}, 2),
         ({"algorithms.A.learning_rate": [0.1]}, {"learning_rate": [0.1]}, 1),
+        ({"num_models": {"start": 1, "stop": 3, "num": 3}}, {"num_models": [1, 2, 3]}, 3),
+        (
+            {"learning_rate": {"start": 1, "stop": 2, "num": 2}, "local_steps": ONE_TO_3},
+            {"learning_rate": [1, 2], "local_steps": [1, 2, 3]},
+            3,
+        ),
+        ({"assignment.name": ["mfa_rr", "mfa_rand"]}, {"name": ["mfa_rr", "mfa_rand"]}, 2),
     ],
 )
 def test_axes_become_values_and_programs(axes, expected, num_programs):
@@ -652,7 +680,7 @@ def test_overrides_reach_axes(file):
             {"num_models": [2, 5], "assignment.cohort_size": [8, 4]},
             ["at num_models = 5, assignment.cohort_size = 4", "at most 4 models"],
         ),
-        ({"num_models": {"start": 2, "stop": 4, "num": 3}}, ["num_models = 2.0", "integer"]),
+        ({"num_models": {"start": 2, "stop": 3, "num": 3}}, ["num_models = 2.0", "integer"]),
         ({"num_models": [2, 3, 2]}, ["'num_models' has 2 twice"]),
         ({"num_rounds": [12, 24]}, ["axes.num_rounds", "cannot vary within a sweep"]),
         ({"seed": [0, 1]}, ["axes.seed", "cannot vary within a sweep"]),

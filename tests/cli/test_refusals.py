@@ -1,0 +1,93 @@
+"""Files, names and settings that nobody means: refused in one line and at once, nothing written."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from rich.markup import escape
+
+from fedjax_mm.cli import terminal
+from tests.test_cli import CONFIG, call, check_refusal
+
+NESTED = "[" * 2000 + "]" * 2000
+SPOILT = {
+    "2000 brackets": (f"x = {NESTED}", (), "lie too deep in each other"),
+    "2000 brackets of --set": ("", ("--set", f"num_rounds={NESTED}"), "too deep"),
+    "3000 tables of --set": ("", ("--set", ".".join("a" * 3000) + "=1"), "too deep"),
+    "a long value": (f"precision = '{'x' * 10**6}'", (), "xxx...: "),
+    "a long name": ("", ("--out", "x" * 300), "name too long; choose another directory with --out"),
+    "a null": ("", ("--out", "x\0y"), "null"),
+}
+"""By name: a line of the file, options, and what the error must contain."""
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_what_nobody_means_is_refused_in_one_line(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    line, options, fragment = SPOILT[name]
+    Path("mine.toml").write_text(f"{line}\n{CONFIG}")
+    check_refusal(tmp_path, ("run", "mine.toml", *options), (fragment,))
+
+
+def test_many_unknown_keys_are_refused_at_once(monkeypatch, tmp_path):
+    """A schema for each took a minute; the first are shown, the others counted."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("".join(f"key{i} = 1\n" for i in range(3000)) + CONFIG)
+    start = time.process_time()
+    check_refusal(tmp_path, ("run", "mine.toml"), ("key0 = 1: unknown key", "and 2,990 more"))
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("name", ["...toml", "..toml"])
+def test_results_stay_below_out(monkeypatch, tmp_path, name):
+    """The stem of these names is "..", or "."."""
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(CONFIG)
+    check_refusal(tmp_path, ("run", name), ("results have the file's name",))
+
+
+@pytest.mark.parametrize("name", ["mine.toml", "data/train/a.json"])
+def test_a_named_pipe_is_refused_instead_of_waited_for(monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    head, _, algorithm = CONFIG.partition("[task]")
+    algorithm = algorithm[algorithm.index("[algorithms") :]
+    table = '[task]\nname = "leaf"\ndirectory = "data"\n'
+    Path("mine.toml").write_text(head + table + algorithm)
+    for folder in ("train", "test"):
+        Path("data", folder).mkdir(parents=True)
+        Path("data", folder, "a.json").touch()
+    Path(name).unlink()
+    os.mkfifo(name)
+    check_refusal(tmp_path, ("run", "mine.toml"), (f"{name}: not a regular file",))
+
+
+@pytest.mark.parametrize("label", ["[/x]", "[red]", ":smile:", "a[b=c]"])
+def test_labels_are_shown_as_they_are(capsys, label):
+    """Not as markup, which "[/x]" would end before it has begun."""
+    for screen in (terminal.console, terminal.notes):
+        terminal.say(label, screen)
+        terminal.show_table([label], [[label]], screen, title=label)
+    text = "".join(capsys.readouterr())
+    assert text.count(label) == 8
+    assert escape(label) == label or escape(label) not in text
+
+
+def test_a_bar_shows_labels_as_they_are(monkeypatch, capsys):
+    screen = terminal.Console(force_terminal=True, width=200, markup=False)
+    monkeypatch.setattr(terminal, "notes", screen)
+    with terminal.progress() as report:
+        report("[/x]", 1, 2)
+    assert "[/x]" in capsys.readouterr().out
+
+
+def test_a_run_of_a_strange_label_in_a_strange_place(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("a[").mkdir()
+    Path("a[/x].toml").write_text(CONFIG.replace("[algorithms.A]", '[algorithms."[/x]"]'))
+    arguments = ("run", "a[/x].toml", "--out", "b[/y]", "--set", "num_seeds=1")
+    code, out, _ = call(*arguments)
+    assert code == 0
+    assert "b[/y]/x]" in out
+    code, out, _ = call(*arguments, "--resume")
+    assert (code, out) == (0, "b[/y]/x] is complete; nothing to resume\n")

@@ -1,0 +1,89 @@
+"""Sizes before work: what would fill the memory or take days is refused before it is made."""
+
+import re
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.run import outline
+from fedjax_mm.experiments.tasks import SyntheticConfig
+from fedjax_mm.sweeps.execute import Execution
+
+MOST, GIB = 2**31 - 1, 2**30
+QUADRATIC = {
+    "task": {"num_clients": 8},
+    "num_models": 2,
+    "num_rounds": 12,
+    "algorithms": {
+        "A": {"assignment": {"name": "mfa_rand"}, "learning_rate": 0.1, "local_steps": 3}
+    },
+}
+SYNTHETIC = QUADRATIC | {"task": {"name": "synthetic", "num_clients": 8}}
+
+TOO_MUCH = {
+    "clients' data": (SYNTHETIC, "task.num_clients=300000", "task.num_clients = 300,000"),
+    "all clients' data": (SYNTHETIC, f"task.num_clients={MOST}", f"task.num_clients = {MOST:,}"),
+    "features": (SYNTHETIC, f"task.dim={MOST}", "take fewer clients or features"),
+    "classes": (SYNTHETIC, f"task.num_classes={MOST}", "take fewer clients"),
+    "seeds": (QUADRATIC, "num_seeds=100000000", "num_seeds = 100,000,000"),
+    "records": (QUADRATIC, f"num_rounds={MOST}", "record less often (record_every)"),
+}
+"""By name: an experiment, a setting, and what a refusal within 1 GiB contains."""
+
+
+@pytest.mark.parametrize("name", TOO_MUCH)
+def test_what_does_not_fit_is_refused_before_it_is_made(name):
+    values, setting, fragment = TOO_MUCH[name]
+    experiment = validate(Experiment, values, [setting])
+    before, clock = psutil.Process().memory_info().rss, time.process_time()
+    with pytest.raises(ValueError, match=re.escape(fragment)) as error:
+        outline(experiment, Execution(memory=before + GIB))
+    text = str(error.value)
+    assert "\n" not in text
+    assert re.search(r"take at least [\d.]+ GiB and this process already [\d.]+ GiB", text)
+    assert re.search(r"but [\d.]+ GiB may be used", text)
+    assert "allow more memory" in text
+    assert psutil.Process().memory_info().rss - before < GIB / 4
+    assert time.process_time() - clock < 10
+
+
+@pytest.mark.parametrize("settings", [{}, {"generator": "leaf", "dim": 7, "data_seed": 3}])
+def test_the_estimate_of_data_is_their_size(settings):
+    task = SyntheticConfig(name="synthetic", num_clients=50, **settings)
+    data = task.data()
+    arrays = [*data.train.examples, *data.test.examples]
+    assert task.num_bytes == pytest.approx(sum(np.asarray(x).nbytes for x in arrays), rel=0.01)
+
+
+RANGE = {"start": 0.1, "stop": 1, "num": 2 * 10**9}
+TOO_MANY = {
+    "values": ({"learning_rate": RANGE}, "learning_rate.num = 2000000000"),
+    "a list": ({"learning_rate": [0.1] * 5001}, "at most 5000 items"),
+    "programs": (
+        {"num_models": [1, 2, 3] * 30, "local_steps": [1, 2] * 30},
+        "axes.num_models of 90 values, axes.local_steps of 60 values make 5,400 programs; at most "
+        "5,000",
+    ),
+    "draws": ({"task.data_seed": "seed"}, "num_seeds = 100,000,000 make 100,000,000 draws"),
+}
+"""By name: axes, and what the refusal contains."""
+
+
+@pytest.mark.parametrize("name", TOO_MANY)
+def test_more_points_than_anybody_waits_for_are_refused(name):
+    axes, fragment = TOO_MANY[name]
+    seeds = {"num_seeds": 10**8} if name == "draws" else {}
+    clock = time.process_time()
+    with pytest.raises(ValueError, match=re.escape(fragment)) as error:
+        validate(Experiment, (SYNTHETIC if seeds else QUADRATIC) | {"axes": axes} | seeds)
+    assert len(str(error.value)) < 500
+    assert time.process_time() - clock < 10
+
+
+def test_more_models_than_anybody_trains_are_refused():
+    with pytest.raises(ValueError, match=r"num_models = 2147483647: .* 100000"):
+        validate(Experiment, QUADRATIC | {"num_models": MOST})
