@@ -38,7 +38,7 @@ def init(path: Path) -> None:
         write_aside(path, lambda aside: aside.write_text(text))
     except OSError as error:
         raise RefusedError(str(error)) from error
-    say(escape(f"{path} is written; change it, and run it with: fedjax-mm run {path}"))
+    say(f"{path} is written; change it, and run it with: fedjax-mm run {path}")
 
 
 def show(path: Path) -> None:
