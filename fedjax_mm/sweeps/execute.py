@@ -161,7 +161,7 @@ def sweep(
     return done.dataset if done.params is None else (done.dataset, done.params)
 
 
-@refusing((ValueError,))
+@refusing((ValueError, OverflowError))
 def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     """Returns the compiled plan; that of the unfinished run, if there is one to continue.
 
