@@ -140,6 +140,11 @@ class Points:
         """All combinations of places on the structural axes."""
         return list(self._experiments)
 
+    @property
+    def experiments(self) -> list["Experiment"]:
+        """The checked experiments at all combinations, in the same order."""
+        return list(self._experiments.values())
+
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """Returns the places of a point on the structural axes."""
         return tuple(

@@ -231,7 +231,23 @@ class Experiment(Seeded):
         seeds = range(self.first_seed, self.first_seed + self.num_seeds)
         start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
         draws = Draws(Points(self))
-        return self._grid(draws, draws.load(limit), start)
+        data = draws.load(limit)
+        most = max((each.train.max_count for each in data), default=1)
+        for here in draws.points.experiments:
+            here._check_epochs(most)
+        return self._grid(draws, data, start)
+
+    def _check_epochs(self, most_examples: int) -> None:
+        """Raises `ValueError` if a client's local steps are more than int32 can count."""
+        for label, method in self.algorithms.items():
+            epochs = getattr(method, "epochs", None) or 0
+            batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
+            if epochs * batches >= 2**31:
+                raise ValueError(
+                    f"algorithms.{label}: epochs = {epochs:,} of {batches:,} batches are "
+                    f"{epochs * batches:,} local steps; at most {2**31 - 1:,} can be counted: take "
+                    "fewer epochs or a larger batch_size"
+                )
 
     def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""

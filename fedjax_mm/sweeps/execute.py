@@ -125,9 +125,10 @@ def sweep(
     Returns:
       A Dataset over ``(*axes, "seed", "round", "model")`` with what `to_dataset` gives, and
       ``diverged``, the first recorded round in which a model was not finite, or -1; with a target
-      also ``ended``, the first recorded round that met it, or -1. Where the
-      number of models varies, metrics of models that are not there are NaN. The attribute
-      ``manifest`` holds versions, devices, seed, axes, and wall seconds of compiling and running.
+      also ``ended``, the first recorded round that met it, or -1. Where the number of models
+      varies, metrics of models that are not there are NaN, and their counts 0, so that sums over
+      models are right. The attribute ``manifest`` holds versions, devices, seed, axes, and wall
+      seconds of compiling and running.
 
     Raises:
       ValueError: if the grid is wrong, does not fit the memory, or is not the one to be continued.
@@ -161,7 +162,7 @@ def sweep(
     return done.dataset if done.params is None else (done.dataset, done.params)
 
 
-@refusing((ValueError,))
+@refusing((ValueError, OverflowError))
 def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     """Returns the compiled plan; that of the unfinished run, if there is one to continue.
 

@@ -284,6 +284,11 @@ def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]
 def _batch_size(program: Program, where: Layout, room: float) -> int:
     """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
     state, most = num_bytes(program.traced.carry), room / _replica_bytes(program)
+    if state > room:  # compiling would take its time, and more memory
+        raise ValueError(
+            f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
+            "left for it; take fewer clients or models, or smaller ones, or allow more memory"
+        )
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))

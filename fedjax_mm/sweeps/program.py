@@ -231,7 +231,7 @@ class Program:
         """Facts from one replica's start and first record, traced but not compiled.
 
         Raises:
-          ValueError: if the grid's target is not recorded.
+          ValueError: if the grid's target is not recorded, or arrays are too large.
         """
         facts: dict[str, Any] = {}
 
@@ -254,7 +254,13 @@ class Program:
         # Shapes alone: nothing is computed or compiled, whatever the size of the data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
-        shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+        try:
+            shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+        except OverflowError as error:
+            raise ValueError(
+                f"{self.label}: all models together have more numbers than 32 bits can count; take "
+                "fewer clients or models, or smaller ones"
+            ) from error
         if self.grid.until is not None:
             self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
         return Traced(*shapes, **facts)

@@ -181,6 +181,11 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
     check_count("num_clients", num_clients)
     check_count("block_size", block_size)
     check_positive("mu", mu)
+    if (size := num_clients * block_size + 1) >= 2**31:
+        raise ValueError(
+            f"num_clients = {num_clients:,} with block_size = {block_size:,} make {size:,} "
+            f"parameters; at most {2**31 - 1:,} have a number: take fewer clients or smaller blocks"
+        )
     mu = jnp.asarray(mu, float)
     excess = num_clients * mu / 2  # cosh(theta) - 1
     theta = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))

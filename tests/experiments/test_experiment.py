@@ -608,7 +608,6 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
             {"learning_rate": [1, 2], "local_steps": [1, 2, 3]},
             3,
         ),
-        ({"assignment.name": ["mfa_rr", "mfa_rand"]}, {"name": ["mfa_rr", "mfa_rand"]}, 2),
     ],
 )
 def test_axes_become_values_and_programs(axes, expected, num_programs):
@@ -623,6 +622,13 @@ def test_axes_become_values_and_programs(axes, expected, num_programs):
         for v in x
     ]
     assert len(grid.programs) == num_programs
+
+
+def test_assignments_on_an_axis_need_no_keys_that_nobody_wrote():
+    """Full participation has no cohort_size, and the file says none."""
+    axes = {"assignment.name": ["mfa_rand", "full_participation"]}
+    experiment = validate(Experiment, values(num_models=1) | {"axes": axes})
+    assert experiment.points == axes
 
 
 def test_an_axis_of_one_algorithm_leaves_the_others_alone():

@@ -336,6 +336,40 @@ def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
         join_processes("0/2@nowhere.invalid:9911")
 
 
+PATIENT = """
+import os
+import jax
+from fedjax_mm import use_cpu_devices
+from fedjax_mm.sweeps.devices import layout
+use_cpu_devices(2)
+where = layout(1, axis="clients")
+total = where.over(lambda x: jax.lax.psum(x + jax.lax.axis_index("clients"), "clients"))
+assert jax.jit(total)(jax.numpy.ones(1)).tolist() == [3]
+print(os.environ["XLA_FLAGS"])
+"""
+
+
+def test_devices_wait_for_each_other_as_long_as_it_takes():
+    """XLA would abort after 40 seconds, and at a flag that it does not know; the user's flags win.
+
+    Clients of 925, 54, 63 and 86 examples, shared out over two devices, were enough for that.
+    """
+    given = "--xla_cpu_collective_timeout_seconds=7"
+    done = subprocess.run(
+        [sys.executable, "-c", PATIENT],
+        env=os.environ | {"XLA_FLAGS": given},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    warn, terminate, network, last = done.stdout.split()
+    assert warn == "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1000000000"
+    assert terminate == "--xla_cpu_collective_call_terminate_timeout_seconds=1000000000"
+    assert network == "--xla_cpu_collective_timeout_seconds=1000000000"
+    assert last == given
+
+
 @pytest.mark.parametrize("count", [0, -1, 513, 10**6])
 def test_a_number_of_devices_is_checked(count):
     with pytest.raises(ValueError, match=f"the number of devices is {count}; it must be 1 to 512"):
