@@ -68,7 +68,10 @@ def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatAr
 
     Reference: Bhuyan et al., Theorem 1, eqs. (12) to (14).
     """
-    name = "Theorem 1"
+    return _terms("Theorem 1", problem, rate, D)
+
+
+def _terms(name: str, problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatArray, FloatArray]:
     N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, "N M E mu L Gamma G sigma")
     beta, gamma = rate.symbols()
     (D,) = in_range(name, D=D)
@@ -183,7 +186,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     S, E, G, beta_1, beta_2 = problem.symbols(name, "S E G beta_1 beta_2")
     eta, V = in_range(name, eta=eta, V=V)
     noise = beta_1 + beta_2 * G**2
-    hypotheses = {"S = 1, 2, ...": np.floor(S) == S, "beta_1 + beta_2 G^2 > 0": noise > 0}
+    hypotheses = {"beta_1 + beta_2 G^2 > 0": noise > 0}
     require(name, hypotheses, S=S, G=G, beta_1=beta_1, beta_2=beta_2)
     share = np.minimum(eta * V / (2 * E * np.sqrt(noise)), 1)
     # The product S * share is rounded (49 * (1 / 49) < 1): the neighbours are compared too.
@@ -228,7 +231,7 @@ def rounds_to_accuracy(
     """
     if reading not in ("sum", "max"):
         raise ValueError(f"reading is {reading!r}; it must be 'sum' or 'max'")
-    noise, start = theorem_1_terms(problem, rate, D)
+    noise, start = _terms("Theorem 3", problem, rate, D)
     D, epsilon = in_range("Theorem 3", D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)
     # T_M solves sqrt(nu) / sqrt(T_M + gamma) = epsilon.

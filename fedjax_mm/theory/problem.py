@@ -37,6 +37,9 @@ _ABOVE = {
     **dict.fromkeys(("mu", "L", "L_c"), 0),
     **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
 }
+# Numbers of things. What interpolates a statement between them is a statement of its own.
+_COUNTS = ("N", "M", "E", "C", "S")
+_REAL = {("Theorem 3", "M"), ("The bound for cohorts", "C")}
 
 
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
@@ -162,7 +165,13 @@ class Problem:
         for name, value in zip(names.split(), values, strict=True):
             if value is None:
                 raise ValueError(f"{statement} needs {name}; give Problem(..., {name}=...)")
-        return [np.asarray(value, np.float64) for value in values]
+        numbers = [np.asarray(value, np.float64) for value in values]
+        for name, number in zip(names.split(), numbers, strict=True):
+            if name in _COUNTS and (statement, name) not in _REAL:
+                require(
+                    statement, {f"{name} = 1, 2, ...": np.floor(number) == number}, **{name: number}
+                )
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
