@@ -37,7 +37,7 @@ def check_numbers(
         raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
     if np.ndim(value) != ndim:
         more = "; vmap or sweep over several" if ndim == 0 else ""
-        raise ValueError(f"{name} has shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
+        raise ValueError(f"{name} is of shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
     # A tracer has no value yet: the caller that vmaps or jits checks the numbers behind it.
     if isinstance(value, jax.core.Tracer):
         return

@@ -36,8 +36,8 @@ def check_module(module: Any) -> nn.Module:
         hash(module)
     except TypeError as error:
         raise TypeError(
-            f"module {type(module).__name__} has an attribute that cannot be hashed; give tuples in "
-            "place of lists and arrays"
+            f"module {type(module).__name__} has an attribute that cannot be hashed; give tuples "
+            "in place of lists and arrays"
         ) from error
     return module
 

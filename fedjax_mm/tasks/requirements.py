@@ -54,9 +54,9 @@ class Tuning:
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
         # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
-        if isinstance(self.learning_rate, int | float):
+        if type(self.learning_rate) in (int, float):
             checks.check_positive("learning_rate", self.learning_rate)
-        if isinstance(self.num_steps, int | float):
+        if type(self.num_steps) in (int, float):
             checks.check_count("num_steps", self.num_steps)
         checks.check_count("batch_size", self.batch_size, optional=True)
 

@@ -68,11 +68,14 @@ def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatAr
 
     Reference: Bhuyan et al., Theorem 1, eqs. (12) to (14).
     """
-    return _terms("Theorem 1", problem, rate, D)
+    return _terms(problem, rate, D)
 
 
-def _terms(name: str, problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, "N M E mu L Gamma G sigma")
+def _terms(
+    problem: Problem, rate: Rate, D: ArrayLike, real: str = ""
+) -> tuple[FloatArray, FloatArray]:
+    name, symbols = "Theorem 1", "N M E mu L Gamma G sigma"
+    N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, symbols, real=real)
     beta, gamma = rate.symbols()
     (D,) = in_range(name, D=D)
     hypotheses = {
@@ -231,7 +234,7 @@ def rounds_to_accuracy(
     """
     if reading not in ("sum", "max"):
         raise ValueError(f"reading is {reading!r}; it must be 'sum' or 'max'")
-    noise, start = _terms("Theorem 3", problem, rate, D)
+    noise, start = _terms(problem, rate, D, real="M")
     D, epsilon = in_range("Theorem 3", D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)
     # T_M solves sqrt(nu) / sqrt(T_M + gamma) = epsilon.
@@ -293,7 +296,7 @@ def theorem_3(
 
     Reference: Bhuyan et al., Theorem 3, eqs. (3) and (119) to (127).
     """
-    N, M, E, L, Gamma, G = problem.symbols("Theorem 3", "N M E L Gamma G")
+    N, M, E, L, Gamma, G = problem.symbols("Theorem 3", "N M E L Gamma G", real="M")
     hypotheses = {
         "M <= N/2": M <= N / 2,
         "E >= 2, or E = 1 and N > 1 + G^2 / (6 L Gamma)": theorem_3_condition(problem),

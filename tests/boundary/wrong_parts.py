@@ -241,9 +241,9 @@ CASES = {
     "rate complex": (averaged(1j), "learning_rate is 1j; it must be a number", NOT_A_NUMBER),
     "rates": (
         averaged([0.1, 0.2]),
-        r"has shape \(2,\); give one number; vmap or sweep over several",
+        r"is of shape \(2,\); give one number; vmap or sweep over several",
     ),
-    "rates in an array": (averaged(jnp.ones(2)), r"has shape \(2,\); give one number"),
+    "rates in an array": (averaged(jnp.ones(2)), r"is of shape \(2,\); give one number"),
     "rate in a dict": (averaged({"rate": 0.1}), "is a dict of 1; it must be a num", NOT_A_NUMBER),
     "rate an optimizer": (averaged(optax.sgd(0.1)), "is an optax optimizer; give a num", TypeError),
     "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
@@ -260,7 +260,10 @@ CASES = {
         "in round 1 is None; it must b",
         NOT_A_NUMBER,
     ),
-    "schedule of two": (averaged(lambda t: jnp.ones(2)), r"in round 1 has shape \(2,\); give one"),
+    "schedule of two": (
+        averaged(lambda t: jnp.ones(2)),
+        r"in round 1 is of shape \(2,\); give one",
+    ),
     "schedule without t": (
         averaged(lambda: 0.1),
         "in round 1 is not a number; .* function of the r",
@@ -380,7 +383,7 @@ CASES = {
     "quadratic block": (lambda: quadratic(4, 2.5, mu=0.1), "block_size is 2.5; it must be a posit"),
     "quadratic mu": (lambda: quadratic(4, 2, mu=0), "mu is 0; it must be positive"),
     "quadratic mu None": (lambda: quadratic(4, 2, mu=None), "mu is None; it must", NOT_A_NUMBER),
-    "quadratic mus": (lambda: quadratic(4, 2, mu=[0.1, 0.2]), r"mu has shape \(2,\); give one"),
+    "quadratic mus": (lambda: quadratic(4, 2, mu=[0.1, 0.2]), r"mu is of shape \(2,\); give one"),
     "means of other lengths": (
         lambda: mean_estimation([0.0], [0.0, 1.0]),
         "have the shapes .1,. and",
