@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.parts import check_assignment
 from fedjax_mm.shuffles import permutation
 
 
@@ -40,7 +41,7 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
-    cohort_size = _check_sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del round, look
@@ -84,7 +85,7 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    cohort_size = _check_sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
     checks.check_choice("redraw", redraw, "frame", "round")
     rounds_held = num_models if redraw == "frame" else 1
 
@@ -128,7 +129,7 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
 
     Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
     """
-    _check_sizes(num_clients, num_clusters, None, parts="clusters")
+    num_clients, num_clusters, _ = _sizes(num_clients, num_clusters, None, parts="clusters")
 
     def init(rng_key: PRNGKeyArray) -> Any:
         clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients)
@@ -180,9 +181,9 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
     """
-    checks.check_count("num_clients", num_clients)
-    checks.check_count("num_models", num_models)
-    checks.check_count("rounds_per_model", rounds_per_model)
+    num_clients = checks.check_count("num_clients", num_clients)
+    num_models = checks.check_count("num_models", num_models)
+    rounds_per_model = checks.check_count("rounds_per_model", rounds_per_model)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del rng_key, look
@@ -221,9 +222,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     Reference: Cho et al., section 4, Tables 1 and 2.
     """
-    num_clients = assignment.num_clients
+    num_clients = check_assignment(assignment).num_clients
+    cohort_size = checks.check_count("cohort_size", cohort_size)
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
-    checks.check_count("from_round", from_round)
+    from_round = checks.check_count("from_round", from_round)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
@@ -267,13 +269,14 @@ def _no_state(rng_key: PRNGKeyArray) -> Any:
     return ()
 
 
-def _check_sizes(
+def _sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
-) -> int:
-    """Returns the cohort size, after checking 1 <= M <= K <= N."""
-    checks.check_count("num_clients", num_clients)
-    checks.check_count(f"num_{parts}", num_models)
-    cohort = num_clients if cohort_size is None else cohort_size
+) -> tuple[int, int, int]:
+    """Returns N, M and the cohort size K as ints, after checking 1 <= M <= K <= N."""
+    num_clients = checks.check_count("num_clients", num_clients)
+    num_models = checks.check_count(f"num_{parts}", num_models)
+    given = checks.check_count("cohort_size", cohort_size, optional=True)
+    cohort = num_clients if given is None else given
     checks.check_between("cohort_size", cohort, 1, num_clients, "num_clients")
     if num_models > cohort:
         whose, more = "a cohort has", "a larger cohort"
@@ -283,4 +286,4 @@ def _check_sizes(
             f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
             f"use at most {cohort} {parts}, or {more}"
         )
-    return cohort
+    return num_clients, num_models, cohort

@@ -1,5 +1,6 @@
 """Checks of arguments, before anything is compiled."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -11,18 +12,34 @@ from jaxtyping import Array, Bool
 
 T = TypeVar("T")
 
+_LONGEST = 40  # characters of a value in a message
+_SHAPES = ("one number", "one number for each, [clients]")
 
-def check_numbers(name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str) -> None:
-    """Raises `ValueError` unless every number in `value` is finite and allowed.
+
+def check_numbers(
+    name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str, *, ndim: int = 0
+) -> None:
+    """Raises an error unless `value` is a number that is finite and allowed.
 
     Args:
       name: the argument's name, for the message.
-      value: a number or an array. None, schedules and traced numbers pass.
+      value: a number or an array. Of traced numbers only the shape is looked at.
       is_allowed: from an array to an array of bools.
       allowed: ends the message "it must ...".
+      ndim: of the array; 0 is one number.
+
+    Raises:
+      TypeError: if it is no number, but None or text, say.
+      ValueError: if it has another number of axes, is not finite or not allowed.
     """
+    is_array = isinstance(value, jax.Array)  # traced ones too
+    if not is_array and np.asarray(value).dtype.kind not in "iuf":
+        raise TypeError(f"{name} is {described(value)}; it must be a number, and {allowed}")
+    if np.ndim(value) != ndim:
+        more = "; vmap or sweep over several" if ndim == 0 else ""
+        raise ValueError(f"{name} is of shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
     # A tracer has no value yet: the caller that vmaps or jits checks the numbers behind it.
-    if value is None or callable(value) or isinstance(value, jax.core.Tracer):
+    if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
     if not np.all(np.isfinite(numbers) & is_allowed(numbers)):
@@ -51,19 +68,64 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
     check_numbers(name, value, lambda x: (x >= least) & (x <= most), allowed)
 
 
-def check_count(name: str, value: Any) -> None:
-    """Raises `ValueError` unless `value` is a positive whole number; None and tracers pass."""
-    if value is None or isinstance(value, jax.core.Tracer):
-        return
-    if not (isinstance(value, int | np.integer) and value > 0):
-        raise ValueError(f"{name} is {value}; it must be a positive whole number")
+def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
+    """Returns a positive whole number, of any integer type, as an int.
+
+    Traced numbers are returned as they are, and so is None where it is optional.
+
+    Raises:
+      ValueError: if it is anything else.
+    """
+    if isinstance(value, jax.core.Tracer) or (optional and value is None):
+        return value
+    number = whole(value)
+    if number is None or number < 1:
+        raise ValueError(f"{name} is {described(value)}; it must be a positive whole number")
+    return number
+
+
+def whole(value: Any) -> int | None:
+    """Returns a number of any integer type as an int; None if it is no such number.
+
+    Example:
+      >>> whole(np.uint8(3)), whole(3.0), whole(True)
+      (3, None, None)
+    """
+    if isinstance(value, bool | np.bool_):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def described(value: Any) -> str:
+    """Returns in a few words what a wrong argument is, for messages.
+
+    Example:
+      >>> described(described), described(int), described([1, 2]), described("x")
+      ('the function described', 'the class int', 'a list of 2', "'x'")
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex | np.generic):
+        text = repr(value) if isinstance(value, str | bytes) else str(value)
+        return text if len(text) < _LONGEST else f"{text[: _LONGEST - 3]}..."
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    kind = type(value).__name__
+    article = "an" if kind[0] in "AEIOaeio" else "a"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of shape {tuple(value.shape)}"
+    size = f" of {len(value)}" if type(value) in (list, tuple, dict, set) else ""
+    return f"{article} {kind}{size}"
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> None:
     """Raises `ValueError` unless `value` is one of the choices."""
-    if value not in choices:
+    if not isinstance(value, str | None) or value not in choices:
         *first, last = map(repr, choices)
-        raise ValueError(f"{name} is {value!r}; it must be {', '.join(first)} or {last}")
+        raise ValueError(f"{name} is {described(value)}; it must be {', '.join(first)} or {last}")
 
 
 class MissingError(ValueError):
@@ -117,23 +179,28 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
         )
 
 
-def check_rounds(num_rounds: int, record_every: int) -> None:
-    """Raises `ValueError` unless `record_every` divides a positive number of rounds."""
-    check_count("num_rounds", num_rounds)
-    if record_every < 1 or num_rounds % record_every:
+def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
+    """Returns both as ints; `ValueError` unless `record_every` divides the number of rounds."""
+    num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
+    if every is None or every < 1 or num_rounds % every:
         raise ValueError(
-            f"record_every is {record_every}; it must be a divisor of num_rounds = {num_rounds}"
+            f"record_every is {described(record_every)}; it must be a divisor of num_rounds = "
+            f"{num_rounds}"
         )
+    return num_rounds, every
 
 
-def check_client_map(client_map: Any) -> None:
-    """Raises `ValueError` unless `client_map` is a `ClientMap`."""
-    is_size = type(client_map) is int and client_map > 0  # a bool is an int to isinstance
-    if not is_size and client_map not in ("auto", "vmap", "scan"):
+def check_client_map(client_map: Any) -> Any:
+    """Returns a `ClientMap`, a chunk size as an int; else raises `ValueError`."""
+    size = whole(client_map)
+    if size is None and isinstance(client_map, str) and client_map in ("auto", "vmap", "scan"):
+        return client_map
+    if size is None or size < 1:
         raise ValueError(
             f"client_map is {client_map!r}; it must be 'auto', 'vmap', 'scan' or a positive chunk "
             "size"
         )
+    return size
 
 
 def one_each(name: str, items: Any, *, is_one: bool, num_models: int) -> list[Any]:

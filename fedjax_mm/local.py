@@ -22,7 +22,8 @@ from fedjax_mm.base import (
     Steps,
     Task,
 )
-from fedjax_mm.checks import check_choice, check_count, check_positive, needs
+from fedjax_mm.checks import check_choice, check_count, needs
+from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -201,15 +202,20 @@ def local_sgd(
     Raises:
       ValueError: if a number is not positive, or settings contradict each other.
     """
-    check_positive("learning_rate", learning_rate)
-    check_count("local_steps", local_steps)
-    check_count("epochs", epochs)
+    check_rate("learning_rate", learning_rate)
+    check_optimizer_factory("local_optimizer", optimizer)
+    local_steps = check_count("local_steps", local_steps, optional=True)
+    epochs = check_count("epochs", epochs, optional=True)
     if (local_steps is None) == (epochs is None):
         raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
     if isinstance(batch_size, Padded) and (epochs is not None or order == "epochs"):
         raise ValueError("padded batches have no epochs; give local_steps, and no order or 'iid'")
-    if not callable(batch_size):
-        check_count("batch_size", batch_size.size if isinstance(batch_size, Padded) else batch_size)
+    if isinstance(batch_size, Padded):
+        check_count("batch_size", batch_size.size)
+    elif callable(batch_size):
+        check_schedule("batch_size", batch_size)
+    else:
+        batch_size = check_count("batch_size", batch_size, optional=True)
     check_choice("order", order, "iid", "epochs", None)
     if callable(batch_size) and (epochs is not None or order is not None):
         raise ValueError(

@@ -16,6 +16,7 @@ from fedjax_mm import keys
 from fedjax_mm.base import Contribution, Groups, Params, Round, Task
 from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
+from fedjax_mm.parts import check_instance
 from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
 
 
@@ -118,6 +119,8 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
       >>> whole.round.shape, whole.gradients[:, 0].sum().item()
       ((31,), 450)
     """
+    for trace in (first, *later):
+        check_instance("a trace", trace, Trace, "give the second of the two that simulate returns")
     axis = jnp.ndim(first.round) - 1  # of the records, behind those of replicas
 
     def join(one: Trace, other: Trace) -> Trace:

@@ -70,8 +70,8 @@ def growing_sample_size(
     Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31); `theory.mfa.least_sample_size` is the
     same in double precision, by at most one example smaller.
     """
-    check_count("num_examples", num_examples)
-    check_count("local_steps", local_steps)
+    num_examples = check_count("num_examples", num_examples)
+    local_steps = check_count("local_steps", local_steps)
     beta_1, beta_2 = noise
 
     def size(t: Any) -> Any:

@@ -20,6 +20,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
+from fedjax_mm.parts import check_instance, key_of
 from fedjax_mm.record import Counts, Record, Sizes, Trace, add_counts, count, make_trace, measure
 from fedjax_mm.stacks import (
     Models,
@@ -70,7 +71,7 @@ class Trained(NamedTuple):
 
 
 def simulate(
-    rng_key: PRNGKeyArray,
+    rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
@@ -84,8 +85,8 @@ def simulate(
     """Trains M models for `num_rounds` rounds and records them, beginning with round 0.
 
     Args:
-      rng_key: the seed. Every draw has a key of (seed, round, model, client), so that results do
-        not depend on `client_map` or on other replicas of a `vmap`.
+      rng_key: the seed, a key or a whole number. Every draw has a key of (seed, round, model,
+        client), so that results do not depend on `client_map` or on other replicas of a `vmap`.
       tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
         except for the arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
@@ -103,6 +104,7 @@ def simulate(
       The final state, and the trace with ``1 + num_rounds / record_every`` records.
 
     Raises:
+      TypeError: if an argument is something else, such as data in place of a task.
       ValueError: if arguments do not fit together.
 
     Example:
@@ -117,6 +119,9 @@ def simulate(
       >>> sweep(seeds, rates).metrics["excess_loss"].shape  # rates, seeds, records, models
       (2, 3, 21, 2)
     """
+    # Before `init`, which computes.
+    num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
+    client_map = checks.check_client_map(client_map)
     state = init(rng_key, tasks, algorithm, assignment, params)
     how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
     how["record_every"] = record_every
@@ -124,14 +129,14 @@ def simulate(
 
 
 def init(
-    rng_key: PRNGKeyArray,
+    rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment,
     params: Params | None = None,
 ) -> State:
     """Returns the state before round 1. Arguments as in `simulate`."""
-    stacks = stacks_of(tasks, algorithm, assignment)
+    stacks, rng_key = stacks_of(tasks, algorithm, assignment), key_of(rng_key)
 
     def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
         server, client = algorithm.init(task, params)
@@ -165,8 +170,9 @@ def advance(
 
     `join_traces` makes one trace of this one and the one before.
     """
-    checks.check_rounds(num_rounds, record_every)
-    checks.check_client_map(client_map)
+    check_instance("state", state, State, "give the first of the two that simulate returns")
+    num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
+    client_map = checks.check_client_map(client_map)
     stacks = stacks_of(tasks, algorithm, assignment)
     one_round = round_of(stacks, assignment, client_map, client_axis)
 
@@ -208,6 +214,7 @@ def params_of(state: State, model: int | None = None) -> Params:
       >>> again, _ = simulate(
       ...     jax.random.key(1), task, algorithm, mfa_rr(6, 2), 20, params=params_of(state))
     """
+    check_instance("state", state, State, "give the first of the two that simulate returns")
     each = state.order.each(state.models.params, jnp.ndim(state.round))
     if model is None:
         return each

@@ -15,6 +15,7 @@ from jaxtyping import Array, Int
 from fedjax_mm import checks
 from fedjax_mm.base import Algorithm, Assignment, ClientState, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
+from fedjax_mm.parts import check_parts
 
 
 class Models(NamedTuple):
@@ -81,8 +82,16 @@ def stacks_of(
     """Returns the models in stacks, in the order of each stack's first model.
 
     Raises:
+      TypeError: if one of the three is something else.
       ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
     """
+    check_parts(tasks, algorithm, assignment)
+    # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
+    arrays: dict[int, Array] = {}
+    tasks = jax.tree.map(
+        lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
+        tasks,
+    )
     each = partial(checks.one_each, num_models=assignment.num_models)
     each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
     each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))

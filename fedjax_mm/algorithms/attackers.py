@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fedjax_mm import base, keys
 from fedjax_mm.base import Algorithm, Contribution, Index, LocalProblem, Params, Scalar, Task
 from fedjax_mm.checks import check_flags, check_not_negative, check_positive
+from fedjax_mm.parts import check_algorithm, check_task
 from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
 from fedjax_mm.tasks.view import View
 
@@ -47,7 +48,7 @@ def attacked(
     Reference: Cho et al., section 4, Table 2.
     """
     check_positive("loss_factor", loss_factor)
-    attacks = check_flags("clients", clients, task.num_clients)
+    attacks = check_flags("clients", clients, check_task(task).num_clients)
     factors = jnp.where(attacks, jnp.asarray(loss_factor, float), 1)
     return Attacked(task, task.num_clients, attacks, factors, stays)
 
@@ -111,6 +112,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     Reference: Cho et al., section 4, Table 2.
     """
     check_not_negative("noise", noise)
+    check_algorithm(algorithm)
     attacks = check_flags("clients", clients)
 
     def client(

@@ -11,6 +11,7 @@ from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
 from fedjax_mm.checks import check_choice
 from fedjax_mm.local import LocalOptimizer, equal_weight, local_sgd
+from fedjax_mm.parts import check_optimizer
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
 
@@ -62,13 +63,14 @@ def fedavg(
     sgd = local_sgd(learning_rate, local_steps, batch_size, epochs, order, local_optimizer)
     check_choice("server_scale", server_scale, "mean", "1/N")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
+    check_optimizer("server_optimizer", optimizer)
     weight_of = LocalProblem.weight if weighted else equal_weight
 
     # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
     def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
         del server_state
         # Traced steps are equal for all clients too: any int says so.
-        return sgd.num_steps(task, client) if epochs or isinstance(local_steps, int) else 1
+        return sgd.num_steps(task, client) if epochs or isinstance(sgd.local_steps, int) else 1
 
     def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
         del task

@@ -1,91 +1,117 @@
-"""Arrays of one's own as a pool of examples, checked."""
+"""Arrays that users bring, as NumPy arrays of the types that JAX computes with, checked.
+
+Each array is looked at once, on the host, before it is copied to a device. Traced arrays pass.
+"""
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm.data.federated import Pool
 
-_NAME = "own arrays"
+def leaves_of(tree: Any) -> tuple[list[Any], Any]:
+    """Returns the arrays of a pytree, and its structure; a list of numbers is an array.
+
+    Example:
+      >>> arrays, structure = leaves_of(([[1, 2], [3, 4]], np.zeros(2)))
+      >>> len(arrays), structure
+      (2, PyTreeDef((*, *)))
+    """
+    return jax.tree.flatten(tree, is_leaf=_is_list)
 
 
-def pool_of(data: Any, num_classes: int | None = None) -> tuple[Pool, bool]:
-    """Returns arrays as a pool, and whether there are test examples among them.
+def _is_list(x: Any) -> bool:
+    return type(x) is list and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(x))
 
-    Without them the pool's test examples are none.
+
+def array_of(name: str, values: Any, *, check: bool = True) -> Any:
+    """Returns numbers as an array of the type that JAX gives them: 32 bits, unless x64 is enabled.
 
     Args:
-      data: ``(X, y)`` or ``((X, y), (X_test, y_test))``; images keep their bytes, other features
-        become float32, or int32 if they are whole numbers.
-      num_classes: C; if None every class from 0 to the largest label must have an example.
+      name: for messages.
+      values: an array, a list, a data frame or one of its columns.
+      check: False skips the pass over the numbers.
 
     Raises:
-      ValueError: if lengths or shapes differ, features are not finite numbers, or labels are not
-        0 ... C - 1.
+      ValueError: if they are no numbers, do not fit the type, or are not finite.
+
+    Example:
+      >>> array_of("X", [[1.5, 2], [3, 4]]).dtype
+      dtype('float32')
     """
-    if not isinstance(data, tuple) or len(data) != 2:
-        given = type(data).__name__ + (f" of {len(data)}" if isinstance(data, tuple | list) else "")
-        raise ValueError(
-            f"data is a {given}; give a tuple (X, y) or ((X, y), (X_test, y_test)), or a Pool"
-        )
-    has_tests = isinstance(data[0], tuple)
-    x, y = train = _examples(data[0] if has_tests else data)
-    test = _examples(data[1], "_test") if has_tests else (x[:0], y[:0])
-    if test[0].shape[1:] != x.shape[1:]:
-        raise ValueError(
-            f"an example of X has shape {x.shape[1:]}, but one of X_test {test[0].shape[1:]}; make "
-            "them equal"
-        )
-    labels = np.concatenate([y, test[1]])
-    return Pool(_NAME, "real", _num_classes(labels, num_classes), train, test), has_tests
+    if isinstance(values, jax.Array) and not is_known(values):
+        return values
+    x = plain_array(name, values)
+    kind = jax.dtypes.canonicalize_dtype(x.dtype)
+    if x.dtype.kind in "iu" and x.dtype != kind and check and x.size:
+        limits = np.iinfo(kind)
+        if x.min() < limits.min or x.max() > limits.max:
+            raise ValueError(
+                f"{name} has numbers from {x.min()} to {x.max()}, which do not fit {kind}; give "
+                "smaller ones"
+            )
+    with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
+        x = x.astype(kind, copy=False)
+    if check:
+        check_finite(name, x)
+    return x
 
 
-def _examples(arrays: Any, suffix: str = "") -> tuple[np.ndarray, np.ndarray]:
-    """Returns features and labels of the types that tasks use."""
-    x, y = map(np.asarray, arrays)
-    names = f"X{suffix}", f"y{suffix}"
-    if y.ndim != 1 or x.ndim < 1 or len(x) != len(y) or not len(y):
-        raise ValueError(
-            f"{names[0]} has shape {x.shape} and {names[1]} {y.shape}; give X [examples, ...] and "
-            "y [examples], one label for each example"
-        )
-    if x.dtype.kind not in "buif":
-        raise ValueError(f"{names[0]} has type {x.dtype}; give numbers")
-    if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
-            x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32)
-    is_finite = np.isfinite(x).reshape(len(x), -1).all(1)
+def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
+    """Returns a NumPy array of numbers; `ValueError` if they are none, which says what to give."""
+    try:
+        x = np.asarray(values)
+        # Frames with columns of several types, and those with missing values, are of objects.
+        x = np.asarray(x.tolist()) if x.dtype == object and x.ndim else x
+    except ValueError as error:
+        raise ValueError(f"{name} has rows of different lengths; give equal ones") from error
+    if x.dtype.kind not in "buif" and not jnp.issubdtype(x.dtype, jnp.floating):
+        sparse = ", as by .toarray()" if hasattr(values, "toarray") else ""
+        raise ValueError(f"{name} has type {x.dtype}; give {wanted}{sparse}")
+    return x
+
+
+def is_known(x: Any) -> bool:
+    """Whether the values of an array can be read here: not if it is traced, or on other hosts."""
+    is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
+    return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
+
+
+def check_finite(name: str, x: np.ndarray) -> None:
+    """Raises `ValueError`, with the first row, unless all numbers of an array are finite."""
+    # The sum tells in one pass without a copy: in double precision it overflows for no float32.
+    if x.dtype.kind in "biu" or not x.size or np.isfinite(np.sum(x, dtype=np.float64)):
+        return
+    is_finite = np.isfinite(x).reshape(len(x), -1).all(1) if x.ndim else np.isfinite(x)[None]
     if not is_finite.all():
         raise ValueError(
-            f"{names[0]} is not finite in {np.sum(~is_finite)} of {len(x)} examples, first in row "
-            f"{np.argmin(is_finite)}; drop or fill them"
+            f"{name} is not finite in {np.sum(~is_finite)} of {len(is_finite)} examples, first in "
+            f"row {np.argmin(is_finite)}; drop or fill them"
         )
-    if y.dtype.kind not in "buif":
-        raise ValueError(f"{names[1]} has type {y.dtype}; give labels as integers 0 ... C - 1")
-    is_label = (y >= 0) & (y < 2**31) & (y == np.floor(y))  # NaN is no label either
-    if not is_label.all():
-        row = int(np.argmin(is_label))
-        raise ValueError(
-            f"{names[1]} has {y[row].item()!r} in row {row}; give labels as integers 0 ... C - 1"
-        )
-    return x, y.astype(np.int32)
 
 
-def _num_classes(labels: np.ndarray, num_classes: int | None) -> int:
-    """Returns C, given or inferred."""
-    largest = int(labels.max())
-    if num_classes is None:
-        found = np.unique(labels)
-        missing = np.flatnonzero(found != np.arange(len(found)))
-        if len(missing):
-            raise ValueError(
-                f"labels go up to {largest}, but none is {missing[0]}; number the classes 0 ... "
-                f"C - 1, or give num_classes={largest + 1}"
-            )
-        return largest + 1
-    if largest >= num_classes:
-        raise ValueError(
-            f"a label is {largest}, but num_classes is {num_classes}: labels are 0 ... "
-            f"{num_classes - 1}; give num_classes={largest + 1} or other labels"
-        )
-    return num_classes
+def check_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> None:
+    """Raises `ValueError`, with the first row, unless labels are whole numbers 0 ... C - 1.
+
+    Args:
+      name: for messages.
+      y: numbers; each entry of a row is a label.
+      num_classes: C; None allows any class of 31 bits.
+    """
+    limit = 2**31 if num_classes is None else num_classes
+    # NaN is no label either: comparisons with it are false.
+    if y.min() >= 0 and y.max() < limit and (y.dtype.kind in "biu" or np.all(y == np.floor(y))):
+        return
+    is_label = (y >= 0) & (y < limit) & (y == np.floor(y))
+    place = np.unravel_index(np.argmin(is_label), y.shape)
+    allowed = "0 ... C - 1" if num_classes is None else f"0 ... {num_classes - 1}"
+    remedy = ""
+    if num_classes is not None and y.min() == 1 and y.max() == num_classes:
+        remedy = ", as by subtracting 1"
+    elif num_classes is not None and y.max() >= num_classes:
+        remedy = f", or num_classes={int(y.max()) + 1}"
+    raise ValueError(
+        f"{name} has {y[place].item()!r} in row {place[0]}; give labels as integers "
+        f"{allowed}{remedy}"
+    )

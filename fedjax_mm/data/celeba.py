@@ -66,7 +66,7 @@ def load_celeba(
     """
     directory = Path(directory)
     check_count("image_size", image_size)
-    check_count("num_clients", num_clients)
+    check_count("num_clients", num_clients, optional=True)
     check_min_examples("min_images", min_images)
     if balance and len(attributes) != 1:
         raise ValueError("balance needs exactly one attribute; load the attributes one by one")

@@ -11,6 +11,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from fedjax_mm.base import Batching
+from fedjax_mm.checks import described
+from fedjax_mm.data.arrays import array_of, leaves_of, plain_array
 from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 
 
@@ -118,14 +120,17 @@ class ClientData:
         return shuffled(fold_words(words, step // per_epoch), places, count), places < count
 
 
-def client_data(examples_per_client: Sequence[Any]) -> ClientData:
+def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> ClientData:
     """Returns the flat store of clients' examples.
 
     Args:
       examples_per_client: for each client a pytree of arrays with a leading axis of n_k examples.
+        Lists, data frames and their columns are arrays.
+      check: False skips the pass over all numbers, which looks whether they are finite.
 
     Raises:
-      ValueError: if there is no client, or a client has no examples or unequal numbers of them.
+      ValueError: if there is no client, a client has no examples or unequal numbers of them, arrays
+        of clients differ, or have entries that are not finite numbers.
 
     Example:
       >>> import numpy as np
@@ -133,30 +138,60 @@ def client_data(examples_per_client: Sequence[Any]) -> ClientData:
       >>> data.examples["x"].shape, data.offsets.tolist(), data.counts.tolist()
       ((3, 3), [0, 2], [2, 1])
     """
-    if not examples_per_client:
+    if not isinstance(examples_per_client, list | tuple):
+        given = described(examples_per_client)
+        raise TypeError(f"examples_per_client is {given}; give a list with one entry per client")
+    if not len(examples_per_client):
         raise ValueError("there are no clients; give at least one")
     counts: list[int] = []
+    clients: list[list[np.ndarray]] = []
+    _, structure = leaves_of(examples_per_client[0])
     for client, examples in enumerate(examples_per_client):
-        lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
+        leaves, own = leaves_of(examples)
+        arrays = [
+            x if type(x) is np.ndarray else plain_array(f"client {client}", x) for x in leaves
+        ]
+        lengths = {len(x) if x.ndim else 0 for x in arrays}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(
                 f"client {client} has {sorted(lengths)} examples in its arrays; "
                 "give every array the same positive number"
             )
+        if own != structure:
+            raise ValueError(
+                f"client {client} has examples {own}, but client 0 has {structure}; give all "
+                "clients the same arrays"
+            )
         counts += lengths
-    flat = jax.tree.map(lambda *leaves: np.concatenate(leaves), *examples_per_client)
-    return flat_client_data(flat, counts)
+        clients.append(arrays)
+    flat = [_joined(each) for each in zip(*clients, strict=True)]
+    return flat_client_data(jax.tree.unflatten(structure, flat), counts, check=check)
 
 
-def flat_client_data(examples: Any, counts: Any) -> ClientData:
+def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns all clients' arrays as one; `ValueError` if their examples differ in shape."""
+    first = arrays[0].shape[1:]
+    for client, x in enumerate(arrays):
+        if x.shape[1:] != first:
+            raise ValueError(
+                f"an example of client {client} has shape {x.shape[1:]}, but one of client 0 "
+                f"{first}; make them equal"
+            )
+    return np.concatenate(arrays)
+
+
+def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> ClientData:
     """Returns the flat store of examples that are already sorted by client.
 
     Args:
-      examples: a pytree of arrays with a leading axis over all examples.
+      examples: a pytree of arrays with a leading axis over all examples. Lists, data frames and
+        their columns are arrays.
       counts: ``[clients]``, n_k >= 1.
+      check: False skips the pass over all numbers, which looks whether they are finite.
 
     Raises:
-      ValueError: if there is no client, a client has no examples, or the counts do not add up.
+      ValueError: if there is no client, a client has no examples, the counts do not add up, or
+        entries are not finite numbers.
 
     Example:
       >>> import numpy as np
@@ -164,12 +199,16 @@ def flat_client_data(examples: Any, counts: Any) -> ClientData:
       [0, 2]
     """
     counts = np.asarray(counts)
-    if counts.ndim != 1 or not len(counts) or counts.min() < 1:
+    if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu" or counts.min() < 1:
         raise ValueError(f"counts is {counts}; give every one of at least one client 1 or more")
-    for leaf in jax.tree.leaves(examples):
-        if len(leaf) != counts.sum():
-            raise ValueError(f"counts add up to {counts.sum()}, but there are {len(leaf)} examples")
-    return _store(examples, counts)
+    counts = counts.astype(np.int64)  # sums of narrow types would wrap
+    leaves, structure = leaves_of(examples)
+    arrays = [array_of("an array of examples", leaf, check=check) for leaf in leaves]
+    for array in arrays:
+        length = len(array) if array.ndim else 0
+        if length != counts.sum():
+            raise ValueError(f"counts add up to {counts.sum()}, but there are {length} examples")
+    return _store(jax.tree.unflatten(structure, arrays), counts)
 
 
 def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
@@ -230,6 +269,8 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     counts = np.array([[len(rows) for rows in parts] for parts in deals])
     if not counts.size or counts.min() < 1:
         raise ValueError("a client has no example; give every one of at least one client 1 or more")
+    leaves, structure = leaves_of(examples)
+    examples = jax.tree.unflatten(structure, [array_of("an array of examples", x) for x in leaves])
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")

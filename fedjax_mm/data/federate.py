@@ -6,11 +6,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedjax_mm.checks import check_between, check_count, check_fraction
-from fedjax_mm.data.arrays import pool_of
+from fedjax_mm.checks import check_between, check_count, check_fraction, described
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import Parts, generator
+from fedjax_mm.data.pools import pool_of
 
 Examples: TypeAlias = tuple[Any, Any]
 """Arrays ``(X [examples, ...], y [examples])``."""
@@ -57,17 +57,19 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
 
 def federate(
     data: Pool | Examples | tuple[Examples, Examples],
-    clients: Sequence[np.ndarray],
-    clients_test: Sequence[np.ndarray] | None = None,
+    clients: Sequence[Any],
+    clients_test: Sequence[Any] | None = None,
     *,
     test_fraction: float | None = None,
     num_classes: int | None = None,
     seed: int = 0,
+    check: bool = True,
 ) -> FederatedData:
     """Deals a dataset to clients.
 
     Args:
-      data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, or a `Pool`.
+      data: arrays ``(X, y)`` or ``((X, y), (X_test, y_test))``, which may be lists or data frames;
+        a `Pool`; or a scikit-learn `Bunch`.
       clients: each client's rows of the training examples; `fedjax_mm.data.partition` deals them.
       clients_test: each client's rows of the test examples; by default all clients share the whole
         test set.
@@ -76,11 +78,12 @@ def federate(
         without test examples.
       num_classes: C, of arrays; by default the labels tell: 1 more than the largest.
       seed: of that division.
+      check: False skips the pass over all features, which looks whether they are finite.
 
     Raises:
       ValueError: if arrays or labels do not fit together or are not finite, a client has no
-        example, a row does not exist, the rows are of different numbers of clients, or both
-        `clients_test` and `test_fraction` are given.
+        example, a row does not exist, a row comes twice where the rows are divided, the rows are of
+        different numbers of clients, or both `clients_test` and `test_fraction` are given.
 
     Example:
       >>> import fedjax_mm
@@ -92,27 +95,26 @@ def federate(
     """
     if clients_test is not None and test_fraction is not None:
         raise ValueError("give clients_test or test_fraction, not both")
-    if isinstance(data, Pool):
-        if num_classes is not None:
-            raise ValueError(f"num_classes is {num_classes}, but a Pool has its own; leave it out")
-        pool, has_tests = data, True
-    else:
-        pool, has_tests = pool_of(data, num_classes)
+    pool, has_tests = pool_of(data, num_classes, check=check)
     if not has_tests:
         if clients_test is not None:
             raise ValueError("clients_test needs test examples; give ((X, y), (X_test, y_test))")
         test_fraction = 0.2 if test_fraction is None else test_fraction
+    clients = _rows_of("clients", clients, len(pool.train[1]), "training")
     test_source = pool.test
     if test_fraction is not None:
-        parts = split_parts(list(clients), test_fraction=test_fraction, seed=seed)
-        clients, clients_test = parts
+        _check_apart(clients, len(pool.train[1]))
+        clients, clients_test = split_parts(clients, test_fraction=test_fraction, seed=seed)
         test_source = pool.train
     elif clients_test is None:
         clients_test = [np.arange(len(pool.test[1]))]
-    elif len(clients_test) != len(clients):
-        raise ValueError(f"rows of {len(clients)} clients, but test rows of {len(clients_test)}")
-    train = _gather(pool.train, clients, "training")
-    test = _gather(test_source, clients_test, "test")
+    else:
+        clients_test = _rows_of("clients_test", clients_test, len(pool.test[1]), "test")
+        if len(clients_test) != len(clients):
+            raise ValueError(
+                f"rows of {len(clients)} clients, but test rows of {len(clients_test)}"
+            )
+    train, test = _gather(pool.train, clients), _gather(test_source, clients_test)
     return FederatedData(pool.name, pool.kind, pool.num_classes, train, test)
 
 
@@ -175,16 +177,43 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
     return dataclasses.replace(data, name=name, train=flip(data.train), test=flip(data.test))
 
 
-def _gather(
-    source: tuple[np.ndarray, np.ndarray], parts: Sequence[np.ndarray], split: str
-) -> ClientData:
-    x, y = source
-    counts = [len(rows) for rows in parts]
-    if 0 in counts:
-        raise ValueError(f"client {counts.index(0)} has no {split} example; give every client one")
+def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
+    """Returns each client's rows as arrays; `ValueError` unless they are rows of the examples."""
+    if not isinstance(parts, Sequence | np.ndarray) or isinstance(parts, str):
+        raise TypeError(
+            f"{name} is {described(parts)}; give each client's rows, such as "
+            "partition.iid(y, num_clients)"
+        )
+    rows = [np.asarray(each) for each in parts]
+    for client, mine in enumerate(rows):
+        if mine.ndim == 1 and not len(mine):
+            raise ValueError(f"client {client} has no {split} example; give every client one")
+        if mine.ndim != 1 or mine.dtype.kind not in "iu":
+            raise ValueError(
+                f"{name}[{client}] is an array of shape {mine.shape} and type {mine.dtype}; give "
+                "row numbers, as np.flatnonzero makes them of bools"
+            )
+    if not rows:
+        raise ValueError(f"{name} is empty; give the rows of at least one client")
     # NumPy would count a negative row from the end.
-    rows = np.concatenate(parts)
-    unknown = rows[(rows < 0) | (rows >= len(y))]
+    every = np.concatenate(rows)
+    unknown = every[(every < 0) | (every >= num_examples)]
     if len(unknown):
-        raise ValueError(f"the parts name row {unknown[0]} of {len(y)} {split} examples")
-    return flat_client_data((x[rows], y[rows]), counts)
+        raise ValueError(f"the parts name row {unknown[0]} of {num_examples} {split} examples")
+    return rows
+
+
+def _check_apart(parts: Parts, num_examples: int) -> None:
+    """Raises `ValueError` if a row comes twice: it might be trained on and tested."""
+    counts = np.bincount(np.concatenate(parts), minlength=num_examples)
+    if counts.max() > 1:
+        raise ValueError(
+            f"the parts have row {np.argmax(counts)} {counts.max()} times, and it may come to be "
+            "trained on and tested; give parts that do not overlap, or test examples"
+        )
+
+
+def _gather(source: tuple[np.ndarray, np.ndarray], parts: Parts) -> ClientData:
+    rows, counts = np.concatenate(parts), [len(mine) for mine in parts]
+    x, y = (np.asarray(array)[rows] for array in source)
+    return flat_client_data((x, y), counts, check=False)  # the whole source was looked at

@@ -7,7 +7,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from fedjax_mm.checks import check_count, described
+from fedjax_mm.data.arrays import check_labels, is_known
 from fedjax_mm.data.clients import ClientData, stack_client_data
+from fedjax_mm.parts import check_instance
 
 DataKind = Literal["real", "synthetic", "surrogate"]
 """Origin of data; a surrogate replaces real data that is not available."""
@@ -55,6 +58,51 @@ class FederatedData:
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
+
+
+def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
+    """Returns clients' data if labels, shapes and clients fit together; traced labels pass.
+
+    Args:
+      data: anything.
+      stacked: whether a stack of `stack_data` is allowed.
+
+    Raises:
+      TypeError: if it is not `FederatedData`.
+      ValueError: if something does not fit.
+    """
+    remedy = "deal examples to clients, by data.federate((X, y), parts)"
+    check_instance("data", data, FederatedData, remedy)
+    num_classes = check_count("num_classes", data.num_classes)
+    shapes = []
+    for name, split in (("train", data.train), ("test", data.test)):
+        check_instance(f"data.{name}", split, ClientData, "make it by data.client_data")
+        if np.ndim(split.counts) != 1 and not stacked:
+            ways = len(split.counts)
+            raise ValueError(f"data has {ways} draws; take one, by data.select(0)")
+        if not isinstance(split.examples, tuple | list) or len(split.examples) != 2:
+            given = described(split.examples)
+            raise ValueError(f"the {name} examples are {given}; give (features, labels)")
+        features, labels = split.examples
+        if np.shape(features)[:1] != np.shape(labels)[:1] or np.ndim(labels) not in (1, 2):
+            raise ValueError(
+                f"the {name} features have shape {np.shape(features)} and the labels "
+                f"{np.shape(labels)}; give one label for each example, or one row of them"
+            )
+        if is_known(labels):
+            check_labels(f"the array of {name} labels", np.asarray(labels), num_classes)
+        shapes.append((np.shape(features)[1:], np.shape(labels)[1:]))
+    if shapes[0] != shapes[1]:
+        raise ValueError(
+            f"an example for training has shape {shapes[0][0]} and one for testing {shapes[1][0]}, "
+            f"their labels {shapes[0][1]} and {shapes[1][1]}; make them equal"
+        )
+    if data.test.num_clients not in (1, data.num_clients):
+        raise ValueError(
+            f"{data.test.num_clients} clients have test examples and {data.num_clients} for "
+            "training; give every client its own, or all of them one pool"
+        )
+    return data
 
 
 class Pool(NamedTuple):

@@ -77,7 +77,7 @@ def dirichlet(
     """
     _check(labels, num_clients, examples_per_client=min_examples)
     check_positive("alpha", alpha)
-    check_count("min_examples", min_examples)
+    min_examples = check_count("min_examples", min_examples)
     rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     sizes = np.array([len(rows) for rows in by_label])
@@ -118,7 +118,7 @@ def shards(
     Reference:
       McMahan et al., "Communication-efficient learning", 2017; Pawlik, section 2.2.2.
     """
-    check_count("shards_per_client", shards_per_client)
+    shards_per_client = check_count("shards_per_client", shards_per_client)
     _check(labels, num_clients, examples_per_client=shards_per_client)
     rng = generator(seed)
     ordered = np.concatenate([rng.permutation(rows) for rows in by_id(labels)])
@@ -155,7 +155,7 @@ def label_clusters(
       Cho et al., "Maximizing global model appeal in federated learning", figures 3, 4, table 3.
     """
     _check(labels, num_clients)
-    check_count("num_clusters", num_clusters)
+    num_clusters = check_count("num_clusters", num_clusters)
     names = np.unique(labels)
     if len(names) % num_clusters:
         raise ValueError(f"{len(names)} labels do not make {num_clusters} equal clusters")

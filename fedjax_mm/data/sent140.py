@@ -85,8 +85,8 @@ def load_sent140(
       Pennington, Socher and Manning, "GloVe", 2014; Caldas et al., "LEAF", 2018.
     """
     directory = Path(directory)
-    for name, value in (("num_clients", num_clients), ("dim", dim)):
-        check_count(name, value)
+    num_clients = check_count("num_clients", num_clients, optional=True)
+    dim = check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
     sizes = Counter(user for user, _, _ in _tweets(directory))
     users = _choose(sizes, num_clients, min_examples, seed)

@@ -69,8 +69,8 @@ def surrogate_faces(
       >>> data.kind, data.train.examples[0].shape[1:], data.train.examples[1].shape[1:]
       ('surrogate', (16, 16, 3), (2,))
     """
-    checks.check_count("num_clients", num_clients)
-    checks.check_count("image_size", image_size)
+    num_clients = checks.check_count("num_clients", num_clients)
+    image_size = checks.check_count("image_size", image_size)
     checks.check_between("num_attributes", num_attributes, 1, _FIELD, "the number of patterns")
     checks.check_fraction("test_fraction", test_fraction)
     checks.check_positive("signal", signal)
@@ -141,8 +141,8 @@ def surrogate_tweets(
       >>> data.name, data.kind, data.train.examples[0].shape[1:], data.train.min_count >= 12
       ('invented tweets', 'surrogate', (10,), True)
     """
-    checks.check_count("num_clients", num_clients)
-    checks.check_count("dim", dim)
+    num_clients = checks.check_count("num_clients", num_clients)
+    dim = checks.check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
     rngs = map(generator, np.random.SeedSequence(seed).spawn(9))
     counts = min_examples + next(rngs).lognormal(3, 1, num_clients).astype(np.int64)

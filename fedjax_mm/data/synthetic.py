@@ -72,8 +72,8 @@ def synthetic(
     check_choice("generator", generator, *get_args(Generator))
     check_not_negative("alpha", alpha)
     check_not_negative("beta", beta)
-    check_count("dim", dim)
-    check_count("num_classes", num_classes)
+    dim = check_count("dim", dim)
+    num_classes = check_count("num_classes", num_classes)
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; there must be 2 or more")
     if generator == "leaf" and (alpha != 1 or beta != 1 or iid):
@@ -112,7 +112,7 @@ def sample_counts(
       >>> int(sample_counts(1000).min()) >= 50, int(sample_counts(1000, generator="leaf").max())
       (True, 1000)
     """
-    check_count("num_clients", num_clients)
+    num_clients = check_count("num_clients", num_clients)
     check_choice("generator", generator, *get_args(Generator))
     rng = _stream(seed, 0)
     if generator == "fedprox":

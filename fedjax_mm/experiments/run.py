@@ -1,6 +1,7 @@
 """Experiments and sweeps as they are described in a file, run."""
 
 import dataclasses
+from pathlib import Path
 from typing import Literal, overload
 
 import jax
@@ -9,6 +10,8 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.experiments.draws import kind_of
 from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.overrides import load
+from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution, finish, plan_for
 from fedjax_mm.sweeps.grid import Grid
@@ -17,7 +20,7 @@ from fedjax_mm.sweeps.plan import Plan, make_outline
 
 @overload
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: None = None,
@@ -26,7 +29,7 @@ def run(
 
 @overload
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
     *,
@@ -35,7 +38,7 @@ def run(
 
 
 def run(
-    experiment: Experiment,
+    experiment: Experiment | str | Path,
     execution: Execution | None = None,
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
@@ -43,7 +46,7 @@ def run(
     """Runs every algorithm of an experiment with all its seeds, at every point if it is a sweep.
 
     Args:
-      experiment: what to run.
+      experiment: what to run, or the path of its TOML file.
       execution: how; what is reported, saved and continued.
       on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
       keep: "params" returns the final parameters too, a list with one pytree of arrays
@@ -69,7 +72,11 @@ def run(
       >>> params[1].shape  # the second model's: algorithms, seeds, w
       (1, 3, 97)
     """
-    how, config = execution or Execution(), experiment.model_dump()
+    how = execution or Execution()
+    if isinstance(experiment, str | Path):
+        experiment = load(Path(experiment), Experiment)
+    check_instance("experiment", experiment, Experiment, "give one, or the path of a TOML file")
+    config = experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
         grid = dataclasses.replace(_grid(experiment, how), keep=keep)
         plan = plan_for(grid, how, config)

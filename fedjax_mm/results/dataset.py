@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.files import plain, write_aside
+from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Counts, Trace
 
 _LONG_NAMES = {
@@ -63,6 +64,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       >>> result.gradients.sel(learning_rate=0.1, seed=2, round=5, model=1).item()
       30
     """
+    check_instance("trace", trace, Trace, "give the second of the two that simulate returns")
     check_counts(trace)
     *leading, _, num_models = np.shape(trace.client_updates)
     coords = _coordinates(dims, leading)

@@ -18,8 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
-from fedjax_mm.checks import check_choice, check_count
+from fedjax_mm.checks import check_choice, check_client_map, check_count, described, whole
 from fedjax_mm.chunks import ClientMap
+from fedjax_mm.data.federated import FederatedData, check_federated
+from fedjax_mm.parts import check_seed
 from fedjax_mm.record import RESERVED
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.until import Until
@@ -80,18 +82,31 @@ class Grid:
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, None, "params")
+        if not callable(self.build):
+            raise TypeError(
+                f"build is {described(self.build)}; give a function that returns Setup(tasks, "
+                "algorithm, assignment)"
+            )
+        if not isinstance(self.axes, Mapping):
+            raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
         for name in ("shared", "per_seed"):
             object.__setattr__(self, name, getattr(self, name) or {})  # None is nothing, too
         if self.until is not None:
             self.until.check()
         for name in ("num_rounds", "num_seeds", "record_every"):
-            check_count(name, getattr(self, name))
-        if self.first_seed < 0:
-            raise ValueError(f"first_seed is {self.first_seed}; seeds are numbered from 0")
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        object.__setattr__(self, "seed", check_seed("seed", self.seed))
+        first = whole(self.first_seed)
+        if first is None or not 0 <= first <= 2**31 - self.num_seeds:
+            raise ValueError(
+                f"first_seed is {described(self.first_seed)}; seeds are numbered 0 ... {2**31 - 1}"
+            )
+        object.__setattr__(self, "first_seed", first)
         if self.num_rounds % self.record_every:
             raise ValueError(
                 f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
             )
+        object.__setattr__(self, "client_map", check_client_map(self.client_map))
         for name, values in self.per_seed.items():
             if np.ndim(values) != 1 or len(values) != self.num_seeds:
                 raise ValueError(
@@ -106,6 +121,9 @@ class Grid:
         object.__setattr__(self, "axes", plain)
         for name in self.axes:
             self._check_axis(name)
+        for data in jax.tree.leaves(self.shared, is_leaf=lambda x: isinstance(x, FederatedData)):
+            if isinstance(data, FederatedData):
+                check_federated(data, stacked=True)
         for name in self.together:
             if name not in self.axes:
                 raise ValueError(f"together has {name!r}; give names of {sorted(self.axes)}")
@@ -231,7 +249,7 @@ class Grid:
         setup = self.build(**arguments, **more)
         if not isinstance(setup, Setup):
             raise ValueError(
-                f"build returned {type(setup).__name__}; return Setup(tasks, algorithm, assignment)"
+                f"build returned {described(setup)}; return Setup(tasks, algorithm, assignment)"
             )
         return setup
 

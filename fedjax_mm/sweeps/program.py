@@ -254,6 +254,7 @@ class Program:
         # Shapes alone: nothing is computed or compiled, whatever the size of the data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
+        self._check_ends(key, numbers)
         try:
             shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
         except OverflowError as error:
@@ -264,6 +265,20 @@ class Program:
         if self.grid.until is not None:
             self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
         return Traced(*shapes, **facts)
+
+    def _check_ends(self, key: Any, numbers: Mapping[str, Any]) -> None:
+        """Builds the points of all least and of all largest values, for what factories refuse."""
+        # Numbers are traced everywhere else, and factories let traced numbers pass.
+        axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
+
+        def build(end: Any, key: Any, numbers: Any, shared: Any) -> Any:
+            prepared = self.prepare(key, numbers, shared)
+            known = {name: float(end(self.grid.axes[name])) for name in axes}
+            setup = self.setup(numbers | known, shared, prepared)
+            stacks_of(setup.tasks, setup.algorithm, setup.assignment)
+
+        for end in (min, max) if axes else ():
+            jax.eval_shape(partial(build, end), key, numbers, self.grid.shared)
 
     @property
     def num_models(self) -> int:

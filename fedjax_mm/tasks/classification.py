@@ -13,9 +13,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Params
-from fedjax_mm.checks import check_choice, check_count
+from fedjax_mm.checks import check_between, check_choice, check_count, check_positive
 from fedjax_mm.data.clients import ClientData
-from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.federated import FederatedData, check_federated
+from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of
 
 _BLOCK_BYTES = 2**20  # of features that are evaluated at once
 
@@ -55,7 +56,7 @@ class Classification:
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Returns the module's initial parameters."""
         features = jax.tree.map(lambda x: x[:1], self.train.examples[0])
-        return self.module.init(rng_key, self._scaled(features))["params"]
+        return initial(self.module, rng_key, self._scaled(features), self.rngs)["params"]
 
     def weight(self, client: Index) -> Float[Array, ""]:
         """Returns n_k."""
@@ -182,8 +183,7 @@ class Classification:
         """Returns each example's cross-entropy, and 1 where the largest logit is right."""
         labels = labels if self.column is None else labels[:, self.column]
         more = [weights] if self.takes_weights else []
-        call: Any = self.module.apply  # flax's type allows for further results
-        logits = call({"params": params}, self._scaled(features), *more, rngs=rngs)
+        logits = logits_of(self.module, params, self._scaled(features), *more, rngs=rngs)
         # XLA's CPU code uses vector instructions along the last axis: not the few classes.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
@@ -206,6 +206,7 @@ def classification(
     rngs: Sequence[str] = (),
     scale: Any = None,
     block_size: int | None = None,
+    check: bool = True,
 ) -> Classification:
     """Returns the task of training a module on clients' examples.
 
@@ -219,9 +220,12 @@ def classification(
       rngs: names of random streams that the module needs in training, such as ("dropout",).
       scale: multiplies the features; 1 / 255 maps bytes to numbers between 0 and 1.
       block_size: the number of examples that are evaluated at once; by default a mebibyte of them.
+      check: False skips the pass over the labels, and the look at the module's outputs.
 
     Raises:
-      ValueError: if the arguments do not fit together.
+      TypeError: if `data` or `module` is something else, such as a module's class.
+      ValueError: if the arguments do not fit together, labels are not 0 ... C - 1, or the module
+        does not have one output per class.
 
     Example:
       >>> import flax.linen as nn, jax, numpy as np
@@ -234,8 +238,11 @@ def classification(
       >>> sorted(task.metrics(jax.random.key(0), params))
       ['loss', 'test_accuracy', 'test_loss', 'train_accuracy']
     """
+    check_module(module)
+    if check:
+        check_federated(data)
     check_choice("reduction", reduction, "mean", "sum")
-    check_count("block_size", block_size)
+    block_size = check_count("block_size", block_size, optional=True)
     features, labels = data.train.examples
     if (labels.ndim == 2) != (column is not None):
         raise ValueError(
@@ -245,8 +252,15 @@ def classification(
     if block_size is None:
         example_bytes = max(1, math.prod(features.shape[1:]) * 4)
         block_size = max(1, _BLOCK_BYTES // example_bytes)
+    if column is not None and not isinstance(column, jax.core.Tracer):
+        check_between("column", column, 0, labels.shape[1] - 1)
     column = None if column is None else jnp.asarray(column, jnp.int32)
-    scale = None if scale is None else jnp.asarray(scale, float)
-    takes_weights, rngs = "weights" in inspect.signature(module.__call__).parameters, tuple(rngs)
+    if scale is not None:
+        check_positive("scale", scale)
+        scale = jnp.asarray(scale, float)
+    rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
+    takes_weights = "weights" in inspect.signature(module.__call__).parameters
+    if check:
+        check_outputs(module, features, data.num_classes, rngs, takes_weights)
     static = module, rngs, takes_weights, reduction, block_size
     return Classification(data.train, data.test, column, scale, *static)

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar
 from fedjax_mm.checks import check_numbers, check_positive
+from fedjax_mm.parts import key_of
 
 _JITTER = 1e-3  # descents must not start in the middle of two clients, which may be a maximum
 
@@ -154,8 +155,8 @@ def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
             f"true_means and empirical_means have the shapes {shapes[0]} and {shapes[1]}; "
             "give one number of each for every client"
         )
-    check_numbers("true_means", true_means, np.isfinite, "be finite")
-    check_numbers("empirical_means", empirical_means, np.isfinite, "be finite")
+    check_numbers("true_means", true_means, np.isfinite, "be finite", ndim=1)
+    check_numbers("empirical_means", empirical_means, np.isfinite, "be finite", ndim=1)
     return MeanEstimation(_floats(true_means), _floats(empirical_means))
 
 
@@ -163,7 +164,7 @@ def _floats(values: Any) -> Array:
     return jnp.asarray(values if isinstance(values, jax.Array) else np.asarray(values), float)
 
 
-def draw_means(rng_key: PRNGKeyArray, true_means: Any, gamma: Any = 1.0) -> Array:
+def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Any = 1.0) -> Array:
     """Draws empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
 
     Args:
@@ -180,7 +181,7 @@ def draw_means(rng_key: PRNGKeyArray, true_means: Any, gamma: Any = 1.0) -> Arra
     """
     check_positive("gamma", gamma)
     true_means = _floats(true_means)
-    noise = jax.random.normal(rng_key, true_means.shape, jnp.float32)
+    noise = jax.random.normal(key_of(rng_key), true_means.shape, jnp.float32)
     return true_means + gamma * noise.astype(true_means.dtype)
 
 

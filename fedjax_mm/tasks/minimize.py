@@ -72,10 +72,11 @@ def local_minimum(
       >>> [round(float(w / jnp.pi), 3) for w in found.point]
       [-0.5, 1.5, 3.5]
     """
-    check_positive("tolerance", tolerance)
+    if tolerance is not None:
+        check_positive("tolerance", tolerance)
     check_positive("max_step", max_step)
     check_not_negative("scale", scale)
-    check_count("max_steps", max_steps)
+    max_steps = check_count("max_steps", max_steps)
     start = jnp.asarray(start, float)
     if tolerance is None:
         tolerance = jnp.finfo(start.dtype).eps ** (2 / 3)

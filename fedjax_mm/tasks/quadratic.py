@@ -178,8 +178,8 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
 
     Reference: Bhuyan, Moharir, Joshi, section 6.1; Li et al. (2019), the same problem with N = 5.
     """
-    check_count("num_clients", num_clients)
-    check_count("block_size", block_size)
+    num_clients = check_count("num_clients", num_clients)
+    block_size = check_count("block_size", block_size)
     check_positive("mu", mu)
     if (size := num_clients * block_size + 1) >= 2**31:
         raise ValueError(

@@ -16,6 +16,7 @@ from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, 
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
+from fedjax_mm.parts import check_task, key_of
 from fedjax_mm.tasks.view import TestedTask, View, client_losses
 
 _TUNED_AT_ONCE = 16  # clients
@@ -53,11 +54,11 @@ class Tuning:
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
         # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
-        if isinstance(self.learning_rate, int | float):
+        if type(self.learning_rate) in (int, float):
             checks.check_positive("learning_rate", self.learning_rate)
-        if isinstance(self.num_steps, int | float):
+        if type(self.num_steps) in (int, float):
             checks.check_count("num_steps", self.num_steps)
-        checks.check_count("batch_size", self.batch_size)
+        checks.check_count("batch_size", self.batch_size, optional=True)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
@@ -67,7 +68,7 @@ class Tuning:
 
 
 def own_models(
-    rng_key: PRNGKeyArray,
+    rng_key: PRNGKeyArray | int,
     task: Task,
     params: Params | None = None,
     *,
@@ -79,7 +80,7 @@ def own_models(
     """Trains every client's own model by local SGD from the global model's initial parameters.
 
     Args:
-      rng_key: the seed; give `simulate` the same one.
+      rng_key: the seed, a key or a whole number; give `simulate` the same one.
       task: the learning problem, with all clients, those that never train too.
       params: initial parameters of one model, if `simulate` gets some.
       learning_rate: a number; it may be traced.
@@ -100,7 +101,8 @@ def own_models(
 
     Reference: Cho et al., section 2.
     """
-    tuning, measured = Tuning(learning_rate, num_steps, batch_size), needs(task, MeasuredTask)
+    tuning = Tuning(learning_rate, num_steps, batch_size)
+    measured, rng_key = needs(check_task(task), MeasuredTask), key_of(rng_key)
     (start_key,), size = keys.start_keys(rng_key, jnp.asarray(model)[None]), task.num_clients
     start = jax.tree.map(lambda x: x[None], task.init(start_key))
     start = start if params is None else checks.fit_params(params, start)
@@ -163,7 +165,7 @@ def requiring(
 
     Reference: Cho et al., sections 2 and 4, and Table 3 for tuning.
     """
-    needs(task, MeasuredTask)
+    needs(check_task(task), MeasuredTask)
     models = own if isinstance(own, OwnModels) else OwnModels(own)
     models = jax.tree.map(lambda values: jnp.asarray(values, float), models)
     checks.check_per_client("what the clients require", models, task.num_clients)

@@ -211,7 +211,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     Reference: Pawlik, sections 5.3 and 5.4, completed from eq. (27).
     """
     name = "The bound for cohorts"
-    N, C, E, L, G, Z, gap = problem.symbols(name, "N C E L G Z gap")
+    N, C, E, L, G, Z, gap = problem.symbols(name, "N C E L G Z gap", real="C")
     R, gamma = in_range(name, R=R, gamma=gamma)
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)

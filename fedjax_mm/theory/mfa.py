@@ -68,8 +68,14 @@ def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatAr
 
     Reference: Bhuyan et al., Theorem 1, eqs. (12) to (14).
     """
-    name = "Theorem 1"
-    N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, "N M E mu L Gamma G sigma")
+    return _terms(problem, rate, D)
+
+
+def _terms(
+    problem: Problem, rate: Rate, D: ArrayLike, real: str = ""
+) -> tuple[FloatArray, FloatArray]:
+    name, symbols = "Theorem 1", "N M E mu L Gamma G sigma"
+    N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, symbols, real=real)
     beta, gamma = rate.symbols()
     (D,) = in_range(name, D=D)
     hypotheses = {
@@ -183,7 +189,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     S, E, G, beta_1, beta_2 = problem.symbols(name, "S E G beta_1 beta_2")
     eta, V = in_range(name, eta=eta, V=V)
     noise = beta_1 + beta_2 * G**2
-    hypotheses = {"S = 1, 2, ...": np.floor(S) == S, "beta_1 + beta_2 G^2 > 0": noise > 0}
+    hypotheses = {"beta_1 + beta_2 G^2 > 0": noise > 0}
     require(name, hypotheses, S=S, G=G, beta_1=beta_1, beta_2=beta_2)
     share = np.minimum(eta * V / (2 * E * np.sqrt(noise)), 1)
     # The product S * share is rounded (49 * (1 / 49) < 1): the neighbours are compared too.
@@ -228,7 +234,7 @@ def rounds_to_accuracy(
     """
     if reading not in ("sum", "max"):
         raise ValueError(f"reading is {reading!r}; it must be 'sum' or 'max'")
-    noise, start = theorem_1_terms(problem, rate, D)
+    noise, start = _terms(problem, rate, D, real="M")
     D, epsilon = in_range("Theorem 3", D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)
     # T_M solves sqrt(nu) / sqrt(T_M + gamma) = epsilon.
@@ -290,7 +296,7 @@ def theorem_3(
 
     Reference: Bhuyan et al., Theorem 3, eqs. (3) and (119) to (127).
     """
-    N, M, E, L, Gamma, G = problem.symbols("Theorem 3", "N M E L Gamma G")
+    N, M, E, L, Gamma, G = problem.symbols("Theorem 3", "N M E L Gamma G", real="M")
     hypotheses = {
         "M <= N/2": M <= N / 2,
         "E >= 2, or E = 1 and N > 1 + G^2 / (6 L Gamma)": theorem_3_condition(problem),

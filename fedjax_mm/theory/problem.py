@@ -37,6 +37,7 @@ _ABOVE = {
     **dict.fromkeys(("mu", "L", "L_c"), 0),
     **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
 }
+_COUNTS = ("N", "M", "E", "C", "S")  # whole numbers
 
 
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
@@ -149,8 +150,11 @@ class Problem:
         """Checks the ranges."""
         in_range("Problem", **{name: x for name, x in vars(self).items() if x is not None})
 
-    def symbols(self, statement: str, names: str) -> list[FloatArray]:
+    def symbols(self, statement: str, names: str, *, real: str = "") -> list[FloatArray]:
         """Returns the symbols with these names, separated by spaces, in this order.
+
+        Counts must be whole, but for the one named `real`, between whose values a statement
+        interpolates.
 
         Example:
           >>> Problem(N=24, E=5).symbols("Theorem 1", "N E G")
@@ -162,7 +166,12 @@ class Problem:
         for name, value in zip(names.split(), values, strict=True):
             if value is None:
                 raise ValueError(f"{statement} needs {name}; give Problem(..., {name}=...)")
-        return [np.asarray(value, np.float64) for value in values]
+        numbers = [np.asarray(value, np.float64) for value in values]
+        for name, number in zip(names.split(), numbers, strict=True):
+            if name in _COUNTS and name != real:
+                is_whole = np.floor(number) == number
+                require(statement, {f"{name} = 1, 2, ...": is_whole}, **{name: number})
+        return numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -84,7 +84,7 @@ def with_(values, row, value):
         (((X, Y), (X[:, :2], Y)), {}, r"of X has shape \(4, 4, 1\), but one of X_test \(2, 4, 1\)"),
         (((X, Y), (X, Y[:3])), {}, r"X_test has shape \(300, 4, 4, 1\) and y_test \(3,\)"),
         ([X, Y], {}, r"data is a list of 2; give a tuple \(X, y\)"),
-        (X, {}, r"data is a ndarray; give a tuple \(X, y\)"),
+        (X, {}, r"data is an array of shape .*; give a tuple \(X, y\)"),
         ((X, Y), {"clients_test": PARTS}, r"clients_test needs test examples; give"),
         (
             Pool("own", "real", 5, (X, Y), (X, Y)),

@@ -527,7 +527,7 @@ def test_keys_and_data_may_be_closed_over_or_shared():
         ({"rate": 0.1}, "the axis 'rate' is 0.1; give a list of values"),
         ({"start": "zeros"}, "the axis 'start' is 'zeros'; give a list of values"),
         ({"rule": [functools.partial(mfa_rr, redraw="round")]}, "name differs in every process"),
-        ({"rate": [0.1]}, "build returned tuple; return Setup"),
+        ({"rate": [0.1]}, "build returned a tuple of 3; return Setup"),
     ],
 )
 def test_what_is_no_axis_or_no_setup_is_refused_in_words(axes, message):

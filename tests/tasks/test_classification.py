@@ -125,7 +125,7 @@ def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
 
     @jax.jit
     def found(data):
-        task = classification(data, LogisticRegression(3), block_size=block_size)
+        task = classification(data, LogisticRegression(3), block_size=block_size, check=False)
         loss = task.client_loss(params, jnp.int32(3))
         return (
             loss,
@@ -182,7 +182,7 @@ def of_images():
     store = dataclasses.replace(
         DATA.train, examples=(jnp.asarray(images, jnp.float32), jnp.asarray(labels))
     )
-    data = dataclasses.replace(DATA, train=store, test=store)
+    data = dataclasses.replace(DATA, train=store, test=store, num_classes=2)
     task = classification(data, CelebACNN())
     return task, jax.jit(task.init)(jax.random.key(0)), data
 

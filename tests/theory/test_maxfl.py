@@ -182,6 +182,8 @@ def test_curvature_in_the_middle(gamma_hat_G):
 def test_arrays_are_a_loop_of_numbers(name):
     scales = np.linspace(1, 1.02, 5)
     arrays = {key: np.multiply.outer(scales, value) for key, value in GIVEN[name].items()}
+    for key in arrays.keys() & {"N", "C", "E"}:  # counts are whole
+        arrays[key] = np.add.outer(range(5), GIVEN[name][key])
     found = evaluate(function(name), **arrays)
     for i in range(5):
         expected = evaluate(function(name), **{key: values[i] for key, values in arrays.items()})

@@ -507,7 +507,7 @@ VIOLATED = [
     ("theorem_3", {"M": 4.5}, "Theorem 3 needs M <= N/2; given M = 4.5, N = 8"),
     ("theorem_3", {"E": 1}, "Theorem 3 needs E >= 2, or E = 1 and N > 1 + G^2 / (6 L Gamma)"),
     ("theorem_3", {"E": 1, "N": 2, "G": 3.0, "Gamma": 1.5}, "Theorem 3 needs E >= 2, or E = 1"),
-    ("theorem_3", {"E": 1.5, "Gamma": 9.0}, "Theorem 3 needs E >= 2, or E = 1 and"),
+    ("theorem_3", {"E": 1.5, "Gamma": 9.0}, "Theorem 3 needs E = 1, 2, ...; given E = 1.5"),
     ("lemma_1", {"N_s": 21}, "Lemma 1 needs N_s <= S; given N_s = 21, S = 20"),
     ("lemma_4", {"N_s": 21}, "Lemma 4 needs N_s <= S; given N_s = 21, S = 20"),
     ("lemma_2", {"mu": 2.0}, "Lemma 2 needs mu <= L"),

@@ -1,0 +1,123 @@
+"""Arrays of one's own as a pool of examples, checked."""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_mm.checks import check_count, described
+from fedjax_mm.data.arrays import array_of, check_finite, check_labels, plain_array
+from fedjax_mm.data.federated import Pool
+
+_NAME = "own arrays"
+
+
+def pool_of(data: Any, num_classes: int | None = None, *, check: bool = True) -> tuple[Pool, bool]:
+    """Returns data as a pool, checked, and whether there are test examples among them.
+
+    Without them the pool's test examples are none.
+
+    Args:
+      data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
+        keep their bytes, other features become float32, or int32 if they are whole numbers.
+      num_classes: C; if None every class from 0 to the largest label must have an example.
+      check: False skips the pass over all features.
+
+    Raises:
+      ValueError: if lengths or shapes differ, features are not finite numbers, or labels are not
+        0 ... C - 1.
+    """
+    num_classes = check_count("num_classes", num_classes, optional=True)
+    if isinstance(data, Pool):
+        if num_classes is not None:
+            raise ValueError(f"num_classes is {num_classes}, but a Pool has its own; leave it out")
+        _check_pool(data, check)
+        return data, True
+    if isinstance(data, dict) and {"data", "target"} <= data.keys():
+        data = data["data"], data["target"]
+    if not isinstance(data, tuple) or len(data) != 2:
+        raise ValueError(
+            f"data is {described(data)}; give a tuple (X, y) or ((X, y), (X_test, y_test)), or a "
+            "Pool"
+        )
+    has_tests = isinstance(data[0], tuple)
+    x, y = train = _examples(data[0] if has_tests else data, "", check)
+    test = _examples(data[1], "_test", check) if has_tests else (x[:0], y[:0])
+    _check_alike(x, test[0])
+    labels = np.concatenate([y, test[1]])
+    return Pool(_NAME, "real", _num_classes(labels, num_classes), train, test), has_tests
+
+
+def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Returns features and labels of the types that tasks use."""
+    names = f"X{suffix}", f"y{suffix}"
+    if not isinstance(arrays, tuple | list) or len(arrays) != 2:
+        raise ValueError(f"data has {described(arrays)}; give the tuple ({', '.join(names)})")
+    x = plain_array(names[0], arrays[0])
+    y = plain_array(names[1], arrays[1], "labels as integers 0 ... C - 1")
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a frame of one column
+    _check_lengths(names, x, y, most_axes=1)
+    if x.dtype != np.uint8:
+        wide = x.dtype.kind in "iu" and x.dtype.itemsize > 4
+        x = array_of(names[0], x, check=check) if wide else x
+        with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
+            x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32)
+        if check:
+            check_finite(names[0], x)
+    check_labels(names[1], y)
+    return x, y.astype(np.int32)
+
+
+def _check_pool(pool: Pool, check: bool) -> None:
+    """Raises `ValueError` unless the arrays of a pool fit together."""
+    splits = (("train", pool.train), ("test", pool.test))
+    seen: set[int] = set()
+    for name, (x, y) in splits:
+        names = f"the {name} features", f"the {name} labels"
+        if name == "test" and not len(y):
+            continue
+        _check_lengths(names, np.asarray(x), np.asarray(y))
+        if id(y) not in seen:
+            check_labels(names[1], plain_array(names[1], y), check_count("num_classes", pool[2]))
+        if check and id(x) not in seen:
+            check_finite(names[0], plain_array(names[0], x))
+        seen |= {id(x), id(y)}
+    if len(pool.test[1]):
+        _check_alike(pool.train[0], pool.test[0])
+
+
+def _check_lengths(
+    names: tuple[str, str], x: np.ndarray, y: np.ndarray, most_axes: int = 2
+) -> None:
+    if not 1 <= y.ndim <= most_axes or x.ndim < 1 or len(x) != len(y) or not len(y):
+        raise ValueError(
+            f"{names[0]} has shape {x.shape} and {names[1]} {y.shape}; give X [examples, ...] and "
+            "y [examples], one label for each example"
+        )
+
+
+def _check_alike(x: np.ndarray, x_test: np.ndarray) -> None:
+    if x_test.shape[1:] != x.shape[1:]:
+        raise ValueError(
+            f"an example of X has shape {x.shape[1:]}, but one of X_test {x_test.shape[1:]}; make "
+            "them equal"
+        )
+
+
+def _num_classes(labels: np.ndarray, num_classes: int | None) -> int:
+    """Returns C, given or inferred."""
+    largest = int(labels.max())
+    if num_classes is None:
+        found = np.unique(labels)
+        missing = np.flatnonzero(found != np.arange(len(found)))
+        if len(missing):
+            raise ValueError(
+                f"labels go up to {largest}, but none is {missing[0]}; number the classes 0 ... "
+                f"C - 1, or give num_classes={largest + 1}"
+            )
+        return largest + 1
+    if largest >= num_classes:
+        raise ValueError(
+            f"a label is {largest}, but num_classes is {num_classes}: labels are 0 ... "
+            f"{num_classes - 1}; give num_classes={largest + 1} or other labels"
+        )
+    return num_classes

@@ -1,0 +1,184 @@
+"""Parts of an experiment told apart: tasks, algorithms, assignments, optimizers, rates, seeds.
+
+Whatever enters through a public function is checked here once, before anything is traced; arrays of
+examples are checked in `fedjax_mm.data.arrays`.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import PRNGKeyArray
+
+from fedjax_mm.base import Algorithm, Assignment, Task
+from fedjax_mm.checks import check_numbers, check_positive, described, whole
+
+T = TypeVar("T")
+
+_MOST = 2**32 - 1  # JAX takes 32 bits of a seed, without a word
+_ROUNDS = (1, 2, 3)  # at which schedules are looked at: every run has the first
+_ORDER = "the order is simulate(rng_key, tasks, algorithm, assignment, num_rounds)"
+_TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
+
+
+def check_task(value: Any, name: str = "task") -> Any:
+    """Returns a task; else raises `TypeError`, which says what to do."""
+    return _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
+
+
+def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
+    """Returns an algorithm; else raises `TypeError`, which says what to do."""
+    remedy = "such as fedavg(0.1, local_steps=5)"
+    return _check(name, value, "an algorithm", Algorithm, remedy)
+
+
+def check_assignment(value: Any, name: str = "assignment") -> Assignment:
+    """Returns an assignment; else raises `TypeError`, which says what to do."""
+    remedy = "such as full_participation(num_clients)"
+    return _check(name, value, "an assignment", Assignment, remedy)
+
+
+def check_parts(tasks: Any, algorithm: Any, assignment: Any) -> None:
+    """Raises `TypeError` unless these are tasks, algorithms and an assignment, in this order."""
+    check_assignment(assignment)
+    several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
+    for name, given, check in several:
+        if type(given) not in (list, tuple):
+            check(given, name)
+            continue
+        for i, each in enumerate(given):
+            check(each, f"{name}[{i}]")
+
+
+def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
+    """Returns a value of a class; else raises `TypeError`, which ends with the remedy."""
+    if not isinstance(value, kind):
+        article = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+        raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
+    return value
+
+
+def check_optimizer(name: str, value: Any) -> None:
+    """Raises `TypeError` unless `value` is an optax optimizer."""
+    if not isinstance(value, optax.GradientTransformation):
+        call = f"; call it, as in {value.__name__}(1.0)" if hasattr(value, "__name__") else ""
+        remedy = call or "; give one, such as optax.sgd(1.0)"
+        raise TypeError(f"{name} is {described(value)}, not an optax optimizer{remedy}")
+
+
+def check_optimizer_factory(name: str, value: Any) -> None:
+    """Raises `TypeError` unless `value` makes an optax optimizer from a learning rate."""
+    remedy = "give a function of the round's rate, such as optax.sgd"
+    if isinstance(value, optax.GradientTransformation):
+        raise TypeError(f"{name} is an optax optimizer; {remedy}, without calling it")
+    if not callable(value):
+        raise TypeError(f"{name} is {described(value)}; {remedy}")
+    made = value(0.1)
+    if not isinstance(made, optax.GradientTransformation):
+        raise TypeError(f"{name} makes {described(made)}, not an optax optimizer; {remedy}")
+
+
+def check_rate(name: str, value: Any) -> None:
+    """Raises an error unless a rate is positive, or a schedule of rates that are not negative.
+
+    Raises:
+      TypeError: if it is no number, or the schedule does not return one.
+      ValueError: if it is out of its range.
+    """
+    if isinstance(value, optax.GradientTransformation):
+        raise TypeError(
+            f"{name} is an optax optimizer; give a number, and local_optimizer=optax.sgd"
+        )
+    if callable(value):
+        check_schedule(name, value)
+    else:
+        check_positive(name, value)
+
+
+def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
+    """Raises an error unless the first values of a schedule are numbers that are not negative.
+
+    Schedules of traced numbers pass. Errors are those of `check_rate`.
+    """
+    for t in _ROUNDS:
+        words = f"{name} in round {t}"
+        try:
+            # Calling it where a program is traced would leave operations in that program: it is
+            # traced by itself, and computed only if there is no traced number in it.
+            closed = jax.make_jaxpr(schedule)(np.int32(t))
+        except TypeError as error:
+            remedy = "give a number, or a function of the round t that returns one"
+            raise TypeError(f"{words} is not a number; {remedy}") from error
+        if not any(isinstance(x, jax.core.Tracer) for x in closed.consts):
+            with jax.ensure_compile_time_eval():
+                value = schedule(np.int32(t))
+            check_numbers(words, value, lambda rate: rate >= 0, "not be negative")
+
+
+def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
+    """Returns the random key of a seed, or the key that is given.
+
+    Args:
+      seed: a key, or a whole number from 0 to 2^32 - 1; either may be traced.
+      name: the argument's name, for messages.
+
+    Raises:
+      TypeError: if it is neither.
+      ValueError: if it is a number out of that range, or there are several of them.
+
+    Example:
+      >>> key_of(3) == jax.random.key(3)
+      Array(True, dtype=bool)
+    """
+    remedy = "give a seed, such as 0, or a key, such as jax.random.key(0)"
+    is_array = isinstance(seed, jax.Array | np.ndarray)
+    if is_array and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        shape = seed.shape
+    elif is_array and seed.dtype == np.uint32 and seed.ndim:  # keys of the old kind
+        shape = seed.shape[:-1]
+    elif isinstance(seed, jax.core.Tracer) and jnp.issubdtype(seed.dtype, jnp.integer):
+        shape = seed.shape
+        seed = seed if shape else jax.random.key(seed)
+    elif whole(seed) is not None:
+        return jax.random.key(np.uint32(check_seed(name, seed)))
+    else:
+        raise TypeError(f"{name} is {described(seed)}; {remedy}")
+    if shape:
+        raise ValueError(f"{name} has shape {shape}; {remedy}, and jax.vmap over several")
+    return seed
+
+
+def check_seed(name: str, seed: Any) -> int:
+    """Returns a seed as an int; `ValueError` unless it is a whole number from 0 to 2^32 - 1."""
+    number = whole(seed)
+    if number is None or not 0 <= number <= _MOST:
+        raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")
+    return number
+
+
+def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:
+    if not isinstance(value, type) and isinstance(value, kind):
+        return value
+    lacks = [field for field in _TASK if not hasattr(value, field)]
+    if isinstance(value, Task | Algorithm | Assignment) and not isinstance(value, type):
+        remedy = _ORDER
+    elif isinstance(value, type):
+        remedy = f"give an instance, {remedy}"
+    elif callable(value) and hasattr(value, "__name__"):
+        remedy = f"call it, as in {value.__name__}(...)"
+    elif kind is Task and _is_data(value):
+        remedy = "make one of it, by data.federate and tasks.classification(data, module)"
+    elif kind is Task and len(lacks) < len(_TASK):
+        remedy = f"it lacks {', '.join(lacks)}"
+    elif isinstance(value, optax.GradientTransformation):
+        remedy = "give it to fedavg(0.1, local_steps=5, server_optimizer=...)"
+    raise TypeError(f"{name} is {described(value)}, not {wanted}; {remedy}")
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is clients' data, a pool of examples, arrays, or a network without data."""
+    names = ("train", "examples", "shape", "apply", "columns")
+    return isinstance(value, tuple | dict) or any(hasattr(value, name) for name in names)

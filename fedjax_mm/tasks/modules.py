@@ -1,0 +1,133 @@
+"""Flax modules as the networks of a task: told apart from what is none, called, and measured."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray
+
+from fedjax_mm.checks import described
+
+_BATCH = 1009
+
+
+def check_module(module: Any) -> nn.Module:
+    """Returns a flax module that can be part of a compiled program; else raises `TypeError`."""
+    if isinstance(module, type):
+        raise TypeError(
+            f"module is {described(module)}; give an instance, such as {module.__name__}(...)"
+        )
+    if any(base.__module__.startswith("flax.nnx") for base in type(module).__mro__) and not (
+        isinstance(module, nn.Module)
+    ):
+        name = type(module).__name__
+        raise TypeError(
+            f"module is an nnx module; give flax.nnx.bridge.to_linen({name}, ...), with the "
+            f"arguments of {name} except rngs"
+        )
+    if not isinstance(module, nn.Module):
+        raise TypeError(
+            f"module is {described(module)}; give a flax.linen module, such as tasks.MLP(10)"
+        )
+    try:
+        hash(module)
+    except TypeError as error:
+        raise TypeError(
+            f"module {type(module).__name__} has an attribute that cannot be hashed; give tuples "
+            "in place of lists and arrays"
+        ) from error
+    return module
+
+
+def check_outputs(
+    module: nn.Module,
+    features: Any,
+    num_classes: int,
+    rngs: tuple[str, ...],
+    takes_weights: bool,
+) -> None:
+    """Raises `ValueError` unless a module gives one number per class; nothing is computed.
+
+    Args:
+      module: the network.
+      features: of all examples; only the shape and the type are used.
+      num_classes: C.
+      rngs: names of its random streams.
+      takes_weights: whether it is called with weights, too.
+    """
+    size = _BATCH + num_classes  # of a batch: no other size is likely to be the same
+    example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
+    shape = _output_shape(module, example, size, rngs, takes_weights)
+    if shape != (size, num_classes):
+        words = ", ".join("batch" if each == size else str(each) for each in shape)
+        raise ValueError(
+            f"module {type(module).__name__} returns logits of shape [{words}]; give one output "
+            f"for each class, [batch, {num_classes}]"
+        )
+
+
+@functools.lru_cache(maxsize=64)  # a sweep builds its tasks again wherever it is traced
+def _output_shape(
+    module: nn.Module,
+    example: jax.ShapeDtypeStruct,
+    size: int,
+    rngs: tuple[str, ...],
+    takes_weights: bool,
+) -> tuple[int, ...]:
+    name = type(module).__name__
+
+    def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
+        variables = initial(module, rng_key, features[:1], rngs)
+        if "batch_stats" in variables:
+            raise ValueError(
+                "it keeps batch_stats, which no client may change for others; give a norm without "
+                "them, such as GroupNorm"
+            )
+        more = [weights] if takes_weights else []
+        return logits_of(module, variables["params"], features, *more, rngs={})
+
+    shapes = (size, *example.shape)
+    kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
+    inputs = jax.ShapeDtypeStruct(shapes, kind), jax.ShapeDtypeStruct((size,), float)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    try:
+        logits = jax.eval_shape(evaluated, key, *inputs)
+    except Exception as error:  # flax, and the module itself, may raise anything
+        (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
+        line = line.split(" (https://")[0]  # flax adds where to read on
+        streams = ""
+        if "rng" in line.lower():
+            streams = "; name what it draws from, as in rngs=('dropout',), for training alone"
+        raise ValueError(
+            f"module {name} does not take features of shape [batch, "
+            f"{', '.join(map(str, example.shape))}]: {line}{streams}"
+        ) from error
+    if not hasattr(logits, "shape"):
+        raise ValueError(f"module {name} returns {described(logits)}; return logits alone")
+    return tuple(logits.shape)
+
+
+def initial(
+    module: nn.Module, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
+) -> Any:
+    """Returns the module's initial variables, "params" among them."""
+    # nnx modules ask for all their streams here. Flax folds the place of each draw into its key,
+    # and a stream's draws are thrown away: parameters alone remain.
+    return module.init(dict.fromkeys(("params", *rngs), rng_key), features)
+
+
+def logits_of(module: nn.Module, params: Any, *inputs: Array, rngs: dict[str, PRNGKeyArray]) -> Any:
+    """Returns the logits; without random streams those of evaluation."""
+    call: Any = module.apply  # flax's type allows for further results
+    if not rngs and hasattr(module, "nnx_class"):
+        # Without streams an nnx module would draw by keys that are always the same.
+        return call({"params": params}, *inputs, nnx_method=_evaluated)
+    return call({"params": params}, *inputs, rngs=rngs)
+
+
+def _evaluated(module: Any, *inputs: Array) -> Any:
+    module.eval()
+    return module(*inputs)

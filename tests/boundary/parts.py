@@ -1,0 +1,89 @@
+"""Right parts of small experiments, which the cases make wrong in one place each."""
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, sweep
+from fedjax_mm.data import FederatedData, client_data, federate
+from fedjax_mm.tasks import LogisticRegression, classification, quadratic
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(24, 4)).astype(np.float32), np.arange(24, dtype=np.int32) % 3
+PARTS = np.split(np.arange(24), 4)
+KEY = jax.random.key(0)
+QUADRATIC, FEDAVG, EVERYBODY = quadratic(4, 2, mu=0.1), fedavg(0.1, local_steps=2), mfa_rr(4, 1)
+ALL = full_participation(4)
+
+
+def store(x=X, y=Y, parts=PARTS):
+    """A store of the clients' examples."""
+    return client_data([(np.asarray(x)[rows], np.asarray(y)[rows]) for rows in parts])
+
+
+def clients_of(y=Y, num_classes=3, test=None, x=X):
+    """Data of four clients, made by hand."""
+    return FederatedData("own", "real", num_classes, store(x, y), store() if test is None else test)
+
+
+DATA = federate((X, Y), PARTS)
+TASK = classification(DATA, LogisticRegression(3))
+
+
+def changed(values, row, value):
+    """Numbers of which one is another."""
+    values = np.array(values, float)
+    values[row] = value
+    return values
+
+
+class Returning(nn.Module):
+    """A network that makes something of three logits."""
+
+    made: str
+
+    @nn.compact
+    def __call__(self, x):
+        """Returns what a mistaken network would."""
+        logits = nn.Dense(3)(x)
+        return {
+            "[batch]": logits[:, 0],
+            "[batch, 1]": logits[:, :1],
+            "[1, classes]": logits[:1],
+            "[classes]": logits[0],
+            "[classes, batch]": logits.T,
+            "[batch, classes, 1]": logits[..., None],
+            "a tuple": (logits, logits),
+            "a dict": {"logits": logits},
+        }[self.made]
+
+
+class Normed(nn.Module):
+    """A network whose norm keeps statistics."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Returns logits."""
+        return nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
+
+
+class Dropping(nn.Module):
+    """A network that draws whether it trains or not."""
+
+    @nn.compact
+    def __call__(self, x):
+        """Returns logits."""
+        return nn.Dropout(0.5, deterministic=False)(nn.Dense(3)(x))
+
+
+def swept(build=None, axes=None, **options):
+    """A sweep of the learning rate."""
+
+    def usual(rate):
+        return Setup(QUADRATIC, fedavg(rate, local_steps=2), EVERYBODY)
+
+    return sweep(
+        build or usual,
+        {"rate": [0.1, 0.2]} if axes is None else axes,
+        **{"num_rounds": 2, **options},
+    )

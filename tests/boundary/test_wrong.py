@@ -1,0 +1,34 @@
+"""Wrong input of some 300 kinds: one line each, of the right type, before anything is compiled."""
+
+import sys
+
+import pytest
+
+from fedjax_mm import simulate
+from fedjax_mm.sweeps.program import Program
+from tests.boundary import wrong_data, wrong_parts
+
+TABLE = [
+    pytest.param(*case[:2], *(case[2:] or (ValueError,)), id=name)
+    for table in (wrong_data.CASES, wrong_parts.CASES)
+    for name, case in table.items()
+]
+
+
+def test_the_table_has_at_least_200_kinds():
+    assert len(TABLE) >= 200
+
+
+@pytest.mark.parametrize(("call", "words", "kind"), TABLE)
+def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
+    def computed(*args, **kwargs):
+        raise AssertionError("a round is traced")
+
+    # Everything that is compiled for long is made of these two.
+    monkeypatch.setattr(sys.modules[simulate.__module__], "round_of", computed)
+    monkeypatch.setattr(Program, "segment", computed)
+    with pytest.raises(kind, match=words) as refusal:
+        call()
+    message = str(refusal.value)
+    assert "\n" not in message
+    assert len(message) < 260

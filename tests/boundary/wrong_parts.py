@@ -1,0 +1,532 @@
+"""Wrong parts of experiments: name, what is called, the words of the refusal and its type."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+
+from fedjax_mm import (
+    Setup,
+    advance,
+    appealing,
+    attacked,
+    ditto,
+    fedavg,
+    fedcluster,
+    fedprox,
+    full_participation,
+    init,
+    join_traces,
+    maxfl,
+    mfa_rand,
+    mfa_rr,
+    mwfed,
+    noisy,
+    own_models,
+    params_of,
+    perfedavg,
+    prsgd,
+    qffl,
+    requiring,
+    run,
+    scaffold,
+    sequential,
+    simulate,
+    to_dataset,
+)
+from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
+from fedjax_mm.tasks import (
+    Tuning,
+    classification,
+    draw_means,
+    local_minimum,
+    mean_estimation,
+    quadratic,
+)
+from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
+from fedjax_mm.theory import maxfl as maxfl_theory
+from tests.boundary.parts import DATA, EVERYBODY, FEDAVG, KEY, QUADRATIC, TASK, X, Y, swept
+
+
+def simulated(key=KEY, tasks=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=2, **more):
+    """A call of `simulate`."""
+    return lambda: simulate(key, tasks, algorithm, assignment, rounds, **more)
+
+
+def averaged(rate=0.1, **options):
+    """A call of `fedavg`."""
+    return lambda: fedavg(rate, **{"local_steps": 2} | options)
+
+
+class Net(nnx.Module):
+    """A network of flax nnx."""
+
+    def __init__(self):
+        """Has no layers."""
+
+
+@jax.tree_util.register_static
+class Incomplete:
+    """A task without most of a task's functions."""
+
+    num_clients = 4
+
+    def init(self, rng_key):
+        """Returns parameters."""
+
+
+def bound(statement, **given):
+    """A call of a theorem with one symbol changed."""
+    numbers = {"N": 4, "M": 2, "E": 2, "mu": 1.0, "L": 12.5, "Gamma": 0.0, "G": 1.0, "sigma": 0.0}
+    return lambda: statement(1, Problem(**numbers | given), Rate(2.0, 100.0), D=1.0)
+
+
+NOT_A_NUMBER = TypeError
+STEPS = {"local_steps": 2}
+ORDER = r"the order is simulate\(rng_key, tasks, algorithm, assignment, num_rounds\)"
+
+CASES = {
+    # Seeds.
+    "key None": (simulated(None), "rng_key is None; give a seed, such as 0, or a key", TypeError),
+    "key text": (simulated("0"), "rng_key is '0'; give a seed", TypeError),
+    "key fractional": (simulated(1.5), "rng_key is 1.5; give a seed", TypeError),
+    "key True": (simulated(True), "rng_key is True; give a seed", TypeError),
+    "key a generator": (simulated(np.random.default_rng(0)), "is a Generator; give", TypeError),
+    "key a function": (simulated(jax.random.key), "is the function key; give", TypeError),
+    "seed -1": (simulated(-1), "rng_key is -1; it must be a whole number, 0 ... 4294967295"),
+    "seed 2^32": (simulated(2**32), "rng_key is 4294967296; it must be"),
+    "several keys": (
+        simulated(jax.random.split(KEY, 3)),
+        r"has shape \(3,\); .* jax.vmap over sev",
+    ),
+    "several seeds": (
+        simulated(np.arange(3)),
+        "rng_key is an array of shape .3,.; give",
+        TypeError,
+    ),
+    "init key None": (lambda: init(None, QUADRATIC, FEDAVG, EVERYBODY), "rng_key is N", TypeError),
+    "own key None": (lambda: own_models(None, TASK, learning_rate=0.1), "rng_key is N", TypeError),
+    "means key": (lambda: draw_means("0", [0.0, 1.0]), "rng_key is '0'; give a seed", TypeError),
+    # Which part is which.
+    "algorithm not called": (
+        simulated(algorithm=fedavg),
+        r"algorithm is the function fedavg, not an algorithm; call it, as in fedavg\(...\)",
+        TypeError,
+    ),
+    "task not called": (simulated(tasks=quadratic), "tasks is the function quadratic", TypeError),
+    "task's class": (simulated(tasks=type(QUADRATIC)), "tasks is the class Quadratic", TypeError),
+    "assignment not called": (
+        simulated(assignment=full_participation),
+        r"assignment is the function full_participation, .* as in full_participation\(...\)",
+        TypeError,
+    ),
+    "task and algorithm": (simulated(tasks=FEDAVG, algorithm=QUADRATIC), ORDER, TypeError),
+    "algorithm and assignment": (
+        simulated(algorithm=EVERYBODY, assignment=FEDAVG),
+        ORDER,
+        TypeError,
+    ),
+    "task and assignment": (simulated(tasks=EVERYBODY, assignment=QUADRATIC), ORDER, TypeError),
+    "rounds for assignment": (simulated(assignment=10), "assignment is 10, not an assi", TypeError),
+    "data as the task": (
+        simulated(tasks=DATA),
+        r"tasks is a FederatedData, not a task; .* tasks.classification\(data, module\)",
+        TypeError,
+    ),
+    "store as the task": (simulated(tasks=DATA.train), "tasks is a ClientData, not a t", TypeError),
+    "array as the task": (simulated(tasks=X), "tasks is an array of shape", TypeError),
+    "arrays as tasks": (simulated(tasks=(X, Y)), r"tasks\[0\] is an array of shape", TypeError),
+    "module as the task": (simulated(tasks=TASK.module), "is a LogisticRegression, n", TypeError),
+    "None as the task": (simulated(tasks=None), "tasks is None, not a task; such as", TypeError),
+    "half a task": (
+        simulated(tasks=Incomplete()),
+        "tasks is an Incomplete, not a task; it lacks weight, batch, loss, metrics",
+        TypeError,
+    ),
+    "dict of tasks": (simulated(tasks={"a": QUADRATIC}), "tasks is a dict of 1", TypeError),
+    "generator of tasks": (simulated(tasks=(t for t in [QUADRATIC])), "a generator", TypeError),
+    "a wrong task among several": (
+        simulated(tasks=[QUADRATIC, DATA]),
+        r"tasks\[1\] is a FederatedData",
+        TypeError,
+    ),
+    "a wrong algorithm among several": (
+        simulated(algorithm=[FEDAVG, fedprox]),
+        r"algorithm\[1\] is the function fedprox",
+        TypeError,
+    ),
+    "optimizer as algorithm": (
+        simulated(algorithm=optax.sgd(0.1)),
+        "algorithm is a GradientTransformation.*server_optimizer",
+        TypeError,
+    ),
+    "algorithm's name": (simulated(algorithm="fedavg"), "algorithm is 'fedavg', not an", TypeError),
+    "assignment's name": (simulated(assignment="mfa_rr"), "is 'mfa_rr', not an ass", TypeError),
+    "too many tasks": (simulated(tasks=[QUADRATIC] * 2), "there are 2 tasks but .* has 1 models"),
+    "too many algorithms": (simulated(algorithm=[FEDAVG] * 3), "there are 3 algorithms but"),
+    "no tasks": (simulated(tasks=[]), "there are 0 tasks but the assignment has 1 models"),
+    "clients of another number": (
+        simulated(assignment=mfa_rr(5, 1)),
+        r"the tasks have \[4\] clients",
+    ),
+    "requiring a function": (lambda: requiring(quadratic, X[0]), "task is the function", TypeError),
+    "requiring data": (lambda: requiring(DATA, X[0]), "task is a FederatedData", TypeError),
+    "requiring other sizes": (lambda: requiring(TASK, np.zeros(3)), r"has shape \(3,\); give one"),
+    "unseen negative": (lambda: requiring(TASK, np.zeros(4), num_unseen=-1), "num_unseen is -1"),
+    "unseen all": (lambda: requiring(TASK, np.zeros(4), num_unseen=4), "num_unseen is 4"),
+    "own models of data": (
+        lambda: own_models(0, DATA, learning_rate=1.0),
+        "task is a F",
+        TypeError,
+    ),
+    "attacked data": (lambda: attacked(DATA, np.zeros(4, bool)), "task is a FederatedD", TypeError),
+    "attackers numbered": (lambda: attacked(TASK, [0, 1]), r"clients are int.*one bool for each"),
+    "attackers too few": (lambda: attacked(TASK, [True]), "clients has 1 entries; give one for"),
+    "attackers' factor": (lambda: attacked(TASK, [True] * 4, loss_factor=0), "loss_factor is 0"),
+    "noisy task": (lambda: noisy(TASK, [True] * 4), "algorithm is a Classification", TypeError),
+    "noisy factory": (lambda: noisy(fedavg, [True]), "is the function fedavg, not", TypeError),
+    "noise negative": (lambda: noisy(FEDAVG, [True] * 4, noise=-1), "noise is -1; it must not be"),
+    "appealing task": (
+        lambda: appealing(TASK, cohort_size=2),
+        "assignment is a Classification, not an assignment",
+        TypeError,
+    ),
+    "appealing too many": (lambda: appealing(EVERYBODY, cohort_size=5), "lie between 1 and num_cl"),
+    "appealing fractional": (lambda: appealing(EVERYBODY, cohort_size=1.5), "cohort_size is 1.5"),
+    # Rounds and how they are computed.
+    "rounds 0": (simulated(rounds=0), "num_rounds is 0; it must be a positive whole number"),
+    "rounds negative": (simulated(rounds=-3), "num_rounds is -3; it must be a positive whole"),
+    "rounds fractional": (simulated(rounds=2.0), "num_rounds is 2.0; it must be a positive whole"),
+    "rounds text": (simulated(rounds="2"), "num_rounds is '2'; it must be a positive whole"),
+    "rounds None": (simulated(rounds=None), "num_rounds is None; it must be a positive whole"),
+    "rounds True": (simulated(rounds=True), "num_rounds is True; it must be a positive whole"),
+    "rounds an array": (simulated(rounds=np.arange(3)), "num_rounds is an array of shape"),
+    "record_every 0": (simulated(record_every=0), "record_every is 0; it must be a divisor of"),
+    "record_every 3": (simulated(record_every=3), "is 3; it must be a divisor of num_rounds = 2"),
+    "record_every 1.0": (simulated(record_every=1.0), "record_every is 1.0; it must be a divisor"),
+    "client_map unknown": (
+        simulated(client_map="pmap"),
+        "'pmap'; it must be 'auto', 'vmap', 'scan'",
+    ),
+    "client_map 0": (simulated(client_map=0), "client_map is 0; it must be 'auto'"),
+    "client_map True": (simulated(client_map=True), "client_map is True; it must be 'auto'"),
+    "client_map None": (simulated(client_map=None), "client_map is None; it must be 'auto'"),
+    "params of another shape": (simulated(params=np.ones(3)), r"have shape \(3,\); give \(9,\)"),
+    "params of another structure": (simulated(params={"w": np.ones(9)}), "must have the structure"),
+    "params of three models": (
+        simulated(params=[np.ones(9)] * 3),
+        "a list of 3 is not one for each of 1 models",
+    ),
+    "a trace for a state": (
+        lambda: advance((None, None), QUADRATIC, FEDAVG, EVERYBODY, 2),
+        "state is a tuple of 2, not a State; give the first of the two that simulate returns",
+        TypeError,
+    ),
+    "params of a result": (lambda: params_of((None, None)), "state is a tuple of 2, n", TypeError),
+    "a result for a trace": (
+        lambda: to_dataset((None, None)),
+        "trace is a tuple of 2, not a Trace; give the second of the two",
+        TypeError,
+    ),
+    "results for traces": (lambda: join_traces((None, None)), "a trace is a tuple of 2", TypeError),
+    # Rates and steps.
+    "rate None": (averaged(None), "learning_rate is None; it must be a number", NOT_A_NUMBER),
+    "rate text": (averaged("0.1"), "learning_rate is '0.1'; it must be a number", NOT_A_NUMBER),
+    "rate True": (averaged(True), "learning_rate is True; it must be a number", NOT_A_NUMBER),
+    "rate 0": (averaged(0), "learning_rate is 0; it must be positive"),
+    "rate negative": (averaged(-0.1), "learning_rate is -0.1; it must be positive"),
+    "rate NaN": (averaged(float("nan")), "learning_rate is nan; it must be positive"),
+    "rate infinite": (averaged(float("inf")), "learning_rate is inf; it must be positive"),
+    "rate complex": (averaged(1j), "learning_rate is 1j; it must be a number", NOT_A_NUMBER),
+    "rates": (
+        averaged([0.1, 0.2]),
+        r"is of shape \(2,\); give one number; vmap or sweep over several",
+    ),
+    "rates in an array": (averaged(jnp.ones(2)), r"is of shape \(2,\); give one number"),
+    "rate in a dict": (averaged({"rate": 0.1}), "is a dict of 1; it must be a num", NOT_A_NUMBER),
+    "rate an optimizer": (averaged(optax.sgd(0.1)), "is an optax optimizer; give a num", TypeError),
+    "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
+    "schedule negative": (
+        averaged(lambda t: -0.1 / t),
+        "learning_rate in round 1 is -0.1; it must",
+    ),
+    "schedule negative later": (averaged(lambda t: 0.15 - 0.1 * t), "in round 2 is -0.05"),
+    "schedule infinite": (averaged(lambda t: jnp.inf), "in round 1 is inf; it must not be neg"),
+    "schedule NaN": (averaged(lambda t: jnp.sqrt(1.0 - t)), "in round 2 is nan"),
+    "schedule of optax": (averaged(optax.constant_schedule(-1.0)), "in round 1 is -1.0"),
+    "schedule of nothing": (
+        averaged(lambda t: None),
+        "in round 1 is None; it must b",
+        NOT_A_NUMBER,
+    ),
+    "schedule of two": (
+        averaged(lambda t: jnp.ones(2)),
+        r"in round 1 is of shape \(2,\); give one",
+    ),
+    "schedule without t": (
+        averaged(lambda: 0.1),
+        "in round 1 is not a number; .* function of the r",
+        TypeError,
+    ),
+    "schedule not called": (averaged(inverse_time), "in round 1 is not a number; give", TypeError),
+    "inverse time": (averaged(inverse_time(-1.0, 2.0)), "in round 1 is -0.33"),
+    "inverse time, early": (averaged(inverse_time(1.0, -3.0)), "in round 1 is -0.5"),
+    "per frame": (averaged(per_frame(lambda t: -1.0 * t, 2)), "in round 1 is -1"),
+    "rate under jit": (
+        lambda: jax.eval_shape(lambda x: (fedavg(-0.1, local_steps=2), x)[1], 0.0),
+        "learning_rate is -0.1; it must be positive",
+    ),
+    "schedule under jit": (
+        lambda: jax.eval_shape(lambda x: (fedavg(lambda t: -0.1, local_steps=2), x)[1], 0.0),
+        "learning_rate in round 1 is -0.1",
+    ),
+    "no steps": (lambda: fedavg(0.1), "local_steps is None, epochs is None; give one of the two"),
+    "steps and epochs": (averaged(epochs=1), "local_steps is 2, epochs is 1; give one of the two"),
+    "steps 0": (averaged(local_steps=0), "local_steps is 0; it must be a positive whole number"),
+    "steps fractional": (averaged(local_steps=1.5), "local_steps is 1.5; it must be a positive"),
+    "steps text": (averaged(local_steps="5"), "local_steps is '5'; it must be a positive"),
+    "steps True": (averaged(local_steps=True), "local_steps is True; it must be a positive"),
+    "epochs 0": (lambda: fedavg(0.1, epochs=0), "epochs is 0; it must be a positive whole number"),
+    "batch 0": (averaged(batch_size=0), "batch_size is 0; it must be a positive whole number"),
+    "batch fractional": (averaged(batch_size=0.5), "batch_size is 0.5; it must be a positive"),
+    "batch schedule": (averaged(batch_size=lambda t: -t), "batch_size in round 1 is -1"),
+    "order unknown": (
+        averaged(batch_size=2, order="x"),
+        "order is 'x'; it must be 'iid', 'epochs'",
+    ),
+    "order without a batch": (averaged(order="iid"), "order is 'iid', but steps take all examples"),
+    "server scale": (averaged(server_scale="sum"), "server_scale is 'sum'; it must be 'mean' or"),
+    # Optimizers.
+    "local optimizer called": (
+        averaged(local_optimizer=optax.sgd(0.1)),
+        "local_optimizer is an optax optimizer; give a function of the round's rate, .* without c",
+        TypeError,
+    ),
+    "local optimizer's name": (
+        averaged(local_optimizer="sgd"),
+        "'sgd'; give a function",
+        TypeError,
+    ),
+    "local optimizer a rate": (averaged(local_optimizer=0.1), "is 0.1; give a function", TypeError),
+    "local optimizer of rates": (
+        averaged(local_optimizer=lambda rate: rate),
+        "local_optimizer makes 0.1, not an optax optimizer",
+        TypeError,
+    ),
+    "server optimizer not called": (
+        averaged(server_optimizer=optax.sgd),
+        r"server_optimizer is the function sgd, not an optax optimizer; call it, as in sgd\(1.0\)",
+        TypeError,
+    ),
+    "server optimizer a rate": (averaged(server_optimizer=1.0), "is 1.0, not an optax", TypeError),
+    "server optimizer's name": (averaged(server_optimizer="adam"), "is 'adam', not an", TypeError),
+    # Numbers of other methods.
+    "prox mu": (lambda: fedprox(0.1, mu=-1, **STEPS), "mu is -1; it must not be negative"),
+    "prox mu None": (
+        lambda: fedprox(0.1, mu=None, **STEPS),
+        "mu is None; it must be",
+        NOT_A_NUMBER,
+    ),
+    "prox rate": (lambda: fedprox(-1, mu=1.0, **STEPS), "learning_rate is -1; it must be positive"),
+    "prox schedule": (lambda: fedprox(lambda t: -t, mu=1.0, **STEPS), "in round 1 is -1"),
+    "q": (lambda: qffl(0.1, q=-1, **STEPS), "q is -1; it must not be negative"),
+    "lam": (lambda: ditto(0.1, lam=-1, **STEPS), "lam is -1; it must not be negative"),
+    "alpha": (lambda: perfedavg(0.1, alpha=-1, **STEPS), "alpha is -1; it must not be negative"),
+    "delta": (lambda: perfedavg(0.1, delta=0, **STEPS), "delta is 0; it must be positive"),
+    "variant": (lambda: perfedavg(0.1, variant="x", **STEPS), "variant is 'x'; it must be 'FO' or"),
+    "server_rate": (lambda: maxfl(0.1, server_rate=0, **STEPS), "server_rate is 0; it must be pos"),
+    "eps": (lambda: maxfl(0.1, eps=-1, **STEPS), "eps is -1; it must not be negative"),
+    "slope": (lambda: maxfl(0.1, slope=0, **STEPS), "slope is 0; it must be positive"),
+    "weight": (
+        lambda: maxfl(0.1, weight="x", **STEPS),
+        "weight is 'x'; it must be 'derivative' or",
+    ),
+    "growth": (lambda: mwfed(0.1, growth=1, **STEPS), "growth is 1; it must be greater than 1"),
+    "option": (lambda: scaffold(0.1, option=2, **STEPS), "option is 2; it must be 'I' or 'II'"),
+    "scaffold rate": (
+        lambda: scaffold(0.1, server_rate="1", **STEPS),
+        "server_rate is '1'",
+        NOT_A_NUMBER,
+    ),
+    "prsgd rate": (lambda: prsgd(None, **STEPS), "learning_rate is None; it must be", NOT_A_NUMBER),
+    # Assignments.
+    "clients 0": (lambda: mfa_rr(0, 1), "num_clients is 0; it must be a positive whole number"),
+    "clients fractional": (lambda: mfa_rr(4.0, 1), "num_clients is 4.0; it must be a positive"),
+    "clients None": (
+        lambda: full_participation(None),
+        "num_clients is None; it must be a positive",
+    ),
+    "clients a task": (
+        lambda: full_participation(TASK),
+        "num_clients is a Classification; it must",
+    ),
+    "models 0": (lambda: mfa_rand(4, 0), "num_models is 0; it must be a positive whole number"),
+    "models too many": (lambda: mfa_rand(4, 5), "num_models is 5, more than the clients there are"),
+    "cohort too large": (
+        lambda: mfa_rr(4, 2, cohort_size=5),
+        "cohort_size is 5; it must lie between",
+    ),
+    "cohort fractional": (
+        lambda: mfa_rr(4, 2, cohort_size=2.5),
+        "cohort_size is 2.5; it must be a",
+    ),
+    "cohort too small": (lambda: mfa_rr(4, 3, cohort_size=2), "more than the clients a cohort has"),
+    "redraw": (lambda: mfa_rr(4, 2, redraw="x"), "redraw is 'x'; it must be 'frame' or 'round'"),
+    "clusters 0": (lambda: fedcluster(4, 0), "num_clusters is 0; it must be a positive whole"),
+    "rounds_per_model 0": (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
+    # Tasks.
+    "quadratic clients": (
+        lambda: quadratic(0, 2, mu=0.1),
+        "num_clients is 0; it must be a positive",
+    ),
+    "quadratic block": (lambda: quadratic(4, 2.5, mu=0.1), "block_size is 2.5; it must be a posit"),
+    "quadratic mu": (lambda: quadratic(4, 2, mu=0), "mu is 0; it must be positive"),
+    "quadratic mu None": (lambda: quadratic(4, 2, mu=None), "mu is None; it must", NOT_A_NUMBER),
+    "quadratic mus": (lambda: quadratic(4, 2, mu=[0.1, 0.2]), r"mu is of shape \(2,\); give one"),
+    "means of other lengths": (
+        lambda: mean_estimation([0.0], [0.0, 1.0]),
+        "have the shapes .1,. and",
+    ),
+    "means NaN": (
+        lambda: mean_estimation([0.0], [np.nan]),
+        "empirical_means is .nan.; it must be f",
+    ),
+    "means text": (
+        lambda: mean_estimation(["a"], [0.0]),
+        "true_means is a list of 1",
+        NOT_A_NUMBER,
+    ),
+    "gamma": (lambda: draw_means(KEY, [0.0], -1.0), "gamma is -1.0; it must be positive"),
+    "tuning rate": (lambda: Tuning(-0.1, 2), "learning_rate is -0.1; it must be positive"),
+    "tuning steps": (lambda: Tuning(0.1, 0), "num_steps is 0; it must be a positive whole number"),
+    "max_steps": (lambda: local_minimum(jnp.sin, 0.0, max_steps=0), "max_steps is 0; it must be"),
+    "tolerance": (lambda: local_minimum(jnp.sin, 0.0, tolerance=0), "tolerance is 0; it must be p"),
+    "an nnx module": (
+        lambda: classification(DATA, Net()),
+        r"module is an nnx module; give flax.nnx.bridge.to_linen\(Net, ...\)",
+        TypeError,
+    ),
+    "sample sizes": (
+        lambda: growing_sample_size(
+            inverse_time(1.0, 1.0),
+            num_examples=0,
+            local_steps=1,
+            gradient_bound=1.0,
+            noise=(0.0, 1.0),
+            growth=1.0,
+        ),
+        "num_examples is 0; it must be a positive whole number",
+    ),
+    # Sweeps.
+    "axis negative": (
+        lambda: swept(axes={"rate": [0.1, -0.1]}),
+        "learning_rate is -0.1; it must be",
+    ),
+    "axis 0": (
+        lambda: swept(axes={"rate": [0.0, 0.1]}),
+        "learning_rate is 0.0; it must be positive",
+    ),
+    "axis schedule": (
+        lambda: swept(
+            lambda rate: Setup(QUADRATIC, fedavg(lambda t: rate / t, **STEPS), EVERYBODY),
+            {"rate": [0.1, -0.1]},
+        ),
+        "learning_rate in round 1 is -0.1; it must not be negative",
+    ),
+    "axis mu": (
+        lambda: swept(
+            lambda mu: Setup(quadratic(4, 2, mu=mu), FEDAVG, EVERYBODY), {"mu": [0.1, -0.1]}
+        ),
+        "mu is -0.1; it must be positive",
+    ),
+    "axis NaN": (lambda: swept(axes={"rate": [0.1, np.nan]}), "has values that are not finite"),
+    "axis a number": (
+        lambda: swept(axes={"rate": 0.1}),
+        "the axis 'rate' is 0.1; give a list of v",
+    ),
+    "axis empty": (lambda: swept(axes={"rate": []}), "the axis 'rate' has no values"),
+    "axis twice": (lambda: swept(axes={"rate": [0.1, 0.1]}), "has 0.1 twice; drop one"),
+    "axis seed": (lambda: swept(axes={"seed": [0.1]}), "an axis is called 'seed'"),
+    "axes a list": (lambda: swept(axes=[0.1, 0.2]), "axes is a list of 2; give a dict", TypeError),
+    "build a Setup": (
+        lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY)),
+        "build is a Setup; give a function that returns Setup",
+        TypeError,
+    ),
+    "build returns nothing": (
+        lambda: swept(lambda rate: None),
+        "build returned None; return Setup",
+    ),
+    "build returns a tuple": (
+        lambda: swept(lambda rate: (QUADRATIC, FEDAVG, EVERYBODY)),
+        "build returned a tuple of 3; return Setup",
+    ),
+    "build returns data": (
+        lambda: swept(lambda rate: Setup(DATA, FEDAVG, EVERYBODY)),
+        "tasks is a FederatedData, not a task",
+        TypeError,
+    ),
+    "build returns factories": (
+        lambda: swept(lambda rate: Setup(QUADRATIC, fedavg, EVERYBODY)),
+        "algorithm is the function fedavg, not an algorithm",
+        TypeError,
+    ),
+    "sweep seed 2^32": (lambda: swept(seed=2**32), "seed is 4294967296; it must be a whole number"),
+    "sweep seed -1": (lambda: swept(seed=-1), "seed is -1; it must be a whole number, 0 ..."),
+    "sweep seed fractional": (lambda: swept(seed=0.5), "seed is 0.5; it must be a whole number"),
+    "sweep seed a key": (lambda: swept(seed=KEY), "seed is an array of shape .*; it must be a who"),
+    "sweep first_seed": (lambda: swept(first_seed=-1), "first_seed is -1; seeds are numbered"),
+    "sweep first_seed 2^31": (lambda: swept(first_seed=2**31), "first_seed is 2147483648; seeds"),
+    "sweep seeds 0": (lambda: swept(num_seeds=0), "num_seeds is 0; it must be a positive whole"),
+    "sweep rounds": (lambda: swept(num_rounds=0.5), "num_rounds is 0.5; it must be a positive"),
+    "sweep record_every": (lambda: swept(record_every=3), "record_every is 3; it must divide 2"),
+    "sweep client_map": (lambda: swept(client_map="x"), "client_map is 'x'; it must be"),
+    "sweep keep": (lambda: swept(keep="all"), "keep is 'all'; it must be None or 'params'"),
+    "sweep per_seed": (
+        lambda: swept(per_seed={"a": [1.0, 2.0]}),
+        r"per_seed\['a'\] has shape \(2,\)",
+    ),
+    "sweep together": (lambda: swept(together={"x": str}), "together has 'x'; give names of"),
+    # Experiments.
+    "run a file that is not there": (lambda: run("no.toml"), "no.toml: No such file or directory"),
+    "run a dict": (lambda: run({"task": {}}), "experiment is a dict of 1, not an Exp", TypeError),
+    "run a task": (lambda: run(TASK), "experiment is a Classification, not an E", TypeError),
+    # Theory.
+    "M 2.5": (bound(mfa.theorem_1, M=2.5), "Theorem 1 needs M = 1, 2, ...; given M = 2.5"),
+    "M 0": (bound(mfa.theorem_1, M=0), "Problem needs M >= 1; given M = 0"),
+    "M more than N": (bound(mfa.theorem_1, M=5), "Theorem 1 needs M <= N; given M = 5, N = 4"),
+    "N 4.5": (bound(mfa.theorem_1, N=4.5), "Theorem 1 needs N = 1, 2, ...; given N = 4.5"),
+    "E 1.5": (bound(mfa.theorem_1, E=1.5), "Theorem 1 needs E = 1, 2, ...; given E = 1.5"),
+    "E 0": (bound(mfa.theorem_1, E=0), "Problem needs E >= 1; given E = 0"),
+    "mu missing": (
+        bound(mfa.theorem_1, mu=None),
+        r"Theorem 1 needs mu; give Problem\(..., mu=...\)",
+    ),
+    "mu NaN": (bound(mfa.theorem_1, mu=np.nan), "Problem needs mu > 0; given mu = nan"),
+    "M 2.5, Theorem 2": (
+        lambda: mfa.theorem_2_rate(1, Problem(M=2.5), Rate(6.0, 1.0)),
+        "Theorem 2 needs M = 1, 2, ...; given M = 2.5",
+    ),
+    "S 10.5": (
+        lambda: mfa.least_sample_size(0.1, Problem(S=10.5, E=1, G=1.0, beta_1=0, beta_2=1), V=3.0),
+        "The sample-size condition needs S = 1, 2, ...; given S = 10.5",
+    ),
+    "C 2.5": (
+        lambda: fairness.costs(2, Problem(N=10, C=2.5, S=6), B=2, epochs=1),
+        "A trial needs C = 1, 2, ...; given C = 2.5",
+    ),
+    "C more than N": (
+        lambda: fairness.costs(2, Problem(N=10, C=11, S=6), B=2, epochs=1),
+        "A trial needs C <= N; given C = 11, N = 10",
+    ),
+    "N 2.5, MaxFL": (
+        lambda: maxfl_theory.optimal_epsilon(Problem(N=2.5, L_c=1.0, L=1.0)),
+        "needs N = 1, 2, ...; given N = 2.5",
+    ),
+    "E 2.5, cohorts": (
+        lambda: cohorts.optimal_cohort_size(1e3, Problem(N=50, E=2.5, L=2, Z=1, gap=1), gamma=0.01),
+        "The optimal cohort size needs E = 1, 2, ...; given E = 2.5",
+    ),
+    "beta 0": (lambda: Rate(0.0, 1.0), "Rate needs beta > 0; given beta = 0"),
+}
