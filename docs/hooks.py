@@ -15,7 +15,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
-from html import unescape
+from html import escape, unescape
 from html.parser import HTMLParser
 from inspect import getdoc
 from itertools import groupby
@@ -207,7 +207,7 @@ def _item(id: str, title: str, shows: str, verdicts: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"([\\`*_<>|\[\]~$&#])", r"\\\1", text)
+    return re.sub(r"([\\`*_\[\]#])", r"\\\1", escape(text, quote=False))
 
 
 def tutorials() -> dict[str, str]:

@@ -35,6 +35,12 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
     ``B = 6 L Gamma + (1/N^2) sum_k sigma_k^2 + 8 (E - 1)^2 G^2``,
     ``C = (M - 1) / (N - 1) E^2 G^2``; C is 0 for a single client.
 
+    Args:
+      t: rounds, from 1.
+      problem: its constants.
+      rate: beta and gamma of the rate beta / (t + gamma).
+      D: E|w_1 - w*|^2, the squared distance of the start.
+
     Raises:
       ValueError: unless M <= N, mu <= L, beta > 1/mu and gamma > 4 L beta - 1.
 
@@ -122,6 +128,13 @@ def theorem_2(
     `least_sample_size` gives the N_s(t) of a V, and the largest ``lemma_4(...) / eta_t`` the least
     V of a given N_s(t).
 
+    Args:
+      t: rounds, from 1.
+      problem: its constants.
+      rate: beta and gamma of the rate.
+      V: the variance that growing samples leave.
+      Delta_1: E|w_1 - w*|, the distance of the start, not squared.
+
     Raises:
       ValueError: unless mu <= L, beta > 1/mu and gamma > beta L - 1.
 
@@ -150,6 +163,12 @@ def theorem_2(
 
 def corollary_1(t: ArrayLike, problem: Problem, rate: Rate, Delta_1: ArrayLike) -> FloatArray:
     """Returns the bound of `theorem_2` for full gradients, where V = 0.
+
+    Args:
+      t: rounds, from 1.
+      problem: its constants.
+      rate: beta and gamma of the rate.
+      Delta_1: E|w_1 - w*|, the distance of the start, not squared.
 
     Raises:
       ValueError: as `theorem_2`.
