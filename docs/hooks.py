@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from functools import cache
 from html import unescape
 from html.parser import HTMLParser
-from inspect import getdoc, ismodule
+from inspect import getdoc
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -71,7 +71,9 @@ REFERENCE = {
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs; devices; saved work.", ("sweeps",)),
     "experiments": Area("Experiments", "Experiments in files.", ("experiments",)),
-    "results": Area("Results", "Labelled results, measures and figures.", ("results",)),
+    "results": Area(
+        "Results", "Labelled results, measures and figures.", ("results", "metrics", "plots")
+    ),
     "theory": Area(
         "Theory",
         "The papers' statements, one function each, with their hypotheses checked.",
@@ -87,7 +89,10 @@ REFERENCE = {
 }
 NAMESPACES = (
     "fedjax_mm",
-    *(f"fedjax_mm.{name}" for name in ("data", "tasks", "theory", "metrics", "plots")),
+    *(
+        f"fedjax_mm.{name}"
+        for name in ("data", "tasks", "theory", "metrics", "plots", "schedules", "sweeps", "base")
+    ),
 )
 
 
@@ -126,7 +131,10 @@ def public() -> tuple[Name, ...]:
             continue
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            if not ismodule(value) and hasattr(value, "__module__"):
+            # Aliases of types have no place of their own: their module's page shows them.
+            if getattr(value, "__module__", "").startswith("fedjax_mm") and hasattr(
+                value, "__qualname__"
+            ):
                 home = f"{value.__module__}.{value.__qualname__}"
                 about = (getdoc(value) or "").partition("\n")[0]
                 found.setdefault(home, Name(f"{namespace}.{name}", home, about))

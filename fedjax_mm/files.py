@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,11 @@ def check_regular(path: Path) -> None:
 
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it: the file is whole or does not exist."""
+    """Writes a file under a temporary name and renames it: the file is whole or does not exist.
+
+    Raises:
+      OSError: naming the file, if it cannot be written.
+    """
     aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
     try:
         # What has that name may be a link: writing through it would change another file.
@@ -52,8 +56,15 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
             os.fsync(file.fileno())
         aside.replace(path)
         _sync_directory(path.parent)
+    except OSError as error:
+        # An error of writing, unlike one of opening, knows no path.
+        reason = error.strerror or error
+        named = OSError(f"cannot write {path}: {reason}; make room, or give another directory")
+        named.errno = error.errno
+        raise named from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # it would hide the reason
+            aside.unlink(missing_ok=True)
 
 
 def _sync_directory(path: Path) -> None:

@@ -99,7 +99,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
         assert read_json(tmp_path / name / "summary.json")["id"] == name
     other = items[two].settings.model_copy(update={"num_seeds": 4})
     items[two] = items[two]._replace(settings=other)
-    assert call(*command[:3], "--rounds", 30, "--out", tmp_path).code in (0, 3)
+    assert call(*command[:3], "--rounds", 30, "--out", tmp_path, "--overwrite").code in (0, 3)
     assert len(runs) == 3
 
 
@@ -136,7 +136,7 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
 
     summary = read_json(directory / "summary.json")
     first = ["id", "paper", "measured", "claims", "tables", "changed"]
-    assert list(summary) == [*first, "data", "manifest"]
+    assert list(summary) == [*first, "data", "manifest", "files"]
     assert sorted(summary["changed"]) == ["num_rounds=30", "num_seeds=3"]
     (table,) = summary["tables"]
     assert all(cell in outcome.out for row in table["rows"] for cell in row)
@@ -344,7 +344,7 @@ def test_final_parameters_are_saved_and_started_from(tmp_path):
     again = call(*command, "--save-params", "--resume")
     assert "is complete; nothing to resume" in words(again.out)
     (kept := tmp_path / "kept.npz").write_bytes(params.read_bytes())
-    outcome = call(*command, "--set", f'params="{kept}"')
+    outcome = call(*command, "--set", f'params="{kept}"', "--overwrite")
     assert (outcome.code, outcome.err) == (0, "")
     assert not params.exists()
     begins = open_result(tmp_path / "mine").distance.sel(round=0)
@@ -370,6 +370,7 @@ def test_run_writes_a_labelled_result(own_experiment):
         excess = result.excess_loss.sel(algorithm="MFA-RR")
         assert np.all(excess.sel(round=26) < excess.sel(round=0))
         manifest = read_json(out / "mine" / "manifest.json")
+        assert "result.nc" in manifest.pop("files")
         assert json.loads(result.attrs["manifest"]) == manifest
     config = manifest["config"]
     assert (config["num_rounds"], config["num_models"]) == (26, 12)
@@ -455,6 +456,7 @@ def test_sweep_writes_a_labelled_result_and_a_figure(own_sweep):
         assert not runs.sel(learning_rate=0.01).any()
         assert f"diverged: {runs.sum().item()} of {runs.size} runs" in words(outcome.out)
         manifest = read_json(out / "mine" / "manifest.json")
+        assert "result.nc" in manifest.pop("files")
         assert json.loads(result.attrs["manifest"]) == manifest
     assert manifest["config"]["axes"]["task.mu"] == [2e-4, 0.05]
     assert "figure.png, result.nc, manifest.json" in words(outcome.out)

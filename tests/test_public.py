@@ -19,7 +19,7 @@ from fedjax_mm import data
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "files", "metrics", "schedules", "shuffles"},
+    {"base", "checks", "files", "interrupts", "metrics", "schedules", "shuffles"},
     {"chunks", "keys", "local", "stacks", "sums"},
     {"assignment", "data", "tasks"},
     {"algorithms", "theory"},

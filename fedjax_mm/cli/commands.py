@@ -30,6 +30,7 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain, prepare_directory, wanted_for_results
+from fedjax_mm.interrupts import tidy_interrupts
 from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import manifest, save_dataset
@@ -370,15 +371,16 @@ def _made(directories: Sequence[Path]) -> Iterator[None]:
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     with refusing(), wanted_for_results(directories[0]):
         new = sorted((path for path in parents if not path.exists()), reverse=True)
-    try:
-        with refusing():
-            for directory in directories:
-                prepare_directory(directory)
-        yield
-    finally:
-        for path in new:
-            with suppress(OSError):  # it holds results, or was never made
-                path.rmdir()
+    with tidy_interrupts():
+        try:
+            with refusing():
+                for directory in directories:
+                    prepare_directory(directory)
+            yield
+        finally:
+            for path in new:
+                with suppress(OSError):  # it holds results, or was never made
+                    path.rmdir()
 
 
 @contextmanager

@@ -37,9 +37,7 @@ def init(path: Path) -> None:
     try:
         write_aside(path, lambda aside: aside.write_text(text))
     except OSError as error:
-        raise RefusedError(
-            f"cannot write {path}: {error.strerror}; give a FILE in a directory that can be written"
-        ) from error
+        raise RefusedError(str(error)) from error
     say(f"{path} is written; change it, and run it with: fedjax-mm run {path}")
 
 
@@ -57,9 +55,10 @@ def show(path: Path) -> None:
         raise RefusedError(f"there is no {file}; {remedy}")
     try:
         dataset = open_result(file)
-    except (OSError, KeyError, ValueError) as error:
+        about = _about(dataset)
+    except Exception as error:  # whatever damaged content makes its readers raise
         raise RefusedError(f"{file}: this is no result; {remedy}") from error
-    show_table(("", str(file)), _about(dataset), box=None, header_style="bold")
+    show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
     show_last(dataset)
     figure = file.parent / "figure.png"

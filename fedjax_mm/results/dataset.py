@@ -239,15 +239,14 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
       [1.0, 0.5]
     """
     encoding = {name: {"zlib": True, "complevel": 1} for name in dataset.data_vars}
-    path = Path(path)
 
     def write(aside: Path) -> None:
-        dataset.to_netcdf(aside, engine="netcdf4", encoding=encoding)
+        try:
+            dataset.to_netcdf(aside, engine="netcdf4", encoding=encoding)
+        except RuntimeError as error:  # NetCDF's own, of a full disk
+            raise OSError(str(error)) from error
 
-    try:
-        write_aside(path, write)
-    except (OSError, RuntimeError) as error:
-        raise OSError(f"cannot write {path}: {error}; is there room on the disk?") from error
+    write_aside(Path(path), write)
 
 
 def open_result(directory: Path | str) -> xr.Dataset:

@@ -89,7 +89,9 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
     try:
         content = json.loads(path.read_text())
         files = dict(content["files"])
-    except (ValueError, TypeError, KeyError):
+        dict(content.get("manifest", content)["config"])
+        [claim["verdict"] for claim in content.get("claims", [])]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}, f"{path.name} is damaged"
     for name, digest in files.items():
         file = path.with_name(name)

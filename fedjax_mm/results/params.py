@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,13 +79,18 @@ def load_params(path: Path | str) -> SavedParams:
       OSError: if the file cannot be read.
       ValueError: if it is another kind of file.
     """
+    content = BytesIO(Path(path).read_bytes())  # errors here are the disk's, below the content's
     try:
-        with np.load(path) as file:
+        with np.load(content) as file:
             labels, *arrays = dict(file).items()
-        return SavedParams(json.loads(labels[1].item()), dict(arrays))
-    except (ValueError, TypeError, EOFError) as error:
+        named = json.loads(labels[1].item())
+        if not all(isinstance(values, list) for values in named.values()):
+            raise ValueError("its labels are no lists")
+        return SavedParams(named, dict(arrays))
+    except Exception as error:  # whatever damaged content makes its readers raise
+        reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(
-            f"{path} holds no parameters: {error}; `fedjax-mm run --save-params` writes such files"
+            f"{path} holds no parameters: {reason}; `fedjax-mm run --save-params` writes such files"
         ) from error
 
 

@@ -17,11 +17,12 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.files import prepare_directory, save_json, write_aside
+from fedjax_mm.files import plain, prepare_directory, save_json, write_aside
 from fedjax_mm.results.finished import differences
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
+_WORDS = 80
 
 STAGE_RESULT = "result.nc"
 """The file in a stage's directory with its result, which the stage keeps for its run."""
@@ -99,8 +100,15 @@ class Checkpoints:
                 f"another process is writing into {self.directory}; wait for it, or choose "
                 "another directory with --out"
             ) from None
-        if self.has_work and not self.resume:
+        try:
+            self._prepare()
+        except BaseException:
             self._unlock()
+            raise
+
+    def _prepare(self) -> None:
+        """Makes room for what is to be saved."""
+        if self.has_work and not self.resume:
             raise ValueError(
                 f"{self.directory} holds an unfinished run; continue it with --resume, or "
                 f"delete {self._place} to start again"
@@ -174,26 +182,29 @@ class Checkpoints:
             return None
         try:
             saved = json.loads(path.read_text())
-            before = {name: saved["identity"].get(name) for name in identity}
-            changes = list(differences(before, identity))
-            choices = dict(saved["choices"])
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            if saved["digest"] != _seal(saved["identity"], saved["choices"]):
+                raise ValueError("its digest is another one")
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
-                f"{path} is damaged, so that the run cannot be continued; delete {self._place} to "
-                "start again"
+                f"{path} is damaged, or was edited, so that the run cannot be continued; delete "
+                f"{self._place} to start again"
             ) from error
+        before = {name: saved["identity"].get(name) for name in identity}
+        changes = list(differences(before, identity))
         if changes:
             raise ValueError(
                 f"the unfinished run in {self.directory} was another one: "
                 f"{'; '.join(changes[:3])}; run it as it was, or delete {self._place} to "
                 "start again"
             )
+        choices: dict[str, Any] = saved["choices"]
         return choices
 
     def begin(self, choices: Mapping[str, Any]) -> None:
         """Records the run's identity, and the choices that a continued run must repeat."""
         if self._is_first:
-            save_json({"identity": self._identity, "choices": choices}, self._place / "run.json")
+            content = {"identity": self._identity, "choices": choices}
+            save_json({**content, "digest": _seal(**content)}, self._place / "run.json")
 
     def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
         """Saves a part; what was saved before stays until this is on disk.
@@ -283,7 +294,8 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
         state = Saved(int(path.stem), typed)
         check(state)
     except Exception as error:  # whatever damaged content makes its readers raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        # NumPy's own may quote all that it has read.
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_WORDS]
         words = f"the checkpoint {path} is damaged and passed over: {reason}"
         warnings.warn(words, stacklevel=3)
         return None
@@ -302,6 +314,11 @@ def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
         found.update(f"{x.dtype} {x.shape}".encode())
         found.update(x.tobytes())
     return found.hexdigest()
+
+
+def _seal(identity: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
+    """Returns a digest of a run's record: what was edited would be believed."""
+    return hashlib.sha256(json.dumps(plain([identity, choices])).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

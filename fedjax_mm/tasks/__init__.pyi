@@ -15,6 +15,8 @@ from .minimize import Minimum, local_minimum
 from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from .quadratic import Quadratic, quadratic
 from .requirements import OwnModels, Tuning
+from .view import client_losses
+from .with_metrics import with_metrics
 
 __all__ = [
     "MLP",
@@ -29,6 +31,7 @@ __all__ = [
     "Quadratic",
     "Tuning",
     "classification",
+    "client_losses",
     "draw_means",
     "fedavg_objective",
     "least_squares",
@@ -38,4 +41,5 @@ __all__ = [
     "mean_estimation",
     "quadratic",
     "relu_objective",
+    "with_metrics",
 ]

@@ -70,9 +70,7 @@ def with_metrics(task: Task, metrics: Own) -> WithMetrics:
       >>> import jax
       >>> import optax
       >>> from fedjax_mm import fedavg, mfa_rr, simulate, to_dataset
-      >>> from fedjax_mm.tasks import quadratic
-      >>> from fedjax_mm.tasks.view import client_losses
-      >>> from fedjax_mm.tasks.with_metrics import with_metrics
+      >>> from fedjax_mm.tasks import client_losses, quadratic, with_metrics
       >>> run = fedavg(0.1, local_steps=5), mfa_rr(6, 2), 20
       >>> task = with_metrics(quadratic(6, 4, mu=0.1), {"norm": optax.tree.norm})
       >>> simulate(jax.random.key(0), task, *run)[1].metrics["norm"].shape  # records, models

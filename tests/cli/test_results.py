@@ -12,6 +12,7 @@ import xarray as xr
 from fedjax_mm import Experiment, cli, save_dataset
 from fedjax_mm.cli import results
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.results.dataset import Manifest
 
 
 def call(*arguments):
@@ -47,7 +48,7 @@ def dataset(**changes):
         "device": {"count": 2, "kind": "cpu"},
         "wall_seconds": {"compile": 1.25, "run": 0.5},
     }
-    return made.assign(changes).assign_attrs(manifest=manifest)
+    return made.assign(changes).assign_attrs(manifest=Manifest(manifest))
 
 
 # init

@@ -1,0 +1,58 @@
+"""Ctrl-C: nothing is left behind, and nobody sees a traceback, wherever it came."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+def die_of_interrupts() -> None:
+    """Lets Ctrl-C end the process at once, as long as it writes nothing.
+
+    While modules are imported, or the interpreter ends, an exception may come out as anything.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else they are ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextmanager
+def tidy_interrupts() -> Iterator[None]:
+    """Ends the block with `KeyboardInterrupt` at Ctrl-C, so that it tidies up; twice ends at once.
+
+    The libraries below make other errors of it, or swallow it in a callback: then it comes again.
+    """
+    before, came = signal.getsignal(signal.SIGINT), list[int]()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or before not in (signal.SIG_DFL, signal.default_int_handler):
+        yield
+        return
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        came.append(number)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    def report(lost: Any) -> None:
+        if not came:
+            usual(lost)
+        elif issubclass(lost.exc_type, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, interrupt)
+            threading.Timer(0.01, _thread.interrupt_main).start()  # the callback's end is near
+
+    usual, sys.unraisablehook = sys.unraisablehook, report
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except BaseException as error:
+        if came:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+        sys.unraisablehook = usual

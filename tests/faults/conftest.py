@@ -1,0 +1,15 @@
+"""The report: what each test of faults has counted, one table at the end."""
+
+
+def pytest_terminal_summary(terminalreporter):
+    rows = [
+        (report.nodeid.rpartition("::")[2], name, value)
+        for report in terminalreporter.stats.get("passed", [])
+        if "tests/faults/" in report.nodeid
+        for name, value in report.user_properties
+        if name.startswith("faults: ")
+    ]
+    if rows:
+        terminalreporter.section("faults")
+        for test, name, value in rows:
+            terminalreporter.write_line(f"{test}: {name.removeprefix('faults: ')}: {value}")

@@ -1,0 +1,430 @@
+"""Wrong inputs by the thousand: each is read as it is, or refused in one line."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections import Counter
+from functools import cache, partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from fedjax_mm import cli
+from fedjax_mm.cli import commands, timing
+from fedjax_mm.data.celeba import load_celeba
+from fedjax_mm.data.idx import load_idx, read_idx
+from fedjax_mm.data.leaf import load_leaf
+from fedjax_mm.data.sent140 import load_sent140
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.overrides import _in_toml, load
+from fedjax_mm.papers import ITEMS
+from fedjax_mm.results.dataset import save_dataset
+from fedjax_mm.results.finished import find_finished
+from fedjax_mm.results.params import load_params, save_params
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from tests.cli.test_page import put
+from tests.data.test_sent140 import ANN, BOB, CAT, leaf_file, write_csv, write_glove
+from tests.data.test_sources import idx
+from tests.faults.children import FILES
+from tests.faults.inputs import LEAVES, WORDS, changed, of_schema, spoilt
+
+FEW, MANY = 12, int(os.environ.get("FEDJAX_MM_FUZZ", "10000"))
+pytestmark = pytest.mark.filterwarnings("ignore")  # about damage that is passed over
+
+
+class Target(NamedTuple):
+    """What is fuzzed: inputs, and what is done with one in an empty directory."""
+
+    inputs: st.SearchStrategy
+    use: object
+
+
+def check_line(text):
+    assert text.strip()
+    assert "\n" not in text.strip(), text
+    assert len(text) < 5000, text[:500]
+
+
+def refusing(use):
+    """Errors of wrong input are one line."""
+
+    def used(directory, given):
+        try:
+            use(directory, given)
+        except (ValueError, OSError) as error:
+            check_line(str(error))
+
+    return used
+
+
+def written(name, read):
+    """Writes an input, bytes or text, into a file, and reads it."""
+
+    def use(directory, content):
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass")
+        path.write_bytes(data)
+        read(path)
+
+    return refusing(use)
+
+
+def beside(make, name, read):
+    """The same in a directory with right files, of which one is replaced."""
+
+    def use(directory, content):
+        make(directory)
+        written(name, lambda path: read(directory))(directory, content)
+
+    return refusing(use)
+
+
+def command(*words):
+    """A command, which computes nothing: what it says of wrong input is one line, and no file."""
+    before = set(Path().rglob("*"))
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main(["--no-cache", *words])
+        except SystemExit as ended:
+            code = ended.code
+    assert code in (0, 1, 2, 3), code
+    assert "Traceback" not in err.getvalue()
+    if code in (1, 2):
+        check_line(err.getvalue())
+        assert set(Path().rglob("*")) == before, words
+    assert not list(Path().rglob("*.part"))
+
+
+# Experiments
+
+EXPERIMENT = {
+    "num_models": 2,
+    "num_rounds": 4,
+    "num_seeds": 2,
+    "task": {"name": "quadratic", "num_clients": 4, "block_size": 2, "mu": 0.1},
+    "algorithms": {
+        "A": {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 2},
+        "B": {"assignment": {"name": "mfa_rand", "cohort_size": 4}, "learning_rate": 0.1},
+    },
+    "axes": {"task.mu": [0.1, 0.2], "learning_rate": {"start": 0.1, "stop": 0.2, "num": 2}},
+}
+
+
+def in_toml(table):
+    with contextlib.suppress(TypeError):
+        lines = [f"{json.dumps(key)} = {_in_toml(x)}" for key, x in table.items() if x is not None]
+        return "\n".join(lines)
+    return ""
+
+
+@cache
+def tables():
+    schema = Experiment.model_json_schema()
+    return of_schema(schema, schema, 5)
+
+
+def read_experiment(path):
+    load(path, Experiment)
+
+
+def outline(directory, text):
+    for kind in ("run", "sweep"):
+        with contextlib.chdir(directory):
+            Path("x.toml").write_bytes(text.encode("utf-8", "surrogatepass"))
+            command(kind, "x.toml", "--dry-run")
+
+
+# Commands
+
+OPTIONS = ["--out", "--seeds", "--rounds", "--clients", "--data", "--dataset", "--set", "--resume"]
+OPTIONS += ["--overwrite", "--save-every", "--memory", "--split", "--dry-run", "--max-seeds"]
+OPTIONS += ["--max-minutes", "--format", "--models", "--steps", "--mu", "--rate", "--save-params"]
+OPTIONS += ["--help", "--repeats", "--devices", "--verbose", "--version", "--sseeds"]
+PLAIN = ["run", "sweep", "reproduce", "bounds", "report", "show", "init", "list", "bench", "mfa"]
+PLAIN += ["small.toml", "grid.toml", "missing.toml", ".", "file", "nowhere/x", "auto", "W1", "W9"]
+PLAIN += ["num_seeds=2", "task.mu=x", "=", "a.b.c=1", "seed=[", "task=3", "algorithms={}"]
+PLAIN += ["1", "0", "-1", "nan", "1e9", "html", *[x for x in WORDS if "\ud83d" not in x]]
+ARGUMENTS = st.tuples(
+    st.sampled_from(
+        ["run small.toml", "sweep grid.toml", "reproduce mfa-fig3", "show", "report"]
+    ).map(str.split)
+    | st.lists(st.sampled_from(PLAIN), max_size=1),
+    st.lists(st.sampled_from(OPTIONS + PLAIN + list(ITEMS)), max_size=5),
+)
+
+
+def call_words(directory, words):
+    with contextlib.chdir(directory), pytest.MonkeyPatch.context() as patch:
+        for name, content in FILES.items():
+            Path(f"{name}.toml").write_text(content)
+        Path("file").touch()
+        patch.setattr(commands, "_make", lambda *given: True)
+        patch.setattr(commands, "run", lambda *given: commands._read(*given[:2], is_sweep=False))
+        patch.setattr(commands, "sweep", lambda *given: commands._read(*given[:2], is_sweep=True))
+        patch.setattr(timing, "bench", lambda *given: None)
+        command(*words[0], *words[1])
+
+
+# Data
+
+
+def write_images(directory):
+    for part, count in (("train", 3), ("t10k", 2)):
+        images, labels = (
+            idx(8, (count, 2, 2), bytes(4 * count)),
+            idx(8, (count,), bytes(range(count))),
+        )
+        (directory / f"{part}-images-idx3-ubyte").write_bytes(images)
+        (directory / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+
+
+LEAF = {
+    "users": ["a", "b"],
+    "num_samples": [2, 1],
+    "user_data": {"a": {"x": [[1, 2], [3, 4]], "y": [0, 1]}, "b": {"x": [[5, 6]], "y": [1]}},
+}
+
+
+def write_leaf(directory, content=LEAF):
+    for split in ("train", "test"):
+        (directory / split).mkdir()
+        (directory / split / "data.json").write_text(json.dumps(content))
+
+
+IDENTITIES = "".join(f"{i:06}.jpg {1 + i % 2}\n" for i in range(1, 5))
+ATTRIBUTES = "4\nBald Smiling\n" + "".join(f"{i:06}.jpg 1 -1\n" for i in range(1, 5))
+
+
+def write_celeba(directory):
+    (directory / "identity_CelebA.txt").write_text(IDENTITIES)
+    (directory / "list_attr_celeba.txt").write_text(ATTRIBUTES)
+    (directory / "img_align_celeba").mkdir()
+    for i in range(1, 5):
+        Image.new("RGB", (8, 8)).save(directory / "img_align_celeba" / f"{i:06}.jpg")
+
+
+def read_celeba(directory):
+    load_celeba(directory, attributes=["Smiling"], image_size=4, min_images=1)
+
+
+def write_tweets(directory):
+    write_csv(directory)
+    write_glove(directory / "glove.twitter.27B.25d.txt")
+
+
+def read_tweets(directory):
+    load_sent140(
+        directory, num_clients=2, dim=2, min_examples=1, glove=next(directory.glob("glove*"))
+    )
+
+
+# Results
+
+RESULT = xr.Dataset(
+    {"loss": (("algorithm", "seed", "round", "model"), np.ones((1, 2, 2, 1)))},
+    {"algorithm": ["A"], "seed": [0, 1], "round": [0, 4], "model": [1]},
+)
+MANIFEST = {
+    "versions": {"jax": "0.10"},
+    "device": {"kind": "cpu", "count": 2},
+    "wall_seconds": {"run": 1.0},
+}
+
+
+@cache
+def files():
+    """Right files by their names."""
+    with contextlib.ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        save_dataset(RESULT.assign_attrs(manifest=json.dumps(MANIFEST)), place / "result.nc")
+        save_params([{"w": np.ones((1, 2, 3))}], RESULT, place / "params.npz")
+        with Checkpoints(place) as checkpoints:
+            checkpoints.claim({"config": {"seed": 1, "axes": [1, 2]}})
+            checkpoints.begin({"batch_sizes": [8]})
+            checkpoints.save(0, 1, [np.arange(4), np.ones((2, 2), np.float32)])
+        put(place / "mfa-fig3", "mfa-fig3")
+        write_tweets(place)
+        return {path.name: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def shown(directory, content):
+    (directory / "result.nc").write_bytes(content)
+    with contextlib.chdir(directory):
+        command("show", ".")
+
+
+def show_manifest(directory, about):
+    save = RESULT.assign_attrs(manifest=json.dumps(about))
+    save.to_netcdf(directory / "result.nc")
+    with contextlib.chdir(directory):
+        command("show", ".")
+
+
+def reported(name, directory, content):
+    folder = directory / "mfa-fig3"
+    folder.mkdir()
+    for each in ("summary.json", "figure.png", "result.nc"):
+        (folder / each).write_bytes(files()[each])
+    if name == "manifest.json":
+        (folder / "summary.json").unlink()
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (folder / name).write_bytes(data)
+    with contextlib.chdir(directory):
+        command("report", ".")
+
+
+def resumed(name, directory, content):
+    place = directory / "unfinished" / "part-0000"
+    place.mkdir(parents=True)
+    (place / "1.npz").write_bytes(files()["1.npz"])
+    (place.parent / "run.json").write_bytes(files()["run.json"])
+    path = place / name if name.endswith("npz") else place.parent / name
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    with Checkpoints(directory, resume=True) as checkpoints:
+        choices = checkpoints.claim({"config": {"seed": 1, "axes": [1, 2]}})
+        assert choices == {"batch_sizes": [8]}
+        found = checkpoints.load(0)
+        assert found is None or found.arrays[0].tolist() == [0, 1, 2, 3]
+
+
+def finished(directory, content):
+    (directory / "summary.json").write_text(json.dumps(content))
+    now = {"config": {"num_seeds": 3}, "versions": MANIFEST["versions"], "git_revision": None}
+    found = find_finished(directory / "summary.json", now)
+    assert found is None or isinstance(found.content, dict)
+
+
+@cache
+def targets():
+    read, whole = files(), partial(beside, write_images)
+    summary, record = json.loads(read["summary.json"]), json.loads(read["run.json"])
+    leaf, tweets = json.dumps(LEAF), leaf_file(ann=ANN, bob=BOB, cat=CAT)
+    manifest = changed(summary["manifest"])
+    images = idx(8, (3, 2, 2), bytes(12))
+
+    def text(values):
+        return values.map(lambda x: json.dumps(x))
+
+    return {
+        "toml, spoilt": Target(spoilt(FILES["grid"].encode()), written("x.toml", read_experiment)),
+        "toml, changed": Target(
+            changed(EXPERIMENT).map(lambda x: in_toml(x) if isinstance(x, dict) else "x"),
+            written("x.toml", read_experiment),
+        ),
+        "toml, all tables": Target(tables().map(in_toml), written("x.toml", read_experiment)),
+        "outline": Target(
+            changed(EXPERIMENT, LEAVES).map(lambda x: in_toml(x) if isinstance(x, dict) else "x"),
+            outline,
+        ),
+        "commands": Target(ARGUMENTS, call_words),
+        "idx": Target(
+            spoilt(images) | spoilt(gzip.compress(images, mtime=0)), written("x", read_idx)
+        ),
+        "idx, one of four": Target(spoilt(images), whole("train-images-idx3-ubyte", load_idx)),
+        "leaf": Target(
+            text(changed(LEAF)) | spoilt(leaf.encode()),
+            beside(write_leaf, "train/data.json", load_leaf),
+        ),
+        "celeba, identities": Target(
+            spoilt(IDENTITIES.encode()), beside(write_celeba, "identity_CelebA.txt", read_celeba)
+        ),
+        "celeba, attributes": Target(
+            spoilt(ATTRIBUTES.encode()), beside(write_celeba, "list_attr_celeba.txt", read_celeba)
+        ),
+        "sent140": Target(
+            spoilt(read["training.1600000.processed.noemoticon.csv"]),
+            beside(write_tweets, "training.1600000.processed.noemoticon.csv", read_tweets),
+        ),
+        "sent140, leaf": Target(
+            text(changed(tweets)),
+            beside(
+                lambda place: write_glove(place / "glove.twitter.27B.25d.txt"),
+                "all_data/all_data.json",
+                lambda place: read_tweets(place),
+            ),
+        ),
+        "glove": Target(
+            spoilt(read["glove.twitter.27B.25d.txt"]),
+            beside(write_tweets, "glove.twitter.27B.25d.txt", read_tweets),
+        ),
+        "params.npz": Target(spoilt(read["params.npz"]), written("params.npz", load_params)),
+        "result.nc": Target(spoilt(read["result.nc"]), shown),
+        "result.nc, manifest": Target(changed(MANIFEST), show_manifest),
+        "run.json": Target(
+            changed(record) | spoilt(read["run.json"]), refusing(partial(resumed, "run.json"))
+        ),
+        "checkpoint": Target(spoilt(read["1.npz"]), refusing(partial(resumed, "1.npz"))),
+        "summary.json": Target(
+            changed(summary) | spoilt(read["summary.json"]), partial(reported, "summary.json")
+        ),
+        "manifest.json": Target(manifest, partial(reported, "manifest.json")),
+        "summary.json, finished": Target(changed({**summary, "files": {}}), refusing(finished)),
+        "figure.png": Target(spoilt(read["figure.png"]), partial(reported, "figure.png")),
+    }
+
+
+NAMES = ("toml, spoilt", "toml, changed", "toml, all tables", "outline", "commands", "idx")
+NAMES += ("idx, one of four", "leaf", "celeba, identities", "celeba, attributes", "sent140")
+NAMES += ("sent140, leaf", "glove", "params.npz", "result.nc", "result.nc, manifest", "run.json")
+NAMES += ("checkpoint", "summary.json", "manifest.json", "summary.json, finished", "figure.png")
+
+
+def fuzz(name, directory, count):
+    """Uses so many inputs, and returns how many, and the most seconds of one."""
+    target, seen = targets()[name], Counter()
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # the smallest input is not worth minutes
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(target.inputs)
+    def use(given):
+        place = directory / "one"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        clock = time.monotonic()
+        target.use(place, given)
+        seen["inputs"] += 1
+        seen["most milliseconds"] = max(
+            seen["most milliseconds"], round(1000 * (time.monotonic() - clock))
+        )
+
+    use()
+    return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_some_wrong_inputs_are_read_or_refused(name, tmp_path):
+    assert {*targets()} == {*NAMES}
+    assert fuzz(name, tmp_path, FEW)["most milliseconds"] < 60_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_many_wrong_inputs_are_read_or_refused(name, tmp_path, record_property):
+    """FEDJAX_MM_FUZZ says how many for all of them together."""
+    seen = fuzz(name, tmp_path, MANY // len(NAMES))
+    assert seen["most milliseconds"] < 60_000
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10  # of the whole process
+    assert most < 2048
+    record_property(
+        f"faults: {name}", f"{dict(seen)}, peak memory of the process until then {most:.0f} MiB"
+    )

@@ -1,0 +1,96 @@
+"""Commands killed at random are continued, and end in the same bytes."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from tests.faults.children import COMMANDS, end, finish, outcome, start, write_files
+
+KILLS = int(os.environ.get("FEDJAX_MM_KILLS", "100"))
+SIGNALS = {
+    "SIGKILL": ((signal.SIGKILL,), {-signal.SIGKILL}),
+    "SIGTERM": ((signal.SIGTERM,), {-signal.SIGTERM, 143}),
+    "SIGINT": ((signal.SIGINT,), {-signal.SIGINT, 130}),
+    "SIGINT twice": ((signal.SIGINT, signal.SIGINT), {-signal.SIGINT, 130}),
+}
+"""By name the signals, and the codes of processes that they have ended."""
+MOMENTS = ("in the first seconds", "while compiling", "while working")
+
+
+@cache
+def whole(name, place):
+    """What an undisturbed command leaves: its code, how often it tells, and its files."""
+    directory = place / name
+    write_files(directory)
+    code, told, said = end(start(name, directory))
+    assert code in (0, 3), said
+    first = next(i for i, line in enumerate(told) if "compiling" in line)
+    return code, first, len(told), outcome(name, directory)
+
+
+def strike(name, directory, place, how, moment, moments):
+    """Starts or continues a command and ends it by signals; returns how it ended."""
+    _, compiling, count, _ = whole(name, place)
+    after, seconds, cached = 0, 0.0, True
+    if moment == "in the first seconds":
+        seconds = moments.uniform(0, 2)
+    elif moment == "while compiling":
+        after, seconds, cached = compiling, moments.uniform(0, 0.5), False
+    else:
+        after = moments.randrange(compiling + 1, count)
+    process = start(name, directory, "--resume", "--save-every", 0, cached=cached)
+    return end(process, SIGNALS[how][0], after, seconds)
+
+
+def check_whole(name, directory, place, code):
+    assert (code, outcome(name, directory)) == whole(name, place)[::3]
+
+
+def kill_and_continue(name, place, how, moment, moments, counts):
+    """Kills a command once more; a copy of what it leaves is continued to its end."""
+    directory, copy = place / f"{name} killed", place / "copy"
+    write_files(directory)
+    code, _, said = strike(name, directory, place, how, moment, moments)
+    assert "Traceback" not in said, (how, moment, said)
+    done, folder = whole(name, place)[0], directory / "results" / COMMANDS[name][0]
+    if code == done:  # it was quicker
+        check_whole(name, directory, place, code)
+        counts["finished before their kill, and alike"] += 1
+    else:
+        assert code in SIGNALS[how][1], (how, moment, code, said)
+        if how == "SIGINT":
+            assert not (folder / ".unfinished.lock").exists()
+        counts["kills"] += 1
+        counts[how] += 1
+        counts[moment] += 1
+        counts["kills that left saved work"] += any(folder.glob("unfinished/**/*.npz"))
+    shutil.copytree(directory, copy)
+    code, said = finish(name, copy)
+    assert "Traceback" not in said
+    if "is complete" not in said:
+        assert code == done, said
+    check_whole(name, copy, place, done)
+    counts["resumes, bit by bit alike"] += 1
+    shutil.rmtree(copy)
+    if code == done and moments.random() < 0.3:
+        shutil.rmtree(directory)
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_commands_end_as_if_they_had_not_been(tmp_path, record_property):
+    """FEDJAX_MM_KILLS says how many, 100 if it does not."""
+    moments, counts, clock = random.Random(18), Counter(), time.monotonic()
+    names, signals = list(COMMANDS), list(SIGNALS)
+    while counts["kills"] < KILLS:
+        name, how, moment = map(moments.choice, (names, signals, MOMENTS))
+        kill_and_continue(name, tmp_path, how, moment, moments, counts)
+    for each in counts.items():
+        record_property(f"faults: {each[0]}", each[1])
+    record_property("faults: seconds", round(time.monotonic() - clock))
+    assert counts["kills that left saved work"] >= KILLS / 5
