@@ -84,6 +84,8 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
     root = _schema(kind)
     tables = _tables(root, root)
     for part in location:
+        if isinstance(part, int):  # of a list, whose tables are all alike
+            continue
         chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
         if chosen:  # among the types that may stand here, a step that is no key
             tables = chosen
@@ -110,7 +112,7 @@ def _close(key: str, keys: Sequence[str]) -> list[str]:
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON schemas of all tables that a value may be."""
+    """The JSON schemas of all tables that a value, or one in a list, may be."""
     if not isinstance(schema, dict):
         return []
     if "$ref" in schema:
@@ -118,6 +120,8 @@ def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
     kinds = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
     if kinds:
         return [table for each in kinds for table in _tables(each, root)]
+    if schema.get("type") == "array":
+        return _tables(schema.get("items"), root)
     return [schema] if schema.get("type") == "object" else []
 
 

@@ -186,7 +186,7 @@ def test_the_number_of_models_is_given_once():
         ({"axes": {"task.data_seed": ["seed", 1]}}, ["axes.task.data_seed", "without a list"]),
         ({"axes": {"task.partition.alpha": [0.1, -1]}}, ["at task.partition.alpha = -1"]),
         (
-            {"num_models": ..., "axes": {"num_models": {"start": 1, "stop": 2, "num": 2}}},
+            {"num_models": ..., "axes": {"num_models": {"start": 1, "stop": 2, "num": 3}}},
             ["at num_models = 1.0", "integer"],
         ),
         ({"axes": {"tasks": [[DIGITS]]}}, ["axes.tasks: it cannot vary within a sweep"]),

@@ -584,7 +584,9 @@ def test_what_cannot_fit_is_refused_before_anything_runs(monkeypatch):
 
 def test_a_result_that_cannot_fit_is_refused_before_compiling(monkeypatch):
     work = Work(monkeypatch)
-    with pytest.raises(ValueError, match=r"result takes \d\d\.\d\d GiB.*record_every"):
+    with pytest.raises(
+        ValueError, match=r"records each take at least \d\d\.\d\d GiB.*record_every"
+    ):
         make_plan(Grid(build, ONE, 100_000_000 // 3, SEEDS), limit=above(2**30))
     assert work.programs == 0
 
