@@ -152,7 +152,13 @@ def all_orders():
         "fedjax_mm": ["simulate"],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
         "fedjax_mm.sweeps": [],
-        "fedjax_mm.tasks": ["classification", "least_squares", "mean_estimation", "quadratic"],
+        "fedjax_mm.tasks": [
+            "classification",
+            "least_squares",
+            "mean_estimation",
+            "quadratic",
+            "with_metrics",
+        ],
         "fedjax_mm.theory": [],
     }
     orders = [

@@ -46,7 +46,21 @@ class TestedTask(MeasuredTask, Protocol):
 def client_losses(
     task: Task, params: Params, num_clients: int | None = None
 ) -> Float[Array, " clients"]:
-    """Returns F_k(w) of the first clients, or of all, in one pass over their data if possible."""
+    """Returns F_k(w) of the first clients, or of all, in one pass over their data if possible.
+
+    Args:
+      task: with losses of its clients.
+      params: of one model.
+      num_clients: how many of the first; None is all.
+
+    Raises:
+      ValueError: if the task does not give its clients' losses.
+
+    Example:
+      >>> from fedjax_mm.tasks import client_losses, quadratic
+      >>> client_losses(quadratic(6, 4, mu=0.1), jnp.zeros(25)).shape
+      (6,)
+    """
     num_clients = task.num_clients if num_clients is None else num_clients
     # A view may change losses, as attackers do: the task inside would give the honest ones.
     if isinstance(task, View):
