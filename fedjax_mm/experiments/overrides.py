@@ -56,7 +56,8 @@ def validate(
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ValueError("; ".join(in_words(error, kind, values))) from None
+        words = "; ".join(in_words(error, kind, values))
+        raise ValueError(" ".join(words.split())) from None  # keys may have line breaks
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
