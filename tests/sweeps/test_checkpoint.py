@@ -538,7 +538,12 @@ def test_other_batches_are_refused(small, unfinished, monkeypatch):
     check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"identity": {}}', None])
+EDITED = '{"identity": [], "choices": {"batch_sizes": "x"}, "digest": "0"}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", "[]", '{"identity": {}}', "[" * 9999, EDITED, None]
+)
 def test_a_run_without_its_record_is_refused(small, unfinished, text):
     path = unfinished / "grid" / "unfinished" / "run.json"
     path.unlink() if text is None else path.write_text(text)
