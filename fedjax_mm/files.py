@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -82,6 +83,17 @@ def save_json(content: Mapping[str, Any], path: Path) -> None:
     """Writes indented JSON; numbers that are not finite become null."""
     text = json.dumps(plain(content), indent=2, allow_nan=False)
     write_aside(path, lambda aside: aside.write_text(text + "\n"))
+
+
+def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the content with a digest of it: what was edited would be believed."""
+    own = {key: value for key, value in content.items() if key != "digest"}
+    return {**own, "digest": hashlib.sha256(json.dumps(plain(own)).encode()).hexdigest()}
+
+
+def is_sealed(content: Mapping[str, Any]) -> bool:
+    """Returns whether the content is as it was when it was sealed."""
+    return content["digest"] == sealed(content)["digest"]
 
 
 def plain(value: Any) -> Any:

@@ -38,12 +38,18 @@ def tidy_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         raise KeyboardInterrupt
 
+    def again() -> None:
+        if hasattr(signal, "pthread_kill"):  # which wakes the thread if it waits
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            _thread.interrupt_main()
+
     def report(lost: Any) -> None:
         if not came:
             usual(lost)
         elif issubclass(lost.exc_type, KeyboardInterrupt):
             signal.signal(signal.SIGINT, interrupt)
-            threading.Timer(0.01, _thread.interrupt_main).start()  # the callback's end is near
+            threading.Timer(0.01, again).start()  # the callback's end is near
 
     usual, sys.unraisablehook = sys.unraisablehook, report
     signal.signal(signal.SIGINT, interrupt)

@@ -62,7 +62,8 @@ def validate(
             values = _with_override(values, override)
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ValueError("; ".join(in_words(error, kind, values))) from None
+        words = "; ".join(in_words(error, kind, values))
+        raise ValueError(" ".join(words.split())) from None  # keys may have line breaks
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
 

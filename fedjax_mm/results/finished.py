@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedjax_mm.files import save_json
+from fedjax_mm.files import is_sealed, save_json, sealed
 from fedjax_mm.results.dataset import open_result
 
 RESULT = "result.nc"
@@ -34,7 +34,7 @@ def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> 
       files: the names of the others, in the same directory.
     """
     digests = {name: _digest(path.with_name(name)) for name in files}
-    save_json({**content, "files": digests}, path)
+    save_json(sealed({**content, "files": digests}), path)
 
 
 def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) -> Finished | None:
@@ -93,6 +93,8 @@ def _read(path: Path) -> tuple[Mapping[str, Any], str]:
         [claim["verdict"] for claim in content.get("claims", [])]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return {}, f"{path.name} is damaged"
+    if "digest" not in content or not is_sealed(content):
+        return content, f"{path.name} is damaged"
     for name, digest in files.items():
         file = path.with_name(name)
         if not file.is_file():

@@ -17,7 +17,7 @@ import filelock
 import jax
 import numpy as np
 
-from fedjax_mm.files import plain, prepare_directory, save_json, write_aside
+from fedjax_mm.files import is_sealed, prepare_directory, save_json, sealed, write_aside
 from fedjax_mm.results.finished import differences
 from fedjax_mm.sweeps.devices import agree
 
@@ -182,7 +182,7 @@ class Checkpoints:
             return None
         try:
             saved = json.loads(path.read_text())
-            if saved["digest"] != _seal(saved["identity"], saved["choices"]):
+            if not is_sealed(saved):
                 raise ValueError("its digest is another one")
         except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
@@ -204,7 +204,7 @@ class Checkpoints:
         """Records the run's identity, and the choices that a continued run must repeat."""
         if self._is_first:
             content = {"identity": self._identity, "choices": choices}
-            save_json({**content, "digest": _seal(**content)}, self._place / "run.json")
+            save_json(sealed(content), self._place / "run.json")
 
     def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
         """Saves a part; what was saved before stays until this is on disk.
@@ -314,11 +314,6 @@ def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
         found.update(f"{x.dtype} {x.shape}".encode())
         found.update(x.tobytes())
     return found.hexdigest()
-
-
-def _seal(identity: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
-    """Returns a digest of a run's record: what was edited would be believed."""
-    return hashlib.sha256(json.dumps(plain([identity, choices])).encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import xarray as xr
 
+from fedjax_mm.files import is_sealed
 from tests.test_cli import call
 
 _ALGORITHMS = """
@@ -144,8 +145,8 @@ def outcome(name: str, directory: Path) -> dict[str, object]:
             }
         elif path.suffix == ".json":
             content = json.loads(path.read_text())
+            content |= {"digest": is_sealed(content), "files": sorted(content["files"])}
             content.get("manifest", content).pop("wall_seconds")
-            content["files"] = sorted(content["files"])
             found[path.name] = content
         else:
             found[path.name] = path.read_bytes()

@@ -25,8 +25,9 @@ import xarray as xr
 from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, plots, sweep
 from fedjax_mm.base import Assignment, Groups
 from fedjax_mm.cli import terminal
+from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.sweeps import checkpoint, plan
+from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
@@ -461,8 +462,7 @@ def change_record(unfinished, change):
     path = unfinished / "grid" / "unfinished" / "run.json"
     record = json.loads(path.read_text())
     change(record)
-    record["digest"] = checkpoint._seal(record["identity"], record["choices"])
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(sealed(record)))
 
 
 def test_another_program_is_refused(small, unfinished):
@@ -538,7 +538,12 @@ def test_other_batches_are_refused(small, unfinished, monkeypatch):
     check_refused(unfinished, outcome, "[16, 16]", "[8, 8]", "memory", before=before)
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"identity": {}}', None])
+EDITED = '{"identity": [], "choices": {"batch_sizes": "x"}, "digest": "0"}'
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "{}", "[]", '{"identity": {}}', "[" * 9999, EDITED, None]
+)
 def test_a_run_without_its_record_is_refused(small, unfinished, text):
     path = unfinished / "grid" / "unfinished" / "run.json"
     path.unlink() if text is None else path.write_text(text)

@@ -1,0 +1,59 @@
+"""Ctrl-C: whatever the libraries make of it, it ends the block, which tidies up."""
+
+import gc
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedjax_mm.interrupts import tidy_interrupts
+
+
+@pytest.fixture(autouse=True)
+def usual():
+    # A shell's jobs in the background are started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@tidy_interrupts()
+def into_another_error():
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:
+        raise ImportError("Encountered an error while initializing the extension") from error
+
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+@tidy_interrupts()
+def swallowed():
+    dying = Dying()
+    del dying
+    gc.collect()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("wait", [into_another_error, swallowed])
+def test_an_interrupt_ends_the_block_whatever_became_of_it(wait, capsys):
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert capsys.readouterr().err == ""
+
+
+def test_the_program_dies_without_a_word_before_it_writes():
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import fedjax_mm.__main__ as program, fedjax_mm.cli as cli\n"
+        "cli.start = lambda: signal.raise_signal(signal.SIGINT)\n"
+        "program.run()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
