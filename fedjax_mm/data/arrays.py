@@ -44,13 +44,8 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
         return values
     x = plain_array(name, values)
     kind = jax.dtypes.canonicalize_dtype(x.dtype)
-    if x.dtype.kind in "iu" and x.dtype != kind and check and x.size:
-        limits = np.iinfo(kind)
-        if x.min() < limits.min or x.max() > limits.max:
-            raise ValueError(
-                f"{name} has numbers from {x.min()} to {x.max()}, which do not fit {kind}; give "
-                "smaller ones"
-            )
+    if check:
+        check_fits(name, x, kind)
     with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
         x = x.astype(kind, copy=False)
     if check:
@@ -72,6 +67,18 @@ def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
     return x
 
 
+def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
+    """Raises `ValueError` unless whole numbers fit an integer type."""
+    if x.dtype.kind not in "iu" or x.dtype == kind or not x.size:
+        return
+    limits = np.iinfo(kind)
+    if x.min() < limits.min or x.max() > limits.max:
+        raise ValueError(
+            f"{name} has numbers from {x.min()} to {x.max()}, which do not fit {kind}; give "
+            "smaller ones"
+        )
+
+
 def is_known(x: Any) -> bool:
     """Whether the values of an array can be read here: not if it is traced, or on other hosts."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
@@ -80,9 +87,12 @@ def is_known(x: Any) -> bool:
 
 def check_finite(name: str, x: np.ndarray) -> None:
     """Raises `ValueError`, with the first row, unless all numbers of an array are finite."""
-    # The sum tells in one pass without a copy: in double precision it overflows for no float32.
-    if x.dtype.kind in "biu" or not x.size or np.isfinite(np.sum(x, dtype=np.float64)):
+    if x.dtype.kind in "biu":
         return
+    with np.errstate(over="ignore", invalid="ignore"):
+        # A finite sum tells in one pass without a copy; that of large numbers may overflow.
+        if np.isfinite(np.sum(x)):
+            return
     is_finite = np.isfinite(x).reshape(len(x), -1).all(1) if x.ndim else np.isfinite(x)[None]
     if not is_finite.all():
         raise ValueError(

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_mm.checks import check_count, described
-from fedjax_mm.data.arrays import array_of, check_finite, check_labels, plain_array
+from fedjax_mm.data.arrays import check_finite, check_fits, check_labels, plain_array
 from fedjax_mm.data.federated import Pool
 
 _NAME = "own arrays"
@@ -57,10 +57,10 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a frame of one column
     _check_lengths(names, x, y, most_axes=1)
     if x.dtype != np.uint8:
-        wide = x.dtype.kind in "iu" and x.dtype.itemsize > 4
-        x = array_of(names[0], x, check=check) if wide else x
+        if check:
+            check_fits(names[0], x, np.dtype(np.int32))
         with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
-            x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32)
+            x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32, copy=False)
         if check:
             check_finite(names[0], x)
     check_labels(names[1], y)

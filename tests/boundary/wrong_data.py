@@ -225,6 +225,10 @@ CASES = {
     "labels fractional dealt": (lambda: federate((X, Y / 2), PARTS), "y has 0.5 in row 1"),
     "NaN dealt": (lambda: federate((NAN, Y), PARTS), "X is not finite in 1 of 24 examples"),
     "x longer than y dealt": (lambda: federate((X, Y[:-1]), PARTS), r"X has shape \(24, 4\) and y"),
+    "whole numbers beyond int32 dealt": (
+        lambda: federate((np.full((24, 1), 2**31, np.uint32), Y), PARTS),
+        "X has numbers from 2147483648 to 2147483648, which do not fit int32",
+    ),
     "nothing dealt": (lambda: federate((X[:0], Y[:0]), PARTS), r"X has shape \(0, 4\) and y"),
     "num_classes too small dealt": (
         lambda: federate((X, Y), PARTS, num_classes=2),

@@ -1,6 +1,7 @@
 """Synthetic(alpha, beta) and the surrogate faces follow the laws that define them."""
 
 import hashlib
+import importlib
 import itertools
 import math
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 import fedjax_mm.data.surrogate as surrogate_module
-import fedjax_mm.data.synthetic as module
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import sample_counts, synthetic
 from tests.helpers import slow_unless
+
+# The package has a function of the module's name.
+module = importlib.import_module("fedjax_mm.data.synthetic")
 
 
 def of_clients(split):

@@ -183,7 +183,7 @@ def test_arrays_are_a_loop_of_numbers(name):
     scales = np.linspace(1, 1.02, 5)
     arrays = {key: np.multiply.outer(scales, value) for key, value in GIVEN[name].items()}
     for key in arrays.keys() & {"N", "C", "E"}:  # counts are whole
-        arrays[key] = np.add.outer(range(5), GIVEN[name][key])
+        arrays[key] = np.add.outer([0, 1, 0, 1, 0], GIVEN[name][key])
     found = evaluate(function(name), **arrays)
     for i in range(5):
         expected = evaluate(function(name), **{key: values[i] for key, values in arrays.items()})
