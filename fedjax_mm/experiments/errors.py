@@ -108,7 +108,7 @@ def _schema(kind: type[Config]) -> dict[str, Any]:
 
 def _close(key: str, keys: Sequence[str]) -> list[str]:
     """The key that is most like another one, if any is."""
-    return difflib.get_close_matches(key, keys, n=1)
+    return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
