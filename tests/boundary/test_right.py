@@ -14,6 +14,7 @@ from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, own_models, run
 from fedjax_mm.data import Pool, client_data, federate, flat_client_data
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, draw_means, quadratic
 from fedjax_mm.theory import Problem, Rate, cohorts, mfa
 from tests.boundary.parts import DATA, EVERYBODY, FEDAVG, KEY, PARTS, QUADRATIC, X, Y, store
@@ -112,21 +113,36 @@ def closed_over():
     )
 
 
+PROGRAMS = {
+    "tasks in a list": {"task": [QUADRATIC]},
+    "algorithms in a tuple": {"algorithm": (FEDAVG,)},
+    "counts of any type": {
+        "task": quadratic(np.uint8(4), np.int16(2), mu=0.1),
+        "algorithm": fedavg(np.float32(0.1), local_steps=np.int64(2)),
+        "assignment": mfa_rr(np.array(4), jnp.int32(1)),
+        "rounds": np.uint8(4),
+        "record_every": np.int8(1),
+    },
+}
+
+
+def program(task=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=4, **more):
+    """The program of a run, which is traced and not compiled."""
+    traced = jax.jit(lambda task: simulate(0, task, algorithm, assignment, rounds, **more))
+    return traced.lower(task).as_text()
+
+
+@pytest.mark.parametrize("given", PROGRAMS.values(), ids=PROGRAMS)
+def test_programs_are_the_same(given):
+    assert program(**given) == program()
+
+
 RUNS = {
     "a plain seed": lambda: losses(0),
     "a seed of NumPy": lambda: losses(np.int64(0)),
     "a seed of JAX": lambda: losses(jnp.uint32(0)),
     "a seed in an array": lambda: losses(np.array(0)),
     "seeds under vmap": lambda: jax.vmap(losses_traced)(jnp.arange(2))[0],
-    "tasks in a list": lambda: losses(task=[QUADRATIC]),
-    "algorithms in a tuple": lambda: losses(algorithm=(FEDAVG,)),
-    "counts of any type": lambda: losses(
-        task=quadratic(np.uint8(4), np.int16(2), mu=0.1),
-        algorithm=fedavg(np.float32(0.1), local_steps=np.int64(2)),
-        assignment=mfa_rr(np.array(4), jnp.int32(1)),
-        rounds=np.uint8(4),
-        record_every=np.int8(1),
-    ),
     "a rate of JAX": lambda: losses(algorithm=fedavg(jnp.float32(0.1), local_steps=2)),
     "a constant schedule": lambda: losses(algorithm=fedavg(lambda t: 0.1, local_steps=2)),
     "a schedule of optax": lambda: losses(
@@ -183,19 +199,25 @@ def test_a_sweep_takes_seeds_and_counts_of_any_type():
         first_seed=np.int64(0),
     )
     np.testing.assert_array_equal(plain["loss"], other["loss"])
-    sweep(build, {"rate": [0.1]}, num_rounds=2, seed=2**32 - 1)
+    assert Grid(build, {"rate": [0.1]}, num_rounds=2, seed=2**32 - 1).seed == 2**32 - 1
 
 
-def test_run_takes_a_path(tmp_path):
+def test_run_takes_a_path(tmp_path, monkeypatch):
     path = tmp_path / "small.toml"
     path.write_text(
         'num_models = 1\nnum_rounds = 2\n[task]\nname = "quadratic"\nnum_clients = 4\n'
         "block_size = 2\n[algorithms.a]\nlearning_rate = 0.1\nlocal_steps = 2\n"
         '[algorithms.a.assignment]\nname = "mfa_rr"\n'
     )
-    plain = run(load(Path(path), Experiment))
-    np.testing.assert_array_equal(run(path)["loss"], plain["loss"])
-    np.testing.assert_array_equal(run(str(path))["loss"], plain["loss"])
+    seen = []
+    # Equal experiments have equal results: they need not be computed.
+    monkeypatch.setattr(
+        "fedjax_mm.experiments.experiment.Experiment.grid", lambda self: seen.append(self)
+    )
+    for each in (path, str(path), load(Path(path), Experiment)):
+        with pytest.raises(TypeError):
+            run(each)
+    assert seen[0] == seen[1] == seen[2]
 
 
 class Net(nnx.Module):
