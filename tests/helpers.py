@@ -133,10 +133,10 @@ def share_grids(patch) -> None:
     """Equal experiments have one grid, so that a part of its tracing is done once."""
     grids, grid_of = {}, runs._grid
 
-    def grid(experiment: Experiment) -> Any:
+    def grid(experiment: Experiment, *limit: float | None) -> Any:
         name = experiment.model_dump_json()
         if name not in grids:
-            grids[name] = grid_of(experiment)
+            grids[name] = grid_of(experiment, *limit)
         return grids[name]
 
     patch.setattr(runs, "_grid", grid)

@@ -136,7 +136,7 @@ def test_reproduce_writes_result_figure_and_summary(two_figures, name):
 
     summary = read_json(directory / "summary.json")
     first = ["id", "paper", "measured", "claims", "tables", "changed"]
-    assert list(summary) == [*first, "data", "manifest", "files"]
+    assert list(summary) == [*first, "data", "manifest", "files", "digest"]
     assert sorted(summary["changed"]) == ["num_rounds=30", "num_seeds=3"]
     (table,) = summary["tables"]
     assert all(cell in outcome.out for row in table["rows"] for cell in row)
@@ -371,6 +371,7 @@ def test_run_writes_a_labelled_result(own_experiment):
         assert np.all(excess.sel(round=26) < excess.sel(round=0))
         manifest = read_json(out / "mine" / "manifest.json")
         assert "result.nc" in manifest.pop("files")
+        del manifest["digest"]
         assert json.loads(result.attrs["manifest"]) == manifest
     config = manifest["config"]
     assert (config["num_rounds"], config["num_models"]) == (26, 12)
@@ -457,6 +458,7 @@ def test_sweep_writes_a_labelled_result_and_a_figure(own_sweep):
         assert f"diverged: {runs.sum().item()} of {runs.size} runs" in words(outcome.out)
         manifest = read_json(out / "mine" / "manifest.json")
         assert "result.nc" in manifest.pop("files")
+        del manifest["digest"]
         assert json.loads(result.attrs["manifest"]) == manifest
     assert manifest["config"]["axes"]["task.mu"] == [2e-4, 0.05]
     assert "figure.png, result.nc, manifest.json" in words(outcome.out)
@@ -767,7 +769,7 @@ def test_wrong_axes_are_refused_in_one_line(monkeypatch, tmp_path, name, options
     ("options", "fragments"),
     [
         (("--memory", 0), ("--memory is 0", "positive")),
-        (("--memory", 1e-6), ("the result takes", "this process already", "allow more memory")),
+        (("--memory", 1e-6), ("take at least", "this process already", "allow more memory")),
         (("--save-every", -1), ("--save-every is -1", "negative")),
         (("--split", "models"), ("--split", "models")),
     ],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
+from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number, Numbers
 from fedjax_mm.experiments.overrides import replaced, validate
 
@@ -80,6 +81,7 @@ class Points:
     def __init__(self, experiment: "Experiment") -> None:
         """Checks all points. Raises `ValueError` naming the first that is wrong."""
         self.experiment = experiment
+        _check_known(experiment)
         self.names = _names(experiment.axes)
         self._raw = {
             key: self._range(key, values) if isinstance(values, Range) else values
@@ -212,6 +214,17 @@ class Points:
         for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
+
+
+def _check_known(experiment: "Experiment") -> None:
+    """Raises `ValueError` for an axis that is neither the experiment's nor any algorithm's."""
+    owners = [experiment, *experiment.algorithms.values()]
+    known = sorted({name for owner in owners for name in type(owner).model_fields})
+    for key in experiment.axes:
+        if (head := key.partition(".")[0]) not in known:
+            close = closest(head, known)
+            hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+            raise ValueError(f"axes.{key}: unknown key, {hint}")
 
 
 def _names(keys: Mapping[str, Any]) -> dict[str, str]:

@@ -67,7 +67,7 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
         case "extra_forbidden":
             key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
             # One like it in another table would be wrong here, too.
-            close = [f"num_{key}"] if f"num_{key}" in keys else _close(key, keys)
+            close = [f"num_{key}"] if f"num_{key}" in keys else closest(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
             return f"{path} = {shown}: unknown key, {hint}"
@@ -106,7 +106,7 @@ def _schema(kind: type[Config]) -> dict[str, Any]:
     return kind.model_json_schema()
 
 
-def _close(key: str, keys: Sequence[str]) -> list[str]:
+def closest(key: str, keys: Sequence[str]) -> list[str]:
     """The key that is most like another one, if any is."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 

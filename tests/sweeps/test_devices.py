@@ -303,7 +303,7 @@ def test_two_processes_agree_with_one(tmp_path, cases):
     outputs = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[0][1].count("on 2 devices") == len(cases)
-    assert outputs[0][0].count("result.nc") == len(cases)
+    assert outputs[0][0].count("result.nc, manifest.json") == len(cases)
     said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
     assert said == []  # the first one speaks and writes
 

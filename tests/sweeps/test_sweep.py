@@ -367,7 +367,10 @@ def test_axes_of_a_file_take_tables_and_name_their_parts():
     result = run(validate(Experiment, config), Execution(announce=plans.append))
     assert [len(each.program) for each in plans[0].compiled] == [4, 4]
     assert result.distance.dims[:3] == ("algorithm", "mu", "learning_rate")
-    assert result.learning_rate.values.tolist() == ["0.1", "beta=3.0 gamma=20.0 per='round'"]
+    assert result.learning_rate.values.tolist() == [
+        "0.1",
+        "schedule='inverse_time' beta=3.0 gamma=20.0 per='round'",
+    ]
     for i, rate, mu in ((0, 0.1, 1.0), (1, inverse_time(3.0, 20.0), 0.05)):
         setup = Setup(quadratic(N, 2, mu=mu), fedavg(rate, local_steps=2), mfa_rand(N, 2))
         actual = result.sel(algorithm="Rand", mu=mu, drop=True)

@@ -246,8 +246,11 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
         execution=execution,
     )
     about = result.attrs["manifest"]
-    about["wall_seconds"]["warm_up"] = warm_up_seconds
-    about |= {"datasets": [data.name], "population": config.population._asdict()}
+    result.attrs["manifest"] = about | {
+        "wall_seconds": about["wall_seconds"] | {"warm_up": warm_up_seconds},
+        "datasets": [data.name],
+        "population": config.population._asdict(),
+    }
     names = [config.variants[label][0] for label in result["variant"].values]
     return result.isel(model=0, drop=True).assign_coords(algorithm=("variant", names))
 
