@@ -25,6 +25,11 @@ _PATIENT = " ".join(
 )
 
 
+def flags_of_user() -> str:
+    """Returns XLA's flags without those of `use_cpu_devices`, on which no result depends."""
+    return os.environ.get("XLA_FLAGS", "").replace(_PATIENT, "").strip()
+
+
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
 

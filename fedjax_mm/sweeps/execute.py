@@ -1,7 +1,6 @@
 """Sweeps: a plan carried out in segments, watched, saved, continued, and labelled."""
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.devices import flags_of_user
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.grid import Grid, Runs, Setup
 from fedjax_mm.sweeps.journal import Journal, Progress, noted_signals
@@ -229,7 +229,7 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
         "--devices": device["count"],
         # XLA's CPU client has a thread for each core, and for each device if they are more.
         "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
-        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+        "XLA_FLAGS": flags_of_user(),
         "shared data": shared.hexdigest(),
         "keep": grid.keep,
     }
