@@ -58,7 +58,7 @@ REFERENCE = {
         ("simulate", "record", "progress"),
         ("fedjax_mm.keys",),
     ),
-    "assignments": Area("Assignments", "Who trains what.", ("assignment",)),
+    "assignments": Area("Assignments", "Who trains what.", ("assignments",)),
     "algorithms": Area(
         "Algorithms",
         "What clients contribute, and what the server does with the sum.",

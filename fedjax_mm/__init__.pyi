@@ -12,7 +12,8 @@ from .algorithms.perfedavg import perfedavg
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
-from .assignment import appealing, fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.appealing import appealing
+from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging

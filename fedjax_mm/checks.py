@@ -286,3 +286,23 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
             chex.assert_trees_all_equal_shapes_and_dtypes(*trees)
         except AssertionError as error:
             raise ValueError(f"{problem}: {error}") from error
+
+
+def check_sizes(
+    num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
+) -> tuple[int, int, int]:
+    """Returns N, M and the cohort size K as ints, after checking 1 <= M <= K <= N."""
+    num_clients = check_count("num_clients", num_clients)
+    num_models = check_count(f"num_{parts}", num_models)
+    given = check_count("cohort_size", cohort_size, optional=True)
+    cohort = num_clients if given is None else given
+    check_between("cohort_size", cohort, 1, num_clients, "num_clients")
+    if num_models > cohort:
+        whose, more = "a cohort has", "a larger cohort"
+        if cohort_size is None:
+            whose, more = "there are", "more clients"
+        raise ValueError(
+            f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
+            f"use at most {cohort} {parts}, or {more}"
+        )
+    return num_clients, num_models, cohort

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Algorithm, Assignment
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData

@@ -21,7 +21,7 @@ ROOT = Path(fedjax_mm.__file__).parent
 LAYERS = [
     {"base", "checks", "files", "interrupts", "metrics", "parts", "schedules", "shuffles"},
     {"chunks", "keys", "local", "stacks", "sums"},
-    {"assignment", "data", "tasks"},
+    {"assignments", "data", "tasks"},
     {"algorithms", "theory"},
     {"record", "simulate"},
     {"results"},

@@ -13,9 +13,10 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import create_model, model_validator
 
-from fedjax_mm import assignment as assignments
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
+from fedjax_mm.assignments import strategies
+from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
 from fedjax_mm.checks import MissingError
 from fedjax_mm.data.partition import generator
@@ -50,7 +51,7 @@ class Assigned(Config):
 
     def build(self, num_clients: int, num_models: int) -> Assignment:
         """Builds the assignment."""
-        factory = _ASSIGNMENTS[self.name]
+        factory = strategies()[self.name]
         # A strategy whose factory takes no `num_models` trains one.
         settings = {key: value for key, value in self if key not in Assigned.model_fields}
         if "num_models" in inspect.signature(factory).parameters:
@@ -60,20 +61,12 @@ class Assigned(Config):
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
         drawn: Assignment = factory(num_clients, **settings)
-        return assignments.appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
-
-
-_ASSIGNMENTS: dict[str, Callable[..., Assignment]] = {
-    name: factory
-    for name, factory in inspect.getmembers(assignments, inspect.isfunction)
-    if next(iter(inspect.signature(factory).parameters), None) == "num_clients"
-    and not name.startswith("_")
-}
+        return appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
 
 
 ASSIGNMENT_TABLES = {
     name: table_of(Assigned, factory, "num_clients", "num_models")
-    for name, factory in _ASSIGNMENTS.items()
+    for name, factory in strategies().items()
 }
 """The tables of all assignments in a file, by their `name`."""
 

@@ -20,7 +20,8 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.maxfl import maxfl
-from fedjax_mm.assignment import appealing, mfa_rand, mfa_rr
+from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seeded, Share

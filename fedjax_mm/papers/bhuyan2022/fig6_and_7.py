@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.assignment import mfa_rand, mfa_rr
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Flag, Positive

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.assignment import mfa_rr, sequential
+from fedjax_mm.assignments.partitions import mfa_rr, sequential
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy

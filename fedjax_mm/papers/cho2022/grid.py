@@ -15,7 +15,8 @@ import xarray as xr
 from jax import lax
 from pydantic import Field, TypeAdapter, model_validator
 
-from fedjax_mm.assignment import appealing, full_participation, mfa_rand
+from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.assignments.partitions import full_participation, mfa_rand
 from fedjax_mm.base import Algorithm, Padded
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Flag, NonNegative, Positive, Seeded, Share

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.assignment import mfa_rand
+from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Batching, Params
 from fedjax_mm.data.clients import ClientData, client_data, shared_client_data
 from fedjax_mm.data.digits import digits

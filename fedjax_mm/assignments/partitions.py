@@ -1,4 +1,4 @@
-"""Assignment strategies, one block each, all of one shape.
+"""Assignments that divide the clients without a look at the models.
 
 Groups are near-equal: sizes differ by at most 1, and shorter groups are padded with -1. Every
 partition draws which models get the larger groups.
@@ -14,7 +14,6 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment
 from fedjax_mm.shuffles import permutation
 
 
@@ -41,13 +40,13 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
-    num_clients, num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = checks.check_sizes(num_clients, num_models, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del round, look
         return Groups(draw_groups(rng_key, num_clients, num_models, cohort_size)), state
 
-    return Assignment(num_clients, num_models, _no_state, assign)
+    return Assignment(num_clients, num_models, no_state, assign)
 
 
 def mfa_rr(
@@ -85,7 +84,7 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    num_clients, num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = checks.check_sizes(num_clients, num_models, cohort_size)
     checks.check_choice("redraw", redraw, "frame", "round")
     rounds_held = num_models if redraw == "frame" else 1
 
@@ -129,7 +128,9 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
 
     Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
     """
-    num_clients, num_clusters, _ = _sizes(num_clients, num_clusters, None, parts="clusters")
+    num_clients, num_clusters, _ = checks.check_sizes(
+        num_clients, num_clusters, None, parts="clusters"
+    )
 
     def init(rng_key: PRNGKeyArray) -> Any:
         clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients)
@@ -192,55 +193,7 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
         return Groups(jnp.where(its_turn[:, None], everybody, -1)), state
 
-    return Assignment(num_clients, num_models, _no_state, assign)
-
-
-def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
-    """Flexible participation: from some round on only clients to whom a model appeals train it.
-
-    The assignment draws a group for each model. Of the group's clients to whom the model appeals in
-    this round, m are drawn uniformly without replacement, or all where there are fewer; where there
-    is none, the model stays as it is. Before that round all clients of the group may be drawn.
-
-    Args:
-      assignment: who may train what, such as all clients: ``full_participation(N)``.
-      cohort_size: m, for each model.
-      from_round: the first round in which clients stay away.
-
-    Raises:
-      ValueError: if `cohort_size` does not lie between 1 and N, or `from_round` is not positive.
-
-    Example:
-      >>> import jax
-      >>> import jax.numpy as jnp
-      >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
-      >>> appeals = jnp.array([[False, True, False, False, False, False]])
-      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
-      >>> groups.clients.tolist()
-      [[1, -1]]
-
-    Reference: Cho et al., section 4, Tables 1 and 2.
-    """
-    num_clients = check_assignment(assignment).num_clients
-    cohort_size = checks.check_count("cohort_size", cohort_size)
-    checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
-    from_round = checks.check_count("from_round", from_round)
-
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
-        draw_key, lots_key = jax.random.split(rng_key)
-        groups, state = assignment.assign(draw_key, round, state, look)
-        is_there = groups.clients >= 0
-        wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
-        stays = is_there & (wants | (jnp.asarray(round) < from_round))
-        # A sort by random words is a uniform order; those who stay come first in it.
-        lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
-        order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
-        stays = jnp.take_along_axis(stays, order, axis=1)
-        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
-
-    return assignment._replace(assign=assign)
+    return Assignment(num_clients, num_models, no_state, assign)
 
 
 def draw_groups(
@@ -264,26 +217,7 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
 
 
-def _no_state(rng_key: PRNGKeyArray) -> Any:
+def no_state(rng_key: PRNGKeyArray) -> Any:
+    """Returns the state of an assignment that remembers nothing."""
     del rng_key
     return ()
-
-
-def _sizes(
-    num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
-) -> tuple[int, int, int]:
-    """Returns N, M and the cohort size K as ints, after checking 1 <= M <= K <= N."""
-    num_clients = checks.check_count("num_clients", num_clients)
-    num_models = checks.check_count(f"num_{parts}", num_models)
-    given = checks.check_count("cohort_size", cohort_size, optional=True)
-    cohort = num_clients if given is None else given
-    checks.check_between("cohort_size", cohort, 1, num_clients, "num_clients")
-    if num_models > cohort:
-        whose, more = "a cohort has", "a larger cohort"
-        if cohort_size is None:
-            whose, more = "there are", "more clients"
-        raise ValueError(
-            f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
-            f"use at most {cohort} {parts}, or {more}"
-        )
-    return num_clients, num_models, cohort

@@ -1,0 +1,33 @@
+"""Assignments, a file for each family; `strategies` finds them."""
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from functools import cache
+
+from fedjax_mm.base import Assignment
+
+
+@cache
+def strategies() -> dict[str, Callable[..., Assignment]]:
+    """Returns the factories of all assignments, by name.
+
+    An assignment is a function that returns one and whose first parameter is `num_clients`. A new
+    file is found without an entry elsewhere.
+
+    Example:
+      >>> strategies()["mfa_rr"].__module__
+      'fedjax_mm.assignments.partitions'
+      >>> "appealing" in strategies()
+      False
+    """
+    found = {}
+    for _, module, _ in pkgutil.iter_modules(__path__):
+        for name, factory in vars(importlib.import_module(f"{__name__}.{module}")).items():
+            if inspect.isfunction(factory) and not name.startswith("_"):
+                signature = inspect.signature(factory)
+                first = next(iter(signature.parameters), "")
+                if first == "num_clients" and signature.return_annotation is Assignment:
+                    found[name] = factory
+    return found

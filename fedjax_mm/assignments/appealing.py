@@ -1,0 +1,59 @@
+"""Flexible participation: clients stay away from models that do not appeal to them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from fedjax_mm import checks
+from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.parts import check_assignment
+
+
+def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
+    """Flexible participation: from some round on only clients to whom a model appeals train it.
+
+    The assignment draws a group for each model. Of the group's clients to whom the model appeals in
+    this round, m are drawn uniformly without replacement, or all where there are fewer; where there
+    is none, the model stays as it is. Before that round all clients of the group may be drawn.
+
+    Args:
+      assignment: who may train what, such as all clients: ``full_participation(N)``.
+      cohort_size: m, for each model.
+      from_round: the first round in which clients stay away.
+
+    Raises:
+      ValueError: if `cohort_size` does not lie between 1 and N, or `from_round` is not positive.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
+      >>> appeals = jnp.array([[False, True, False, False, False, False]])
+      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
+      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
+      >>> groups.clients.tolist()
+      [[1, -1]]
+
+    Reference: Cho et al., section 4, Tables 1 and 2.
+    """
+    num_clients = check_assignment(assignment).num_clients
+    cohort_size = checks.check_count("cohort_size", cohort_size)
+    checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
+    from_round = checks.check_count("from_round", from_round)
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        draw_key, lots_key = jax.random.split(rng_key)
+        groups, state = assignment.assign(draw_key, round, state, look)
+        is_there = groups.clients >= 0
+        wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
+        stays = is_there & (wants | (jnp.asarray(round) < from_round))
+        # A sort by random words is a uniform order; those who stay come first in it.
+        lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
+        order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
+        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
+        stays = jnp.take_along_axis(stays, order, axis=1)
+        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
+
+    return assignment._replace(assign=assign)
