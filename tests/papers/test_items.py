@@ -75,7 +75,7 @@ def test_every_figure_and_table_that_is_reproduced_is_there():
     wanted |= {f"maxfl-{name}" for name in maxfl | {f"table{number}" for number in range(1, 7)}}
     wanted |= {f"cb-{name}" for name in ("fig1", "fig2", "fig3", "table1", "optimal-cohort")}
     wanted |= {f"theory-{name}" for name in ("gain", "mfa-rand", "mfa-rr", "cohort-noise")}
-    assert wanted | {"maxfl-demand", "multi-maxfl"} <= set(ITEMS)
+    assert wanted | {"maxfl-demand", "maxfl-weights", "multi-maxfl"} <= set(ITEMS)
 
 
 def test_items_found_by_reading_are_those_found_by_importing():
