@@ -64,7 +64,7 @@ def kill_and_continue(name, place, how, moment, moments, counts):
         counts["finished before their kill, and alike"] += 1
     else:
         assert code in SIGNALS[how][1], (how, moment, code, said)
-        if how == "SIGINT":
+        if how in ("SIGINT", "SIGTERM"):
             assert not (folder / ".unfinished.lock").exists()
         counts["kills"] += 1
         counts[how] += 1
