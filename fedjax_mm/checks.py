@@ -248,6 +248,15 @@ def fit_params(params: Any, like: Any) -> Any:
     """
 
     def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
+        is_known = not isinstance(given, jax.Array) or (
+            not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
+        )
+        with np.errstate(over="ignore"):  # what does not fit is infinite
+            if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
+                raise ValueError(
+                    "initial parameters have entries that are not finite; give those of a run that "
+                    "did not diverge"
+                )
         given = jnp.asarray(given, wanted.dtype)
         if given.shape not in (wanted.shape, wanted.shape[1:]):
             raise ValueError(

@@ -218,6 +218,16 @@ CASES = {
         simulated(params=[np.ones(9)] * 3),
         "a list of 3 is not one for each of 1 models",
     ),
+    "params NaN": (
+        simulated(params=np.full(9, np.nan)),
+        "initial parameters have entries that are not finite; give those of a run that did not div",
+    ),
+    "params infinite": (simulated(params=jnp.ones(9).at[3].set(jnp.inf)), "are not finite; give"),
+    "params beyond float32": (simulated(params=np.full(9, 1e300)), "are not finite; give"),
+    "params of one model NaN": (
+        simulated(assignment=mfa_rr(4, 2), params=[np.ones(9), np.full(9, np.nan)]),
+        "are not finite; give",
+    ),
     "a trace for a state": (
         lambda: advance((None, None), QUADRATIC, FEDAVG, EVERYBODY, 2),
         "state is a tuple of 2, not a State; give the first of the two that simulate returns",
