@@ -8,6 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from fedjax_mm.base import Assignment, Task
+from fedjax_mm.checks import check_epochs
 from fedjax_mm.experiments.axes import Axes, Points
 from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws
 from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
@@ -242,12 +243,7 @@ class Experiment(Seeded):
         for label, method in self.algorithms.items():
             epochs = getattr(method, "epochs", None) or 0
             batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
-            if epochs * batches >= 2**31:
-                raise ValueError(
-                    f"algorithms.{label}: epochs = {epochs:,} of {batches:,} batches are "
-                    f"{epochs * batches:,} local steps; at most {2**31 - 1:,} can be counted: take "
-                    "fewer epochs or a larger batch_size"
-                )
+            check_epochs(epochs, batches, f"algorithms.{label}: ")
 
     def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""
