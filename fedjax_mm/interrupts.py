@@ -28,7 +28,7 @@ def tidy_interrupts() -> Iterator[None]:
     So does SIGTERM, of which the process dies behind the block. The libraries below make other
     errors of the exception, or swallow it in a callback: then it comes again.
     """
-    came, usual = list[int](), sys.unraisablehook
+    came, usual = list[signal.Signals](), sys.unraisablehook
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ends = (signal.SIG_DFL, signal.default_int_handler)  # else it is ignored, or another's
     mine = [number for number, handler in before.items() if handler in ends]
@@ -41,7 +41,7 @@ def tidy_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        came.append(number)
+        came.append(signal.Signals(number))
         handle(signal.SIG_DFL)
         raise KeyboardInterrupt
 
