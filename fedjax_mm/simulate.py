@@ -140,6 +140,8 @@ def init(
 
     def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
         server, client = algorithm.init(task, params)
+        # Now and not where a round is traced: epochs may have too many steps.
+        jax.eval_shape(lambda: algorithm.num_steps(task, jnp.int32(0), server))
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
         return Models(params, server, own)
 
