@@ -1,4 +1,4 @@
-"""Ctrl-C: nothing is left behind, and nobody sees a traceback, wherever it came."""
+"""Signals: nothing is left behind, and nobody sees a traceback, wherever Ctrl-C came."""
 
 from __future__ import annotations
 
@@ -62,3 +62,35 @@ def tidy_interrupts() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         sys.unraisablehook = usual
+
+
+@contextmanager
+def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect.
+
+    Args:
+      is_noting: whether to; else nothing is changed.
+      until: when the block looks at the list that it gets, for the user.
+    """
+    noted: list[int] = []
+    if not is_noting or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+        restore()
+        print(f"\n{until}; once more stops at once", file=sys.stderr)
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()

@@ -67,7 +67,8 @@ def groups_of(
             raise TypeError(f"{what} returns as groups {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    clients, scale, num_models = groups.clients, groups.scale, assignment.num_models
+    clients: Any = groups.clients  # whatever it is
+    scale, num_models = groups.scale, assignment.num_models
     if not isinstance(clients, jax.Array | np.ndarray) or clients.dtype.kind not in "iu":
         kind = f", {clients.dtype}" if hasattr(clients, "dtype") else ""
         raise TypeError(
