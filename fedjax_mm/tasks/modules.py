@@ -77,15 +77,11 @@ def _output_shape(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> tuple[int, ...]:
-    name = type(module).__name__
+    name, kept = getattr(module, "nnx_class", type(module)).__name__, set[str]()
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
         variables = initial(module, rng_key, features[:1], rngs)
-        if "batch_stats" in variables:
-            raise ValueError(
-                "it keeps batch_stats, which no client may change for others; give a norm without "
-                "them, such as GroupNorm"
-            )
+        kept.update(variables)
         more = [weights] if takes_weights else []
         return logits_of(module, variables["params"], features, *more, rngs={})
 
@@ -96,14 +92,21 @@ def _output_shape(
     try:
         logits = jax.eval_shape(evaluated, key, *inputs)
     except Exception as error:  # flax, and the module itself, may raise anything
+        if "batch_stats" in kept:  # without which it cannot be evaluated
+            raise ValueError(
+                f"module {name} keeps batch_stats, which no client may change for others; give a "
+                "norm without them, such as GroupNorm"
+            ) from None
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
-        streams = ""
         if "rng" in line.lower():
-            streams = "; name what it draws from, as in rngs=('dropout',), for training alone"
+            remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
+            if any(stream in line for stream in rngs):
+                remedy = "where it is tested there is none: ask self.has_rng, as MLP does"
+            raise ValueError(f"module {name} draws from a stream: {line}; {remedy}") from error
         raise ValueError(
             f"module {name} does not take features of shape [batch, "
-            f"{', '.join(map(str, example.shape))}]: {line}{streams}"
+            f"{', '.join(map(str, example.shape))}]: {line}"
         ) from error
     if not hasattr(logits, "shape"):
         raise ValueError(f"module {name} returns {described(logits)}; return logits alone")
