@@ -72,3 +72,35 @@ def tidy_interrupts() -> Iterator[None]:
         sys.unraisablehook = usual
         if signal.SIGTERM in came:
             signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect.
+
+    Args:
+      is_noting: whether to; else nothing is changed.
+      until: when the block looks at the list that it gets, for the user.
+    """
+    noted: list[int] = []
+    if not is_noting or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+        restore()
+        print(f"\n{until}; once more stops at once", file=sys.stderr)
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()

@@ -20,7 +20,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
-from fedjax_mm.parts import check_instance, key_of
+from fedjax_mm.parts import after_observing, check_instance, groups_of, key_of
 from fedjax_mm.record import Counts, Record, Sizes, Trace, add_counts, count, make_trace, measure
 from fedjax_mm.stacks import (
     Models,
@@ -235,11 +235,11 @@ def round_of(
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
         assign_key, asked = keys.assignment_key(rng_key), look(stacks, models)
-        groups, assigned = assignment.assign(assign_key, t, state.assignment, asked)
+        groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
         now = Now(t, rng_key, groups)
         trained = train(stacks, now, models, how)
         models = aggregate(stacks, now, models, trained)
-        assigned = observe(assignment, stacks, now, assigned, trained)
+        assigned = observe(assignment, stacks, now, assigned, trained, like=state.assignment)
         counted = count(stacks, groups, models, [each.total for each in trained])
         return state._replace(round=t, models=models, assignment=assigned), counted
 
@@ -348,11 +348,18 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
 
 
 def observe(
-    assignment: Assignment, stacks: Sequence[Stack], now: Now, state: Any, trained: list[Trained]
+    assignment: Assignment,
+    stacks: Sequence[Stack],
+    now: Now,
+    state: Any,
+    trained: list[Trained],
+    *,
+    like: Any,
 ) -> Any:
     """Returns the assignment's state after it observed the reports, if it observes any."""
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]
     checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
-    return assignment.observe(now.round, now.groups, by_model(stacks, reports), state)
+    given = (now.round, now.groups, by_model(stacks, reports), state)
+    return after_observing(assignment, *given, like=like)

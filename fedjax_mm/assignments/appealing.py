@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.parts import check_assignment, groups_of
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
@@ -45,7 +45,7 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
-        groups, state = assignment.assign(draw_key, round, state, look)
+        groups, state = groups_of(assignment, draw_key, round, state, look)
         is_there = groups.clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))

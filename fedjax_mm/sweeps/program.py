@@ -19,6 +19,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import AnalyticTask, Assignment
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
+from fedjax_mm.parts import groups_of
 from fedjax_mm.record import Counts, Sizes, measure
 from fedjax_mm.simulate import State, init, look, round_of
 from fedjax_mm.stacks import Models, Order, Stack, order_of, split, stacks_of
@@ -239,7 +240,7 @@ class Program:
             carry = self.start(rng_key, numbers, shared)
             stacks, assignment = self._parts(numbers, shared, carry)
             view = look(stacks, carry.models)
-            groups, _ = assignment.assign(rng_key, round, carry.assignment, view)
+            groups, _ = groups_of(assignment, rng_key, round, carry.assignment, view)
             updates = min(groups.clients.size, assignment.num_clients)
             facts["updates_per_round"] = updates
             facts["num_clients"], facts["order"] = assignment.num_clients, order_of(stacks)

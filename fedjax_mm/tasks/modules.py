@@ -101,7 +101,7 @@ def _traced(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> _Traced:
-    name = type(module).__name__
+    name, kept = getattr(module, "nnx_class", type(module)).__name__, set[str]()
     # Of nnx's layers flax tells nothing but these names, and they take one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
@@ -114,11 +114,7 @@ def _traced(
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
         variables = initial(module, rng_key, features[:1], rngs)
-        if "batch_stats" in variables:
-            raise ValueError(
-                "it keeps batch_stats, which no client may change for others; give a norm without "
-                "them, such as GroupNorm"
-            )
+        kept.update(variables)
         more = [weights] if takes_weights else []
         params = variables["params"]
         return logits_of(module, params, features, *more, rngs={}), params
@@ -138,14 +134,21 @@ def _traced(
         streams = dict.fromkeys(sorted(asked), key)
         is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
     except Exception as error:  # flax, and the module itself, may raise anything
+        if "batch_stats" in kept:  # without which it cannot be evaluated
+            raise ValueError(
+                f"module {name} keeps batch_stats, which no client may change for others; give a "
+                "norm without them, such as GroupNorm"
+            ) from None
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
-        remedy = ""
         if "rng" in line.lower():
-            remedy = "; name what it draws from, as in rngs=('dropout',), for training alone"
+            remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
+            if any(stream in line for stream in rngs):
+                remedy = "where it is tested there is none: ask self.has_rng, as MLP does"
+            raise ValueError(f"module {name} draws from a stream: {line}; {remedy}") from error
         raise ValueError(
             f"module {name} does not take features of shape [batch, "
-            f"{', '.join(map(str, example.shape))}]: {line}{remedy}"
+            f"{', '.join(map(str, example.shape))}]: {line}"
         ) from error
     if not hasattr(logits, "shape"):
         raise ValueError(f"module {name} returns {described(logits)}; return logits alone")

@@ -196,10 +196,18 @@ CASES = {
     },
     "fewer outputs than classes": (learn(lambda: DATA, MLP(2)), r"shape \[batch, 2\]; give one"),
     "more outputs than classes": (learn(lambda: DATA, MLP(4)), r"shape \[batch, 4\]; give one"),
-    "batch norm": (learn(lambda: DATA, Normed()), "it keeps batch_stats"),
+    "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
     "drawing in evaluation": (
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),
-        r'needs PRNG for "dropout"; name what it draws from',
+        r'needs PRNG for "dropout"; where it is tested there is none',
+    ),
+    "a stream without a name": (
+        learn(lambda: DATA, Dropping()),
+        r"module Dropping draws from a stream: .*; name it, as in classification\(..., rngs=",
+    ),
+    "a stream of nnx without a name": (
+        learn(lambda: DATA, nnx.bridge.to_linen(nnx.Dropout, 0.5)),
+        r"module Dropout draws from a stream: .*; name it, as in classification\(..., rngs=",
     ),
     "stream misspelt": (
         learn(lambda: DATA, MLP(3, dropout_rate=0.5), rngs=("dropuot",)),

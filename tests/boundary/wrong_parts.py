@@ -247,6 +247,11 @@ CASES = {
     ),
     "results for traces": (lambda: join_traces((None, None)), "a trace is a tuple of 2", TypeError),
     # Rates and steps.
+    "a number for the rate of a theorem": (
+        lambda: mfa.theorem_2(1, Problem(M=2, E=2, mu=1, L=12.5, G=1), 0.1, V=0.0, Delta_1=1.0),
+        r"Theorem 2 needs a Rate, not 0.1; give Rate\(beta=..., gamma=...\)",
+        TypeError,
+    ),
     "rate None": (averaged(None), "learning_rate is None; it must be a number", NOT_A_NUMBER),
     "rate text": (averaged("0.1"), "learning_rate is '0.1'; it must be a number", NOT_A_NUMBER),
     "rate True": (averaged(True), "learning_rate is True; it must be a number", NOT_A_NUMBER),
