@@ -23,7 +23,8 @@ class Past(NamedTuple):
 
     update: Params  # h, the last one that the client sent
     round: Int[Array, "*clients"]  # in which it sent h, or trained, if beta is exact; 0 is never
-    decline: Float[Array, "*clients"]  # of beta in a round, as last measured; NaN is never
+    decline: Float[Array, "*clients"]  # of beta in a round, as last measured
+    is_measured: Bool[Array, "*clients"]
 
 
 class Stale(NamedTuple):
@@ -86,12 +87,12 @@ def stalevr(
     def init(task: Task, params: Params) -> tuple[Stale, Past]:
         del task
         zeros, zero = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
-        return Stale(zeros, zero), Past(zeros, jnp.int32(0), jnp.full_like(zero, jnp.nan))
+        return Stale(zeros, zero), Past(zeros, jnp.int32(0), zero, jnp.asarray(False))
 
     def client(
         local: LocalProblem, server_state: Stale, client_state: Past
     ) -> tuple[Contribution, Past]:
-        (h, last, decline), change = client_state, sgd.train(local)
+        (h, last, decline, is_measured), change = client_state, sgd.train(local)
         t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.scale != 0)
         measured, is_known = _regression(change.update, h)
         beta_k = measured if beta == "exact" else _faded(server_state.decline, t - last)
@@ -102,26 +103,27 @@ def stalevr(
             n_k = local.task.weight(local.client)
             sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
         if beta == "estimated":
-            measured = (1 - measured) / jnp.maximum(t - last, 1)
-            decline = jnp.where(is_active & is_known, measured, decline).astype(decline.dtype)
+            now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
+            decline = jnp.where(now, measured, decline).astype(decline.dtype)
+            is_measured |= now
         new = jax.tree.map(partial(jnp.where, is_active), change.update, h)
         last = jnp.where(is_active | (beta == "exact"), t, last)
         num_gradients = jnp.int32(local_steps)
         message = Contribution(sent, local.weight(), num_gradients, change.report)
-        return message, Past(new, last, decline)
+        return message, Past(new, last, decline, is_measured)
 
     def server(given: base.Aggregation) -> tuple[Params, Stale]:
-        t, (h, last, declines) = jnp.asarray(given.round, jnp.int32), given.client_states
+        t, past = jnp.asarray(given.round, jnp.int32), given.client_states
         old, weight = given.server_state, client_weights(given.task).sum()
         step = jax.tree.map(lambda s, x: s + x / weight, old.update, given.total.update)
         if beta == "exact":
             # The sum lacks the h_k of those who are absent, and nothing else would tell.
-            weight = jnp.where(jnp.all(last == t), 1, jnp.nan)
+            weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
             return optax.apply_updates(given.params, scale_update(step, weight)), old
-        is_known = ~jnp.isnan(declines)
-        total = jnp.sum(jnp.where(is_known, declines, 0))
-        decline = (total / jnp.maximum(is_known.sum(), 1)).astype(old.decline.dtype)
-        stale = weighted_sum(given.task, h, _faded(decline, t + 1 - last))
+        # Those who have not measured are 0.
+        decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
+        decline = decline.astype(old.decline.dtype)
+        stale = weighted_sum(given.task, past.update, _faded(decline, t + 1 - past.round))
         return optax.apply_updates(given.params, step), Stale(stale, decline)
 
     return Algorithm(init, client, server, steps_idle=True)
