@@ -2,13 +2,17 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, keys, mifa, simulate, stalevr, variance_reduced
+from fedjax_mm import fedavg, full_participation, keys, mifa, simulate, stalevr, variance_reduced
+from fedjax_mm.base import Groups
 from fedjax_mm.schedules import inverse_time
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error
 from tests.helpers import slow_unless
@@ -133,3 +137,119 @@ def test_some_rounds_are_idle():
     """What is compared above includes rounds in which nobody trains a model."""
     for case in ("LVR, few", "MIFA", "FedVARP", "StaleVR"):
         assert (np.array(expected_run(case, "least squares").counts).sum(2) == 0).any(), case
+
+
+MIXED = "least squares", "softmax", "least squares"
+WAYS = ["scan", 2, "auto", "two devices"]
+QUICK_WAYS = {("StaleVRE by updates", 2), ("StaleVR", "two devices")}
+
+
+def mixed_run(case, client_map, client_axis=None):
+    """Two seeds of five rounds, with models of different structure."""
+    server, by, *_ = CASES[case]
+    inactive = "train" if server == "exact" else "rest"
+    strategy = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
+    algorithm = SERVERS[server](0.1, local_steps=2, batch_size=2)
+
+    def one(rng_key, tasks):
+        how = {"client_map": client_map, "client_axis": client_axis}
+        tasks = [Quiet(task, N) for task in tasks]
+        state, trace = simulate(rng_key, tasks, algorithm, strategy, 5, **how)
+        return state.models, trace.client_updates, trace.gradients
+
+    return jax.vmap(one, (0, None))
+
+
+def mixed_arguments(seed):
+    return jax.random.split(jax.random.key(seed), 2), [PROBLEMS[name]().task for name in MIXED]
+
+
+@functools.cache
+def all_at_once(case):
+    with jax.enable_x64(True):
+        return jax.device_get(jax.jit(mixed_run(case, "vmap"))(*mixed_arguments(0)))
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        slow_unless((case, way) in QUICK_WAYS, case, way)
+        for case in ("GVR", "MIFA", "FedVARP", "StaleVRE by updates", "StaleVR")
+        for way in WAYS
+    ],
+)
+def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
+    """Who is drawn depends on norms, which all clients of all models report in chunks."""
+    chex.clear_trace_counter()
+    if way == "two devices":
+        where = layout(1, jax.devices()[:2], "clients")
+        program = where.over(mixed_run(case, 2, where.client_axis), (0, None))
+    else:
+        program = mixed_run(case, way)
+    compiled = jax.jit(chex.assert_max_traces(lambda *given: program(*given), n=1))
+    actual = compiled(*mixed_arguments(0))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(all_at_once(case)), strict=True):
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * (1 + np.abs(b).max()))
+        else:
+            np.testing.assert_array_equal(a, b)
+    other = compiled(*mixed_arguments(1))
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (actual, other)), strict=True))
+
+
+def test_exact_factors_need_everybody():
+    """Nothing else would tell that the update lacks what the absent ones last sent."""
+    task = PROBLEMS["least squares"]().task
+    algorithm, everybody = stalevr(0.1, local_steps=1, beta="exact"), full_participation(N)
+
+    def assign(rng_key, round, state, look):
+        return Groups(jnp.arange(N)[None, : N - 1]), state
+
+    ends = [
+        jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
+            jax.random.key(0)
+        ).models.params
+        for who in (everybody, everybody._replace(assign=assign))
+    ]
+    assert np.isfinite(ends[0]).all()
+    assert np.isnan(ends[1]).all()
+
+
+def test_negative_losses_are_not_sampled_in_silence():
+    """They have no probability; the models are NaN, which ends a sweep with a message."""
+    task = quadratic(6, 1, mu=0.1)
+    strategy = variance_reduced(6, 2, expected_trainings=3)
+    algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")
+    start = np.zeros(7) + 0.1
+    state = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 1, params=start)[0])(
+        jax.random.key(0)
+    )
+    assert np.isnan(state.models.params).any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_clients": 0}, "num_clients is 0; it must be a positive whole number"),
+        ({"num_models": 0}, "num_models is 0"),
+        ({"expected_trainings": 0}, "expected_trainings is 0; it must be positive and at most"),
+        ({"expected_trainings": 4.5}, "at most the number of processors, 4"),
+        ({"expected_trainings": float("nan")}, "expected_trainings is nan"),
+        ({"expected_trainings": 11, "processors": (1, 2, 3, 4)}, "the number of processors, 10"),
+        ({"by": "norm"}, "by is 'norm'; it must be 'loss' or 'update'"),
+        ({"inactive": "sleep"}, "inactive is 'sleep'; it must be 'rest' or 'train'"),
+        ({"processors": 0}, "processors is 0; it must be a positive whole number"),
+        ({"processors": (1, 2)}, "processors are 2; give one number, or 4, one each"),
+        ({"processors": (1, 2, 0, 1)}, r"processors\[2\] is 0"),
+        ({"processors": 1.5}, "processors is 1.5"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, message):
+    given = {"num_clients": 4, "num_models": 2, "expected_trainings": 2} | arguments
+    with pytest.raises(ValueError, match=message):
+        variance_reduced(given.pop("num_clients"), given.pop("num_models"), **given)
+
+
+def test_wrong_factors_are_refused():
+    with pytest.raises(ValueError, match="beta is 'two'; it must be 'estimated', 'exact' or 'one'"):
+        stalevr(0.1, local_steps=1, beta="two")
