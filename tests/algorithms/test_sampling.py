@@ -6,12 +6,26 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 
-from fedjax_mm import fedavg, full_participation, keys, mifa, simulate, stalevr, variance_reduced
+from fedjax_mm import (
+    Setup,
+    fedavg,
+    full_participation,
+    keys,
+    mfa_rand,
+    mifa,
+    simulate,
+    stalevr,
+    variance_reduced,
+)
 from fedjax_mm.base import Groups
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.program import num_bytes
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error
@@ -225,6 +239,25 @@ def test_negative_losses_are_not_sampled_in_silence():
         jax.random.key(0)
     )
     assert np.isnan(state.models.params).any()
+
+
+@pytest.mark.parametrize("algorithm", [mifa, stalevr])
+def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
+    """Two models of 51 numbers, and all that 50 clients last sent of each."""
+    bytes_of_updates = 8 * 2 * 50 * 51
+
+    def build(learning_rate):
+        how = algorithm(learning_rate, local_steps=1)
+        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2))
+
+    (program,) = Grid(build, {"learning_rate": [0.1]}, 2).programs
+    carried = num_bytes(program.traced.carry)
+    assert bytes_of_updates < carried < 1.2 * bytes_of_updates
+    outline = make_outline(program.grid)
+    assert outline.batch_bytes > 2 * bytes_of_updates
+    used = psutil.Process().memory_info().rss
+    with pytest.raises(ValueError, match=r"the state of one run takes .* take fewer clients"):
+        make_outline(program.grid, limit=used + carried // 2)
 
 
 @pytest.mark.parametrize(
