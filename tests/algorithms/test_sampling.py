@@ -1,6 +1,7 @@
 """LVR and GVR, with plain servers and those that use earlier updates, against NumPy loops."""
 
 import functools
+import tomllib
 
 import chex
 import jax
@@ -10,20 +11,23 @@ import psutil
 import pytest
 
 from fedjax_mm import (
+    Experiment,
     Setup,
     fedavg,
     full_participation,
     keys,
     mfa_rand,
     mifa,
+    run,
     simulate,
     stalevr,
     variance_reduced,
 )
 from fedjax_mm.base import Groups
+from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps.devices import layout
-from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
 from fedjax_mm.tasks import quadratic
@@ -239,6 +243,48 @@ def test_negative_losses_are_not_sampled_in_silence():
         jax.random.key(0)
     )
     assert np.isnan(state.models.params).any()
+
+
+FILE = """
+num_models = 2
+num_rounds = 4
+num_seeds = 1
+task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
+
+[algorithms.A]
+name = "stalevr"
+beta = "exact"
+learning_rate = 0.1
+local_steps = 2
+
+[algorithms.A.assignment]
+name = "variance_reduced"
+expected_trainings = 5
+by = "update"
+processors = 2
+inactive = "train"
+
+[axes]
+assignment.expected_trainings = [3, 7.5]
+"""
+
+
+def test_a_file_has_all_settings():
+    """Expected trainings are an axis of the file's, and each value gives what Python gives."""
+    experiment = validate(Experiment, tomllib.loads(FILE))
+    result = run(experiment)
+    algorithm = stalevr(0.1, local_steps=2, beta="exact")
+    task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
+    for expected in (3, 7.5):
+        how = {"by": "update", "processors": 2, "inactive": "train"}
+        strategy = variance_reduced(6, 2, expected_trainings=expected, **how)
+        _, trace = jax.jit(
+            lambda key, who=strategy: simulate(key, task, algorithm, who, 4, params=start)
+        )(seed_keys(0, 1)[0])
+        found = result.sel(expected_trainings=expected).isel(seed=0, algorithm=0)
+        np.testing.assert_allclose(found.loss.values, trace.metrics["loss"], rtol=1e-5)  # float32
+        drawn = np.cumsum(trace.client_updates, axis=0)
+        np.testing.assert_array_equal(found.client_updates.values, drawn)
 
 
 @pytest.mark.parametrize("algorithm", [mifa, stalevr])
