@@ -269,9 +269,13 @@ assignment.expected_trainings = [3, 7.5]
 """
 
 
-def test_a_file_has_all_settings():
-    """Expected trainings are an axis of the file's, and each value gives what Python gives."""
-    experiment = validate(Experiment, tomllib.loads(FILE))
+@pytest.mark.parametrize(
+    "text", [FILE, FILE.replace("[algorithms.A.assignment]", "[assignment]")], ids=["own", "shared"]
+)
+def test_a_file_has_all_settings(text):
+    """Expected trainings are an axis that costs no program, of each algorithm or of all."""
+    experiment = validate(Experiment, tomllib.loads(text))
+    assert len(experiment.grid().programs) == 1
     result = run(experiment)
     algorithm = stalevr(0.1, local_steps=2, beta="exact")
     task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
