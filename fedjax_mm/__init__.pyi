@@ -7,13 +7,16 @@ from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
+from .algorithms.mifa import mifa
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
+from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
@@ -48,6 +51,7 @@ __all__ = [
     "metrics",
     "mfa_rand",
     "mfa_rr",
+    "mifa",
     "mwfed",
     "noisy",
     "open_result",
@@ -64,12 +68,14 @@ __all__ = [
     "schedules",
     "sequential",
     "simulate",
+    "stalevr",
     "sweep",
     "sweeps",
     "tasks",
     "theory",
     "to_dataset",
     "use_cpu_devices",
+    "variance_reduced",
 ]
 
 __version__: str

@@ -194,8 +194,10 @@ def count(
     stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
-    participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
-    gradients = by_model(stacks, [total.num_gradients for total in totals])
+    participants = jnp.sum(groups.participates(), axis=1, dtype=jnp.int32)
+    gradients = groups.num_gradients
+    if gradients is None:
+        gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
     up = _message_sizes(stacks, [total.update for total in totals])
     down = _message_sizes(stacks, [each.params for _, each in split(stacks, models)])

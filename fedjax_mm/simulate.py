@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
@@ -33,7 +34,7 @@ from fedjax_mm.stacks import (
     split,
     stacks_of,
 )
-from fedjax_mm.tasks.view import appeals, client_losses
+from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 
 
 class State(NamedTuple):
@@ -234,7 +235,7 @@ def round_of(
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
-        assign_key, asked = keys.assignment_key(rng_key), look(stacks, models)
+        assign_key, asked = keys.assignment_key(rng_key), look(stacks, rng_key, t, models, how)
         groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
         now = Now(t, rng_key, groups)
         trained = train(stacks, now, models, how)
@@ -246,21 +247,70 @@ def round_of(
     return one_round
 
 
-def look(stacks: Sequence[Stack], models: Models) -> Look:
+def look(
+    stacks: Sequence[Stack], round_key: PRNGKeyArray, round: Round, models: Models, how: How
+) -> Look:
     """Returns the assignment's questions about the current models."""
+    parts = split(stacks, models)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
-        parts = split(stacks, models)
         return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
 
-    return Look(losses=partial(ask, client_losses), appeals=partial(ask, appeals))
+    def updates() -> base.Updates:
+        trial = [stack._replace(algorithm=measuring(stack.algorithm)) for stack in stacks]
+        moved = join([of._replace(server=(of.server, of.clients), clients=()) for _, of in parts])
+        shape = sum(len(stack.models) for stack in stacks), stacks[0].task.num_clients
+        everybody = Groups(jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape))
+        now = Now(round, round_key, everybody)
+        trained = train(trial, now, moved, how._replace(with_reports=True))
+        total = by_model(stacks, [each.total for each in trained])
+        norms = by_model(stacks, [each.reports for each in trained]) / total.weight[:, None]
+        return base.Updates(norms, total.num_gradients)
+
+    return Look(
+        losses=partial(ask, client_losses),
+        appeals=partial(ask, appeals),
+        weights=partial(ask, lambda task, _: client_weights(task)),
+        updates=updates,
+    )
+
+
+def measuring(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm whose clients only report the norm of what they would send.
+
+    That is the part of the update that the assignment's scale multiplies. The server's state is a
+    pair: its own, and the states of all clients.
+    """
+
+    def client(
+        local: base.LocalProblem, server_state: Any, client_state: base.ClientState
+    ) -> tuple[base.Contribution, base.ClientState]:
+        server, clients = server_state
+        own = jax.tree.map(itemgetter(local.client), clients)
+
+        # Training does not depend on the scale: it is not repeated.
+        def send(scale: Array) -> base.Contribution:
+            sent, _ = algorithm.client(local._replace(scale=scale), server, own)
+            return sums.dense_update(sent._replace(report=()), local.params)
+
+        sent = jax.vmap(send)(jnp.arange(2.0))
+        scaled = jax.tree.map(lambda x: x[1] - x[0], sent.update)
+        weight, num_gradients = sent.weight[1], sent.num_gradients[1]
+        measured = base.Contribution((), weight, num_gradients, optax.tree.norm(scaled))
+        return measured, client_state
+
+    def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
+        return algorithm.num_steps(task, client, server_state[0])
+
+    return algorithm._replace(client=client, num_steps=num_steps)
 
 
 def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:
     """Trains every model's group, stack by stack."""
 
     def train_stack(stack: Stack, models: Models) -> Trained:
-        groups, model_keys = stack.rows(now.groups), keys.model_keys(now.rng_key, stack.models)
+        groups = stack.rows(now.groups._replace(num_gradients=None))
+        model_keys = keys.model_keys(now.rng_key, stack.models)
         size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
         server_state = jax.tree.map(itemgetter(0), models.server)
         is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
@@ -298,7 +348,7 @@ def train_group(
         return Trained(sent._replace(report=()), client_state, report)
 
     def add_clients(so_far: Trained, rows: tuple[Array, Groups]) -> tuple[Trained, None]:
-        place, (number, scale) = rows
+        place, (number, scale, _) = rows
         present = number >= 0
         # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
         # chunk's first client, which takes the most.
@@ -316,7 +366,8 @@ def train_group(
 
     order = chunks.longest_first(algorithm, task, model.server, group.clients)
     may_skip = chunk_size is not None or order is not None
-    one = jax.eval_shape(contribute, *jax.tree.map(itemgetter(0), (*group, model.clients)))
+    first = group.clients, group.scale, model.clients
+    one = jax.eval_shape(contribute, *jax.tree.map(itemgetter(0), first))
     reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one.reports)
     trained = Trained(sums.zero_sum(one.total, model.params), model.clients, reports)
     for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, how.client_axis):
@@ -327,11 +378,14 @@ def train_group(
 
 
 def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[Trained]) -> Models:
-    """Applies the server's step to every model; a model that nobody trained is not changed."""
+    """Applies the server's step to every model.
+
+    A model that nobody trained is not changed, unless its algorithm says so.
+    """
 
     def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
         def of_model(task: Task, group: Groups, trained: Trained, model: Models) -> Models:
-            is_trained = jnp.any(group.clients >= 0)
+            is_trained = stack.algorithm.steps_idle or jnp.any(group.participates())
             # An idle model's sums are 0, and the gradient of 0/0 is NaN even where `jnp.where`
             # drops the value: ones take their place.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)

@@ -52,8 +52,8 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
         # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
-        stays = jnp.take_along_axis(stays, order, axis=1)
-        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
+        rows = groups.clients, groups.scale, stays
+        clients, scale, stays = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
+        return Groups(jnp.where(stays, clients, -1), scale, groups.num_gradients), state
 
     return assignment._replace(assign=assign)

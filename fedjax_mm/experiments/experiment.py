@@ -201,8 +201,8 @@ class Experiment(Seeded):
         assert assignment is not None
         return assignment
 
-    def _assigned(self, method: Method, num_clients: int) -> Assignment:
-        """Builds the assignment of the clients that are seen."""
+    def _assigned(self, method: Method, num_clients: int, **numbers: Any) -> Assignment:
+        """Builds the assignment of the clients that are seen; `numbers` replace its settings."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -210,7 +210,8 @@ class Experiment(Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
+            sizes = num_clients - num_unseen, self.num_models
+            return self._assignment_of(method).build(*sizes, **numbers)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
@@ -324,8 +325,9 @@ class Experiment(Seeded):
     def _setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
         """Builds one run: who trains what and how, with attackers and demands."""
         method = self.algorithms[algorithm]
-        assignment = self._assigned(method, tasks[0].num_clients)
         given = numbers.get("algorithms", {}).get(algorithm, {})
+        dealt = given.get("assignment") or numbers.get("assignment", {})
+        assignment = self._assigned(method, tasks[0].num_clients, **dealt)
         trained = method.build(self.num_models, self.num_rounds, **given)
         if self.requirement is not None and own is not None:
             rate = method.schedule(1, self.num_rounds, given)

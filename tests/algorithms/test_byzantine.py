@@ -21,8 +21,8 @@ from fedjax_mm import (
     requiring,
     simulate,
 )
-from fedjax_mm.algorithms.attackers import dense_update
 from fedjax_mm.base import LocalProblem
+from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N

@@ -297,7 +297,7 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
         ["algorithms.A.way = 'left'", "'up' or 'down'"],
         ["algorithms.A.flag = 1", "valid boolean"],
         ["algorithms.A.optimizer = 1", "known keys of toy are", "count, factor, flag"],
-        ["algorithms.A.name = 'tow'", "'scaffold', 'toy'"],
+        ["algorithms.A.name = 'tow'", "'stalevr', 'toy'"],
     ):
         message = messages.pop(0)
         for fragment in fragments:
