@@ -13,6 +13,8 @@ from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
 from .assignments.appealing import appealing
+from .assignments.bandits import bandit
+from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .experiments.experiment import Experiment
 from .experiments.run import run
@@ -35,11 +37,13 @@ __all__ = [
     "appealing",
     "attacked",
     "averaging",
+    "bandit",
     "base",
     "data",
     "ditto",
     "fedavg",
     "fedcluster",
+    "fedfair",
     "fedprox",
     "full_participation",
     "init",

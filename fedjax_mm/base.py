@@ -315,10 +315,13 @@ class Look(NamedTuple):
       losses: returns F_k of every model, ``float[models, clients]``.
       appeals: returns whether each model appeals to each client, ``bool[models, clients]``; see
         `requiring`.
+      metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
+        of several names the first that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]]
     appeals: Callable[[], Bool[Array, "models clients"]]
+    metric: Callable[..., Float[Array, " models"]]
 
 
 class AssignFn(Protocol):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
@@ -232,7 +232,10 @@ def round_of(
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
-        assign_key, asked = keys.assignment_key(rng_key), look(stacks, models)
+        assign_key, asked = (
+            keys.assignment_key(rng_key),
+            look(stacks, state.rng_key, state.round, models),
+        )
         groups, assigned = assignment.assign(assign_key, t, state.assignment, asked)
         now = Now(t, rng_key, groups)
         trained = train(stacks, now, models, how)
@@ -244,14 +247,38 @@ def round_of(
     return one_round
 
 
-def look(stacks: Sequence[Stack], models: Models) -> Look:
-    """Returns the assignment's questions about the current models."""
+def look(stacks: Sequence[Stack], rng_key: PRNGKeyArray, round: Round, models: Models) -> Look:
+    """Returns the assignment's questions about the models as they are after a round."""
+    parts, num_models = split(stacks, models), sum(len(each.models) for each in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
-        parts = split(stacks, models)
         return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
 
-    return Look(losses=partial(ask, client_losses), appeals=partial(ask, appeals))
+    def metric(*names: str) -> Array:
+        key, one = keys.round_key(rng_key, round), partial(metric_of, names)
+
+        def of_stack(stack: Stack, models: Models) -> Array:
+            each = keys.metrics_keys(key, stack.models, num_models)
+            return over_models(one, stack, each, models.params)
+
+        return by_model(stacks, [of_stack(*each) for each in parts])
+
+    return Look(partial(ask, client_losses), partial(ask, appeals), metric)
+
+
+def metric_of(
+    names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
+) -> Float[Array, ""]:
+    """Returns the first of some metrics that the task has; else raises `ValueError`."""
+    metrics = task.metrics(rng_key, params)
+    for name in names:
+        if name in metrics:
+            return metrics[name]
+    wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, metrics)) or "none"
+    raise ValueError(
+        f"the assignment looks at the metric {wanted}; {type(task).__name__} has {there}: choose "
+        "another assignment, or give the task that metric"
+    )
 
 
 def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:

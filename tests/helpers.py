@@ -15,7 +15,7 @@ from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
 
-NOTHING_TO_SEE = Look(losses=None, appeals=None)
+NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """For assignments that do not look."""
 
 STRATEGIES = {

@@ -238,7 +238,7 @@ class Program:
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
             carry = self.start(rng_key, numbers, shared)
             stacks, assignment = self._parts(numbers, shared, carry)
-            view = look(stacks, carry.models)
+            view = look(stacks, rng_key, round, carry.models)
             groups, _ = assignment.assign(rng_key, round, carry.assignment, view)
             updates = min(groups.clients.size, assignment.num_clients)
             facts["updates_per_round"] = updates
