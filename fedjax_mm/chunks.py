@@ -136,8 +136,8 @@ def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
 def _is_any_of_replicas(
     axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
 ) -> tuple[Bool[Array, ""], bool]:
-    # `jax.vmap` computes both branches of a `lax.cond` whose condition has an axis of replicas; this
-    # one has none. Clients that are not present are selected away later, in this chunk as in all.
+    # `jax.vmap` computes both branches of a `lax.cond` whose condition has an axis of replicas:
+    # this has none. Clients that are not present are selected away later, in this chunk as in all.
     del axis_size, in_batched
     return is_any(jnp.any(present, axis=0)), False
 

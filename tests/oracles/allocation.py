@@ -52,8 +52,8 @@ class Bandit:
         self.last = [[0] * num_models for _ in range(num_clients)]
         self.T = 0.0
 
-    def A(self, c: int, m: int) -> float:
-        """The upper confidence bound of what client c loses on model m."""
+    def bound(self, c: int, m: int) -> float:
+        """A, the upper confidence bound of what client c loses on model m."""
         if self.Ncount[c][m] == 0.0:
             return math.inf
         mean = self.L[c][m] / self.Ncount[c][m]
@@ -73,18 +73,18 @@ class Bandit:
 
     def _weighted_sum(self) -> list[Choice]:
         def total(c: int) -> float:
-            return sum(self.weights[m] * self.A(c, m) for m in range(self.M))
+            return sum(self.weights[m] * self.bound(c, m) for m in range(self.M))
 
         best = sorted(range(self.N), key=total, reverse=True)[: self.K]
-        return [(c, max(range(self.M), key=lambda m, c=c: self.A(c, m))) for c in best]
+        return [(c, max(range(self.M), key=lambda m, c=c: self.bound(c, m))) for c in best]
 
     def _pareto(self, lots: Sequence[float]) -> list[Choice]:
         front = []
         for c in range(self.N):
-            own = [self.A(c, m) for m in range(self.M)]
+            own = [self.bound(c, m) for m in range(self.M)]
             dominated = False
             for other in range(self.N):
-                theirs = [self.A(other, m) for m in range(self.M)]
+                theirs = [self.bound(other, m) for m in range(self.M)]
                 no_worse = all(x >= y for x, y in zip(theirs, own, strict=True))
                 dominated |= no_worse and theirs != own
             if not dominated:
@@ -94,7 +94,7 @@ class Bandit:
 
     def _rank_list(self, t: int) -> list[Choice]:
         lists = [
-            sorted(range(self.N), key=lambda c, m=m: self.A(c, m), reverse=True)
+            sorted(range(self.N), key=lambda c, m=m: self.bound(c, m), reverse=True)
             for m in range(self.M)
         ]
         turn = (t - 1) % self.M if self.M > 2 else 0
