@@ -15,6 +15,8 @@ from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
+from .assignments.bandits import bandit
+from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
@@ -38,11 +40,13 @@ __all__ = [
     "appealing",
     "attacked",
     "averaging",
+    "bandit",
     "base",
     "data",
     "ditto",
     "fedavg",
     "fedcluster",
+    "fedfair",
     "fedprox",
     "full_participation",
     "init",

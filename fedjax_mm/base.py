@@ -351,12 +351,15 @@ class Look(NamedTuple):
       weights: returns n_k of every model's task, ``float[models, clients]``.
       updates: lets all clients train all models, with the keys of the round, so that those who are
         chosen will send just that.
+      metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
+        of several names the first that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]]
     appeals: Callable[[], Bool[Array, "models clients"]]
     weights: Callable[[], Float[Array, "models clients"]] = _not_offered
     updates: Callable[[], Updates] = _not_offered
+    metric: Callable[..., Float[Array, " models"]] = _not_offered
 
 
 class AssignFn(Protocol):

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
@@ -235,7 +235,7 @@ def round_of(
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
-        assign_key, asked = keys.assignment_key(rng_key), look(stacks, rng_key, t, models, how)
+        assign_key, asked = keys.assignment_key(rng_key), look(stacks, state, how)
         groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
         now = Now(t, rng_key, groups)
         trained = train(stacks, now, models, how)
@@ -247,11 +247,9 @@ def round_of(
     return one_round
 
 
-def look(
-    stacks: Sequence[Stack], round_key: PRNGKeyArray, round: Round, models: Models, how: How
-) -> Look:
-    """Returns the assignment's questions about the current models."""
-    parts = split(stacks, models)
+def look(stacks: Sequence[Stack], state: State, how: How) -> Look:
+    """Returns the assignment's questions about the models before the next round."""
+    parts, num_models = split(stacks, state.models), sum(len(each.models) for each in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
         return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
@@ -259,19 +257,29 @@ def look(
     def updates() -> base.Updates:
         trial = [stack._replace(algorithm=measuring(stack.algorithm)) for stack in stacks]
         moved = join([of._replace(server=(of.server, of.clients), clients=()) for _, of in parts])
-        shape = sum(len(stack.models) for stack in stacks), stacks[0].task.num_clients
+        shape = num_models, stacks[0].task.num_clients
         everybody = Groups(jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape))
-        now = Now(round, round_key, everybody)
+        now = Now(state.round + 1, keys.round_key(state.rng_key, state.round + 1), everybody)
         trained = train(trial, now, moved, how._replace(with_reports=True))
         total = by_model(stacks, [each.total for each in trained])
         norms = by_model(stacks, [each.reports for each in trained]) / total.weight[:, None]
         return base.Updates(norms, total.num_gradients)
+
+    def metric(*names: str) -> Array:
+        key, one = keys.round_key(state.rng_key, state.round), partial(metric_of, names)
+
+        def of_stack(stack: Stack, models: Models) -> Array:
+            each = keys.metrics_keys(key, stack.models, num_models)
+            return over_models(one, stack, each, models.params)
+
+        return by_model(stacks, [of_stack(*each) for each in parts])
 
     return Look(
         losses=partial(ask, client_losses),
         appeals=partial(ask, appeals),
         weights=partial(ask, lambda task, _: client_weights(task)),
         updates=updates,
+        metric=metric,
     )
 
 
@@ -303,6 +311,21 @@ def measuring(algorithm: Algorithm) -> Algorithm:
         return algorithm.num_steps(task, client, server_state[0])
 
     return algorithm._replace(client=client, num_steps=num_steps)
+
+
+def metric_of(
+    names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
+) -> Float[Array, ""]:
+    """Returns the first of some metrics that the task has; else raises `ValueError`."""
+    metrics = task.metrics(rng_key, params)
+    for name in names:
+        if name in metrics:
+            return metrics[name]
+    wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, metrics)) or "none"
+    raise ValueError(
+        f"the assignment looks at the metric {wanted}; {type(task).__name__} has {there}: choose "
+        "another assignment, or give the task that metric"
+    )
 
 
 def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:

@@ -29,9 +29,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
+      >>> from fedjax_mm import full_participation
       >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
       >>> appeals = jnp.array([[False, True, False, False, False, False]])
-      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
+      >>> look = Look(losses=None, appeals=lambda: appeals, metric=None)
       >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
       >>> groups.clients.tolist()
       [[1, -1]]

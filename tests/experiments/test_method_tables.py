@@ -138,7 +138,9 @@ def parts(program):
         server, state = algorithm.init(task, params)
         losses = jax.vmap(lambda k: task.client_loss(params, k)[None], out_axes=1)
         look = Look(
-            lambda: losses(jnp.arange(task.num_clients)), lambda: task.appeals(params)[None]
+            lambda: losses(jnp.arange(task.num_clients)),
+            lambda: task.appeals(params)[None],
+            lambda *names: jnp.zeros(1),
         )
         groups, assigned = assignment.assign(key, round, assignment.init(key), look)
         steps = algorithm.num_steps and algorithm.num_steps(task, client, server)

@@ -560,7 +560,7 @@ def test_a_look_is_of_the_models_as_they_are():
 
 
 def choose(strategy, rng_key, round, appeals):
-    look = Look(losses=None, appeals=lambda: appeals)
+    look = Look(losses=None, appeals=lambda: appeals, metric=None)
     return strategy.assign(rng_key, round, strategy.init(rng_key), look)[0].clients
 
 
@@ -620,7 +620,7 @@ def test_a_scale_stays_with_its_client():
 
     strategy = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, True, False, True, False]])
-    look = Look(losses=None, appeals=lambda: appeals)
+    look = Look(losses=None, appeals=lambda: appeals, metric=None)
     groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
     present = np.asarray(groups.clients[0]) >= 0
     assert groups.scale.shape == groups.clients.shape == (1, 4)
