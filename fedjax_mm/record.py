@@ -34,7 +34,7 @@ class Trace:
     """Records of a run; the first entry of every array is the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, rounds done.
+      round: ``int32[records]``, rounds done, or jobs done by `simulate_async`.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.
@@ -45,6 +45,7 @@ class Trace:
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
       num_clients: N; metrics with an axis of this length are numbers for each client.
+      duration: ``float[records]``, the simulated time since the record before, if there is any.
     """
 
     round: Array
@@ -55,6 +56,14 @@ class Trace:
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_clients: int = dataclasses.field(default=0, metadata={"static": True})
+    duration: Array | None = None
+
+    @property
+    def time(self) -> Array:
+        """The simulated time of each record; `ValueError` if the run had no clock."""
+        if self.duration is None:
+            raise ValueError("the run had no clock; use simulate_async")
+        return jnp.cumsum(self.duration, axis=-1)
 
 
 @jax.tree_util.register_static
@@ -80,6 +89,7 @@ class Record(NamedTuple):
     round: Int[Array, "*records"]
     metrics: dict[str, Array]
     counts: Counts
+    duration: Float[Array, "*records"] | None = None
 
 
 def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> Trace:
@@ -93,6 +103,7 @@ def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> T
         upload_size=sizes.up,
         download_size=sizes.down,
         num_clients=num_clients,
+        duration=whole.duration,
     )
 
 
@@ -197,12 +208,12 @@ def count(
     participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
     gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
-    up = _message_sizes(stacks, [total.update for total in totals])
-    down = _message_sizes(stacks, [each.params for _, each in split(stacks, models)])
+    up = message_sizes(stacks, [total.update for total in totals])
+    down = message_sizes(stacks, [each.params for _, each in split(stacks, models)])
     return counts, Sizes(up, down)
 
 
-def _message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
+def message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
     """Returns the size of each model's message, from messages ``[models, ...]`` of each stack."""
     of_model = {
         model: sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message))

@@ -137,6 +137,15 @@ def init(
 ) -> State:
     """Returns the state before round 1. Arguments as in `simulate`."""
     stacks, rng_key = stacks_of(tasks, algorithm, assignment), key_of(rng_key)
+    models = init_models(rng_key, stacks, params)
+    assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
+    return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
+
+
+def init_models(
+    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None = None
+) -> Models:
+    """Returns the models before round 1, from the user's parameters or from the tasks' own."""
 
     def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
         server, client = algorithm.init(task, params)
@@ -150,9 +159,7 @@ def init(
         return over_models(partial(init_model, stack.algorithm), stack, start)
 
     given = checks.given_params(params, stacks)
-    models = join([init_stack(*each) for each in zip(stacks, given, strict=True)])
-    assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
+    return join([init_stack(*each) for each in zip(stacks, given, strict=True)])
 
 
 def advance(
