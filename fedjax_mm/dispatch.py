@@ -212,7 +212,7 @@ class Arrivals(NamedTuple):
 class Batch(NamedTuple):
     """The next arrivals, as many as can be trained together."""
 
-    count: Int[Array, ""]
+    size: Int[Array, ""]
     lanes: Lanes
     arrivals: Arrivals
 
@@ -277,7 +277,7 @@ def next_batch(
         clock, batch, used, row = carry
         model = clock.jobs.model[row]
         is_known = clock.jobs.version[row] <= made[model]
-        return (batch.count < limit) & is_known & (used[model] < widths[model])
+        return (batch.size < limit) & is_known & (used[model] < widths[model])
 
     def arrive(carry: tuple[Clock, Batch, Array, Array]) -> tuple[Clock, Batch, Array, Array]:
         clock, (count, lanes, arrivals), used, row = carry
@@ -289,8 +289,9 @@ def next_batch(
         filled = clock.filled[model] + 1
         is_step = filled >= -(-clock.targets[model] // dispatch.ratio)
         others = jnp.arange(len(jobs.model)) != row
-        is_used = jnp.zeros(num_places, bool).at[jnp.where(others, jobs.place, num_places)]
-        is_used = is_used.set(True, mode="drop").at[clock.place].set(True)
+        used_by = jnp.where(others, jobs.place, num_places)
+        is_used = jnp.zeros(num_places, bool).at[used_by].set(True, mode="drop")
+        is_used = is_used.at[clock.place].set(True)
         place = jnp.where(is_step, jnp.argmin(is_used), clock.place[model]).astype(jnp.int32)
         steps = clock.steps.at[model].add(is_step)
         places = clock.place.at[model].set(place)

@@ -302,7 +302,7 @@ def _batches_of(
         ]
         models, stores = join([each[0] for each in home]), tuple(each[1] for each in home)
         tally = _add_work(stacks, tally, batch, trained)
-        number = state.round + batch.count
+        number = state.round + batch.size
         if dispatch.reallocate:
             clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
         return State(state.rng_key, number, models, Flight(clock, stores), state.order), tally
@@ -394,7 +394,7 @@ def _come_home(
             return one(row, arrival, carry)
         return lax.cond(row >= 0, lambda: one(row, arrival, carry), lambda: carry)
 
-    return lax.fori_loop(0, batch.count, arrive, (models, store))
+    return lax.fori_loop(0, batch.size, arrive, (models, store))
 
 
 def _add_work(
@@ -408,7 +408,7 @@ def _add_work(
 
     of_stacks = [gradients(*each) for each in zip(stacks, trained, strict=True)]
     updates = jnp.sum(batch.lanes.number >= 0, axis=1, dtype=jnp.int32)
-    is_new = jnp.arange(len(batch.arrivals.model)) < batch.count
+    is_new = jnp.arange(len(batch.arrivals.model)) < batch.size
     stale = jnp.where(is_new, batch.arrivals.staleness, 0)
     staleness = jnp.zeros_like(updates).at[batch.arrivals.model].add(stale)
     return Tally(
