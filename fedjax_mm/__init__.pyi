@@ -1,6 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import base, data, metrics, plots, schedules, sweeps, tasks, theory
+from . import asynchrony, base, data, metrics, plots, schedules, sweeps, tasks, theory
 from .algorithms.afl import afl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
@@ -14,6 +14,7 @@ from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
 from .assignments.appealing import appealing
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .asynchrony.training import simulate_async
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
@@ -33,6 +34,7 @@ __all__ = [
     "advance",
     "afl",
     "appealing",
+    "asynchrony",
     "attacked",
     "averaging",
     "base",
@@ -64,6 +66,7 @@ __all__ = [
     "schedules",
     "sequential",
     "simulate",
+    "simulate_async",
     "sweep",
     "sweeps",
     "tasks",

@@ -349,6 +349,8 @@ class Assignment(NamedTuple):
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
+      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded beside
+        the tasks' metrics; None has none.
     """
 
     num_clients: int
@@ -356,3 +358,4 @@ class Assignment(NamedTuple):
     init: Callable[[PRNGKeyArray], Any]
     assign: AssignFn
     observe: ObserveFn | None = None
+    metrics: Callable[[Any], Metrics] | None = None

@@ -18,6 +18,7 @@ from fedjax_mm.base import Index, Round
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _JOBS = 2**31 - 1  # far from the numbers of rounds
+_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
 
 
@@ -29,6 +30,11 @@ def round_key(rng_key: PRNGKeyArray, round: Round) -> PRNGKeyArray:
 def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of the assignment's draws in a round."""
     return jax.random.fold_in(round_key, 0)
+
+
+def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key of the delays in a round, a round's key for `model_keys`."""
+    return jax.random.fold_in(assignment_key, _DELAYS)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Contribution, Groups, Params, Round, Task
+from fedjax_mm.base import Contribution, Groups, Metrics, Params, Round, Task
 from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -34,7 +34,7 @@ class Trace:
     """Records of a run; the first entry of every array is the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, rounds done, or jobs done by `simulate_async`.
+      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have come home.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.
@@ -45,7 +45,6 @@ class Trace:
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
       num_clients: N; metrics with an axis of this length are numbers for each client.
-      duration: ``float[records]``, the simulated time since the record before, if there is any.
     """
 
     round: Array
@@ -56,14 +55,6 @@ class Trace:
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     num_clients: int = dataclasses.field(default=0, metadata={"static": True})
-    duration: Array | None = None
-
-    @property
-    def time(self) -> Array:
-        """The simulated time of each record; `ValueError` if the run had no clock."""
-        if self.duration is None:
-            raise ValueError("the run had no clock; use simulate_async")
-        return jnp.cumsum(self.duration, axis=-1)
 
 
 @jax.tree_util.register_static
@@ -89,7 +80,6 @@ class Record(NamedTuple):
     round: Int[Array, "*records"]
     metrics: dict[str, Array]
     counts: Counts
-    duration: Float[Array, "*records"] | None = None
 
 
 def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> Trace:
@@ -103,7 +93,6 @@ def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> T
         upload_size=sizes.up,
         download_size=sizes.down,
         num_clients=num_clients,
-        duration=whole.duration,
     )
 
 
@@ -157,9 +146,23 @@ class Measured(NamedTuple):
 
 
 def measure(
-    stacks: list[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, client_map: ClientMap
+    stacks: list[Stack],
+    rng_key: PRNGKeyArray,
+    round: Round,
+    models: Models,
+    client_map: ClientMap,
+    own: Metrics | None = None,
 ) -> Measured:
-    """Returns all models' metrics after a round; NaN where a model's task lacks a metric."""
+    """Returns all models' metrics after a round; NaN where a model's task lacks a metric.
+
+    Args:
+      stacks: the models' tasks.
+      rng_key: the seed's.
+      round: t.
+      models: their parameters.
+      client_map: as in `simulate`.
+      own: further metrics ``[models, ...]``, which are not the tasks'.
+    """
     num_models = sum(len(stack.models) for stack in stacks)
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
@@ -191,7 +194,10 @@ def measure(
     names = dict.fromkeys(name for each in metrics for name in each)
     for name in names.keys() & set(RESERVED):
         raise ValueError(f"a metric is called {name!r}, as every result's own; rename it")
-    return Measured({name: of_all(name) for name in names}, by_model(stacks, finite))
+    for name in names.keys() & (own or {}).keys():
+        raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
+    all_of = {name: of_all(name) for name in names} | (own or {})
+    return Measured(all_of, by_model(stacks, finite))
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:

@@ -185,7 +185,8 @@ def advance(
 
     @partial(jax.jit, inline=True)
     def record(state: State, counts: Counts) -> Record:
-        measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
+        own = assignment.metrics and assignment.metrics(state.assignment)
+        measured = measure(stacks, state.rng_key, state.round, state.models, client_map, own)
         return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
 
     def rounds_to_record(state: State, _: None) -> tuple[State, tuple[Record, Sizes]]:

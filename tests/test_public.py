@@ -24,6 +24,7 @@ LAYERS = [
     {"assignments", "data", "tasks"},
     {"algorithms", "theory"},
     {"record", "simulate"},
+    {"asynchrony"},
     {"results"},
     {"plots", "sweeps"},
     {"experiments"},
@@ -46,7 +47,9 @@ def imports(path):
     return found
 
 
-NAMESPACES = ["base", "data", "metrics", "plots", "schedules", "sweeps", "tasks", "theory"]
+NAMESPACES = [
+    *("asynchrony", "base", "data", "metrics", "plots", "schedules", "sweeps", "tasks", "theory"),
+]
 MODULES = [fedjax_mm, *(getattr(fedjax_mm, name) for name in NAMESPACES), data.partition]
 STUBS = [module for module in MODULES if Path(module.__file__).with_suffix(".pyi").exists()]
 
@@ -150,6 +153,7 @@ def all_orders():
     """Ways to import packages, their submodules and their functions, one after the other."""
     assert BOTH == {
         "fedjax_mm": ["simulate"],
+        "fedjax_mm.asynchrony": [],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
         "fedjax_mm.sweeps": [],
         "fedjax_mm.tasks": [

@@ -211,8 +211,9 @@ class Program:
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
-        stacks, _ = self._parts(numbers, shared, carry)
-        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map)
+        stacks, assignment = self._parts(numbers, shared, carry)
+        own = assignment.metrics and assignment.metrics(carry.assignment)
+        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map, own)
         return Record(measured.metrics, carry.since, measured.is_finite)
 
     def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:

@@ -1,7 +1,7 @@
 """Jobs in simulated time: who works on what, who comes home next, and who gets how many.
 
 A job is the local training of one model by one client, from the version of the model that it was
-given. Everything here is numbers about jobs; their training is in `simulate_async.py`.
+given. Everything here is numbers about jobs; their training is in `training.py`.
 
 Axes:  ``models`` M · ``jobs`` all R that are at work · ``lanes`` of a model, jobs trained at once
 """
@@ -16,8 +16,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
+from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.checks import check_count, described
-from fedjax_mm.delays import Delay, shifted_exponential
 
 WINDOW = 8
 """Updates of a model whose relative variance counts."""
@@ -83,7 +83,7 @@ def fedast(
       num_models: M.
       at_work: R_m in the beginning; a number for all models, or one for each.
       ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
-      delay: draws how long a job takes, such as `delays.shifted_exponential`, the default.
+      delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default.
       reallocate: whether R_m changes.
 
     Raises:
@@ -91,6 +91,7 @@ def fedast(
       ValueError: if a number is out of its range.
 
     Example:
+      >>> from fedjax_mm.asynchrony import fedast
       >>> fedast(100, 3, at_work=20, ratio=4).period
       135
 
@@ -116,11 +117,7 @@ def fedast(
         )
     if delay is None:
         delay = shifted_exponential(num_clients)
-    if not callable(delay):
-        raise TypeError(
-            f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
-            "delays.shifted_exponential(num_clients)"
-        )
+    check_delay(delay)
     return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate)
 
 

@@ -26,8 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
-from fedjax_mm.base import Algorithm, Contribution, Params, Task
-from fedjax_mm.dispatch import (
+from fedjax_mm.asynchrony.dispatch import (
     WINDOW,
     Arrivals,
     Batch,
@@ -39,6 +38,7 @@ from fedjax_mm.dispatch import (
     next_batch,
     share_out,
 )
+from fedjax_mm.base import Algorithm, Contribution, Params, Task
 from fedjax_mm.parts import check_instance, check_trained, key_of
 from fedjax_mm.record import Counts, Record, Sizes, Trace, make_trace, measure, message_sizes
 from fedjax_mm.simulate import State, init_models
@@ -124,16 +124,17 @@ def simulate_async(
 
     Returns:
       The final state, and a trace whose rounds are arrivals. Beside the tasks' metrics it has
-      `steps`, those of each model's server so far; `staleness`, the mean number of steps that a
-      model made during the jobs that came home since the record before, or NaN if there were none;
-      and `at_work`, R_m. ``trace.time`` is the simulated time.
+      `time`, the simulated time, equal for all models; `steps`, those of each model's server so
+      far; `staleness`, the mean number of steps that a model made during the jobs that came home
+      since the record before, or NaN if there were none; and `at_work`, R_m.
 
     Raises:
       TypeError: if an argument is something else, such as an assignment in place of a `Dispatch`.
       ValueError: if arguments do not fit together.
 
     Example:
-      >>> from fedjax_mm import fedast, fedavg, simulate_async
+      >>> from fedjax_mm import fedavg, simulate_async
+      >>> from fedjax_mm.asynchrony import fedast
       >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = fedavg(0.1, local_steps=5, weighted=False)
       >>> dispatch = fedast(24, 2, at_work=12, ratio=3)
@@ -230,19 +231,20 @@ def advance_async(
     one_batch = _batches_of(stacks, dispatch, client_map, record_every)
 
     @partial(jax.jit, inline=True)
-    def record(state: State, tally: Tally, before: Float[Array, ""]) -> Record:
+    def record(state: State, tally: Tally) -> Record:
         clock: Clock = state.assignment.clock
-        measured = measure(stacks, state.rng_key, state.round, state.models, client_map)
-        staleness = jnp.where(tally.updates > 0, tally.staleness / tally.updates, jnp.nan)
-        own = {"steps": clock.steps, "staleness": staleness, "at_work": clock.targets}
-        for name in own.keys() & measured.metrics.keys():
-            raise ValueError(f"a metric is called {name!r}, as one of simulate_async; rename it")
-        metrics = measured.metrics | {name: x.astype(float) for name, x in own.items()}
+        own = {
+            "time": jnp.full(dispatch.num_models, clock.time),
+            "steps": clock.steps.astype(float),
+            "staleness": tally.staleness / tally.updates,  # 0 / 0 where there are none
+            "at_work": clock.targets.astype(float),
+        }
+        measured = measure(stacks, state.rng_key, state.round, state.models, client_map, own)
         counts = Counts(tally.updates, tally.gradients, jnp.zeros_like(tally.updates))
-        return Record(state.round, metrics, counts, clock.time - before)
+        return Record(state.round, measured.metrics, counts)
 
     def to_record(state: State, _: None) -> tuple[State, Record]:
-        first, time = state.round, state.assignment.clock.time
+        first = state.round
         numbers = dispatch.num_jobs + first + jnp.arange(record_every, dtype=jnp.int32)
         draws = draws_of(dispatch, state.rng_key, numbers)
 
@@ -252,11 +254,9 @@ def advance_async(
         state, tally = lax.while_loop(
             is_missing, partial(one_batch, draws, first), (state, nothing)
         )
-        return state, record(state, tally, time)
+        return state, record(state, tally)
 
-    first = record(state, nothing, state.assignment.clock.time)
-    # Time so far, so that the trace of a continued run tells the same time.
-    first = first._replace(duration=state.assignment.clock.time)
+    first = record(state, nothing)
     state, rest = lax.scan(to_record, state, length=num_arrivals // record_every)
     stores = state.assignment.stores
     up = message_sizes(stacks, [store.buffer.update for store in stores])
