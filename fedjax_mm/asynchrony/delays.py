@@ -55,7 +55,7 @@ def shifted_exponential(
       >>> import jax
       >>> delay = shifted_exponential(100, mean=2.0)
       >>> keys = jax.random.split(jax.random.key(0), 10_000)
-      >>> times = jax.vmap(delay, (0, None, None))(keys, 0, 7)
+      >>> times = jax.vmap(lambda key: delay(key, jax.numpy.int32(0), jax.numpy.int32(7)))(keys)
       >>> round(times.min().item(), 2), round(times.mean().item(), 1)
       (1.0, 3.0)
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
@@ -21,8 +21,6 @@ from fedjax_mm.checks import check_count, described
 
 WINDOW = 8
 """Updates of a model whose relative variance counts."""
-
-_LAST = np.iinfo(np.int32).max
 
 
 class Dispatch(NamedTuple):
@@ -73,8 +71,8 @@ def fedast(
 
     A finished job is followed by a new one, on a client drawn uniformly, from the current version
     of its model. Of b_m = ceil(R_m / ratio) updates that have arrived, the server makes one step.
-    The new job is of the same model, unless that has R_m others; then it is of the model that
-    lacks most. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to the
+    The new job is of the same model, unless that has R_m others; then it is of the first model
+    that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to the
     relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
     updates, in multiples of `ratio` and at least `ratio`, as long as all models have so many.
 
@@ -173,45 +171,59 @@ class Draws(NamedTuple):
 
 
 class Lanes(NamedTuple):
-    """Jobs that are trained together, ``[models, lanes]`` each; see `Jobs`.
+    """Jobs that are trained together, ``[models, lanes]`` each, in the order of their arrivals.
 
-    Lanes of which the model has no job have the number -1.
+    Attributes:
+      number: see `Jobs`; -1 where a model has no more jobs.
+      client: see `Jobs`.
+      version: see `Jobs`.
+      place: see `Jobs`.
+      turn: updates of the model that arrived before.
+      part: steps of the model's server among the arrivals before.
+      staleness: steps that the model made during the job.
     """
 
     number: Array
     client: Array
     version: Array
     place: Array
-
-
-class Arrivals(NamedTuple):
-    """Jobs in the order in which they come home, ``[arrivals]`` each.
-
-    Attributes:
-      model: what they trained.
-      lane: theirs among the model's.
-      turn: updates of the model that arrived before.
-      step: the number of the step of the model's server that they belong to, from 1.
-      is_last: whether they are the last of it.
-      place: where the model's version after them is stored.
-      staleness: steps that the model made while they were at work.
-    """
-
-    model: Array
-    lane: Array
     turn: Array
-    step: Array
-    is_last: Array
-    place: Array
+    part: Array
     staleness: Array
 
 
+class Steps(NamedTuple):
+    """Steps of servers, ``[arrivals]`` each, of which the first are meant.
+
+    Attributes:
+      model: whose.
+      part: how many steps of the model came before it in this batch.
+      number: of the model's step, from 1.
+      place: where its version is stored.
+    """
+
+    model: Array
+    part: Array
+    number: Array
+    place: Array
+
+
 class Batch(NamedTuple):
-    """The next arrivals, as many as can be trained together."""
+    """The next arrivals, as many as can be trained together.
+
+    Attributes:
+      size: their number.
+      lanes: what is trained.
+      num_steps: how many steps they make.
+      steps: the steps, in their order.
+      made: steps of each model.
+    """
 
     size: Int[Array, ""]
     lanes: Lanes
-    arrivals: Arrivals
+    num_steps: Int[Array, ""]
+    steps: Steps
+    made: Int[Array, " models"]
 
 
 def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
@@ -251,7 +263,8 @@ def next_batch(
 ) -> tuple[Clock, Batch]:
     """Returns the next arrivals that can be trained together, and the clock after them.
 
-    Arrivals are taken in their order until one began from a version that is made by one of them.
+    These are jobs that are at work already, in the order in which they end, until one would come
+    home that began after one of them: its version is not known yet.
 
     Args:
       dispatch: the rule.
@@ -262,83 +275,103 @@ def next_batch(
       first: the place in `draws` of the job that follows the first arrival.
       limit: the most arrivals, positive.
     """
-    num_models, num_places = dispatch.num_models, dispatch.num_places
-    made, most = clock.steps, min(num_models * width, len(draws.client))
-    lanes = Lanes(*[jnp.full((num_models, width), -1, jnp.int32)] * 4)
-    nothing = jnp.zeros(most, jnp.int32)
-    arrivals = Arrivals(*[nothing] * 7)._replace(is_last=jnp.zeros(most, bool))
-    batch = Batch(jnp.zeros((), jnp.int32), lanes, arrivals)
-    new_number = dispatch.num_jobs + jnp.sum(clock.arrived, dtype=jnp.int32)
+    M, R = dispatch.num_models, dispatch.num_jobs
+    jobs, i = clock.jobs, jnp.arange(R, dtype=jnp.int32)
+    # Of jobs that end at the same moment the one that began first comes first.
+    *_, row = lax.sort((jobs.finish, jobs.number, i), num_keys=2)
+    come = jax.tree.map(lambda x: x[row], jobs)
+    is_model = come.model[:, None] == jnp.arange(M, dtype=jnp.int32)
+    arrived = jnp.cumsum(is_model, axis=0, dtype=jnp.int32)  # [arrivals, models], with this one
 
-    def may_join(carry: tuple[Clock, Batch, Array, Array]) -> Bool[Array, ""]:
-        clock, batch, used, row = carry
-        model = clock.jobs.model[row]
-        is_known = clock.jobs.version[row] <= made[model]
-        return (batch.size < limit) & is_known & (used[model] < widths[model])
+    def of_own(x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
+        return jnp.sum(jnp.where(is_model, x, 0), axis=1, dtype=jnp.int32)
 
-    def arrive(carry: tuple[Clock, Batch, Array, Array]) -> tuple[Clock, Batch, Array, Array]:
-        clock, (count, lanes, arrivals), used, row = carry
-        jobs, time = clock.jobs, clock.jobs.finish[row]
-        of_row = jax.tree.map(lambda x: x[row], jobs)
-        model, lane = of_row.model, used[of_row.model]
-        # The step, if its update fills the buffer. Its version goes where no job's is, nor another
-        # model's: of the places, as many as jobs and models, at least one is free.
-        filled = clock.filled[model] + 1
-        is_step = filled >= -(-clock.targets[model] // dispatch.ratio)
-        others = jnp.arange(len(jobs.model)) != row
-        used_by = jnp.where(others, jobs.place, num_places)
-        is_used = jnp.zeros(num_places, bool).at[used_by].set(True, mode="drop")
-        is_used = is_used.at[clock.place].set(True)
-        place = jnp.where(is_step, jnp.argmin(is_used), clock.place[model]).astype(jnp.int32)
-        steps = clock.steps.at[model].add(is_step)
-        places = clock.place.at[model].set(place)
-        # The job that follows.
-        counts = jnp.zeros_like(clock.targets).at[jobs.model].add(others.astype(jnp.int32))
-        lacks = clock.targets - counts
-        follows = jnp.where(lacks[model] > 0, model, jnp.argmax(lacks)).astype(model.dtype)
-        new = Jobs(
-            finish=time + draws.delay[first + count, follows],
-            start=time,
-            number=(new_number + count).astype(jobs.number.dtype),
-            model=follows,
-            client=draws.client[first + count],
-            version=steps[follows],
-            place=places[follows],
-        )
-        after = jax.tree.map(lambda x, y: x.at[row].set(y), jobs, new)
-        # Jobs that begin at the moment of a step begin after it, whatever came first.
-        fresh = is_step & (after.model == model) & (after.start == time)
-        after = after._replace(
-            version=jnp.where(fresh, steps[model], after.version),
-            place=jnp.where(fresh, place, after.place),
-        )
-        staleness = clock.steps[model] - of_row.version
-        turn, step = clock.arrived[model], clock.steps[model] + 1
-        entry = Arrivals(model, lane, turn, step, is_step, place, staleness)
-        home = Lanes(of_row.number, of_row.client, of_row.version, of_row.place)
-        lanes = jax.tree.map(lambda x, y: x.at[model, lane].set(y), lanes, home)
-        arrivals = jax.tree.map(lambda x, y: x.at[count].set(y), arrivals, entry)
-        clock = Clock(
-            time,
-            after,
-            steps,
-            clock.filled.at[model].set(jnp.where(is_step, 0, filled)),
-            places,
-            clock.targets,
-            clock.arrived.at[model].add(1),
-        )
-        batch = Batch(count + 1, lanes, arrivals)
-        return clock, batch, used.at[model].add(1), _first_home(after)
+    lane = of_own(arrived) - 1
+    # A model with too many jobs hands over its first ones, to the first models that lack some.
+    lacks = clock.targets - arrived[-1]
+    gives = lane < -of_own(jnp.broadcast_to(lacks, is_model.shape))
+    given = jnp.cumsum(gives, dtype=jnp.int32) - 1
+    ends = jnp.cumsum(jnp.maximum(lacks, 0))
+    taker = jnp.sum(given[:, None] >= ends, axis=1, dtype=jnp.int32)
+    follows = jnp.where(gives, taker, come.model)
+    place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
+    finish = come.finish + draws.delay[place_in_draws, follows]
+    # How many of them: the others' results are not used.
+    earliest = jnp.concatenate([jnp.full(1, jnp.inf, finish.dtype), lax.cummin(finish)[:-1]])
+    is_next = (i < limit) & (lane < widths[come.model]) & (come.finish <= earliest)
+    size = jnp.where(jnp.all(is_next), R, jnp.argmin(is_next)).astype(jnp.int32)
+    present = i < size
+    # Steps: the first once the buffer is full, then one for every b_m arrivals.
+    buffer_size = -(-clock.targets // dispatch.ratio)
+    missing = jnp.maximum(buffer_size - clock.filled, 1)
 
-    carry = clock, batch, jnp.zeros(num_models, jnp.int32), _first_home(clock.jobs)
-    clock, batch, _, _ = lax.while_loop(may_join, arrive, carry)
-    return clock, batch
+    def made_by(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
+        later = (arrivals - missing) // buffer_size + 1
+        return jnp.where(arrivals < missing, 0, later)
 
-
-def _first_home(jobs: Jobs) -> Int[Array, ""]:
-    """Returns the row of the job that ends first; of several, the one that began first."""
-    is_first = jobs.finish == jnp.min(jobs.finish)
-    return jnp.argmin(jnp.where(is_first, jobs.number, _LAST))
+    made = made_by(arrived)
+    part = of_own(made_by(arrived - is_model))
+    is_step = present & (of_own(made) > part)
+    own_steps = clock.steps[come.model]
+    # Every step has a place of its own, where no job's version is that stays at work, nor a
+    # current one: there are as many free places as arrivals.
+    stays = jnp.where(present, dispatch.num_places, come.place)
+    is_used = jnp.zeros(dispatch.num_places, bool).at[stays].set(True, mode="drop")
+    (free,) = jnp.nonzero(~is_used.at[clock.place].set(True), size=R, fill_value=0)
+    (at,) = jnp.nonzero(is_step, size=R, fill_value=0)
+    steps = Steps(come.model[at], part[at], own_steps[at] + part[at] + 1, free.astype(jnp.int32))
+    num_steps = jnp.sum(is_step, dtype=jnp.int32)
+    step_of = jnp.cumsum(is_step, dtype=jnp.int32) - 1  # the last step so far, of any model
+    last_place = jnp.where(is_step, steps.place[step_of], -1)
+    latest = lax.cummax(jnp.where(is_step[:, None] & is_model, i[:, None], -1), axis=0)
+    # After the batch. Jobs that begin at the moment of a step begin after it, whatever came first.
+    new = Jobs(
+        finish=finish,
+        start=come.finish,
+        number=R + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
+        model=follows,
+        client=draws.client[place_in_draws],
+        version=come.version,
+        place=come.place,
+    )
+    after = jax.tree.map(lambda x, y: jnp.where(present, x, y), new, come)
+    times = jnp.where(present, come.finish, jnp.inf)
+    seen = jnp.searchsorted(times, after.start, side="right").astype(jnp.int32)
+    upto, is_fresh = jnp.maximum(seen - 1, 0), seen > 0
+    step_at = latest[upto, after.model]
+    version = clock.steps[after.model] + made[upto, after.model]
+    place = jnp.where(step_at >= 0, last_place[step_at], clock.place[after.model])
+    after = after._replace(
+        version=jnp.where(is_fresh, version, after.version),
+        place=jnp.where(is_fresh, place, after.place),
+    )
+    end = size - 1
+    total, last = arrived[end], latest[end]
+    filled = jnp.where(
+        total < missing, clock.filled + total, (total - missing) % buffer_size
+    ).astype(jnp.int32)
+    clock = Clock(
+        times[end],
+        after,
+        clock.steps + made[end],
+        filled,
+        jnp.where(last >= 0, last_place[last], clock.place),
+        clock.targets,
+        clock.arrived + total,
+    )
+    each = Lanes(
+        come.number,
+        come.client,
+        come.version,
+        come.place,
+        clock.arrived[come.model] - total[come.model] + lane,
+        part,
+        own_steps + part - come.version,
+    )
+    to = jnp.where(present, come.model, M), lane
+    empty = jnp.full((M, width), -1, jnp.int32)
+    lanes = jax.tree.map(lambda x: empty.at[to].set(x, mode="drop"), each)
+    return clock, Batch(size, lanes, num_steps, steps, made[end])
 
 
 def share_out(

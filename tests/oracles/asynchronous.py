@@ -117,7 +117,8 @@ def fedast(
                 if each.model == m and each.start == time:
                     working[other] = each._replace(version=steps[m], params=w[m])
         lacks = [targets[i] - sum(each.model == i for each in working.values()) for i in range(M)]
-        begin(R + arrived - 1, m if lacks[m] > 0 else lacks.index(max(lacks)), time)
+        takers = [i for i in range(M) if lacks[i] > 0]
+        begin(R + arrived - 1, m if m in takers else takers[0], time)
         period = 3 * R * M // 4
         if reallocate and arrived % period == 0 and min(map(len, recent)) == window:
             targets = share_out(R, ratio, [relative_variance(each) for each in recent])

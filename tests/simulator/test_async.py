@@ -139,6 +139,14 @@ TASK = quadratic(24, 2, mu=0.05)
 TWO = fedast(24, 2, at_work=(8, 4), ratio=2)
 
 
+def clock_of(state):
+    """What decides what happens next, without where it is stored."""
+    clock = state.assignment.clock
+    order = np.argsort(clock.jobs.number)
+    jobs = jax.tree.map(lambda x: x[order], clock.jobs._replace(place=clock.jobs.number))
+    return clock._replace(jobs=jobs, place=clock.steps)
+
+
 @functools.cache
 def program(dispatch, num_arrivals, record_every, client_map="auto"):
     """A compiled run of the quadratic."""
@@ -156,7 +164,7 @@ def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_t
     for record_every, client_map in ((1, "vmap"), (40, "scan"), (40, 3)):
         run = program(TWO, 120, record_every, client_map)
         state, trace = jax.device_get(run(KEY))
-        chex.assert_trees_all_equal(state.assignment.clock, whole[0].assignment.clock)
+        chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
         chex.assert_trees_all_close(params_of(state), params_of(whole[0]), rtol=1e-5, atol=1e-7)
         for name in ("time", "steps", "at_work"):
             records = trace.metrics[name][:: 40 // record_every]
@@ -186,7 +194,7 @@ def test_seeds_side_by_side_are_seeds_one_by_one():
             jax.device_get(program(TWO, 120, 40)(seed)),
             jax.tree.map(lambda x, i=i: x[i], together),
         )
-        chex.assert_trees_all_equal(alone[0].assignment.clock, beside[0].assignment.clock)
+        chex.assert_trees_all_equal(clock_of(alone[0]), clock_of(beside[0]))
         chex.assert_trees_all_close(alone[1], beside[1], rtol=1e-5, atol=1e-6)
 
 
