@@ -5,8 +5,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, sweep
+from fedjax_mm import fedavg, full_participation, mfa_rr, sweep
 from fedjax_mm.data import FederatedData, client_data, federate
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 RNG = np.random.default_rng(0)

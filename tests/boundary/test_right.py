@@ -10,12 +10,20 @@ import optax
 import pytest
 from flax import nnx
 
-from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, own_models, run, simulate, sweep
+from fedjax_mm import fedavg, full_participation, mfa_rr, run, simulate, sweep
 from fedjax_mm.data import Pool, client_data, federate, flat_client_data
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.tasks import MLP, LogisticRegression, classification, draw_means, quadratic
+from fedjax_mm.tasks import (
+    MLP,
+    LogisticRegression,
+    classification,
+    draw_means,
+    own_models,
+    quadratic,
+)
 from fedjax_mm.theory import Problem, Rate, cohorts, mfa
 from tests.boundary.parts import (
     DATA,

@@ -7,7 +7,6 @@ import optax
 from flax import nnx
 
 from fedjax_mm import (
-    Setup,
     advance,
     appealing,
     attacked,
@@ -23,12 +22,10 @@ from fedjax_mm import (
     mfa_rr,
     mwfed,
     noisy,
-    own_models,
     params_of,
     perfedavg,
     prsgd,
     qffl,
-    requiring,
     run,
     scaffold,
     sequential,
@@ -37,6 +34,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -44,7 +42,9 @@ from fedjax_mm.tasks import (
     draw_means,
     local_minimum,
     mean_estimation,
+    own_models,
     quadratic,
+    requiring,
 )
 from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
 from fedjax_mm.theory import maxfl as maxfl_theory
