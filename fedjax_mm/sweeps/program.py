@@ -241,7 +241,8 @@ class Program:
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
             carry = self.start(rng_key, numbers, shared)
             stacks, assignment = self._parts(numbers, shared, carry)
-            view = look(stacks, *carry[:3], How(self.grid.client_map, None, with_reports=False))
+            how = How(self.grid.client_map, None, with_reports=False)
+            view = look(stacks, rng_key, round, carry.models, how)
             groups, _ = groups_of(assignment, rng_key, round, carry.assignment, view)
             updates = min(groups.clients.size, assignment.num_clients)
             facts["updates_per_round"] = updates
