@@ -226,7 +226,8 @@ MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
                     *("flax", "orbax", "sklearn"),
                     *(FILES + TERMINAL),
                 ),
-                "from fedjax_mm import fedavg, mfa_rr, sweep, tasks; from fedjax_mm.sweeps import Setup; tasks.quadratic": (
+                "from fedjax_mm import fedavg, mfa_rr, sweep, sweeps, tasks\n"
+                "sweeps.Setup; tasks.quadratic": (
                     *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
                     *TERMINAL,
                 ),

@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -187,10 +188,11 @@ def rank_list(
     return lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1]
 
 
-def _shares(weights: Any, policy: Policy, num_models: int) -> Float[Array, " models"]:
+def _shares(weights: Any, policy: Policy, num_models: int) -> Float[Any, " models"]:
     """Returns p of the weighted sum."""
+    # Without weights nothing of JAX is called: a factory must not start the devices.
     if weights is None:
-        return jnp.full(num_models, 1 / num_models)
+        return np.full(num_models, 1 / num_models)
     if policy != "weighted-sum":
         raise ValueError(f"weights are given, but the policy is {policy!r}; it must be without")
     weights = jnp.asarray(weights) if isinstance(weights, tuple | list) else weights
