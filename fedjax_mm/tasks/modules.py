@@ -69,6 +69,10 @@ def check_outputs(
         )
 
 
+class _StatisticsError(ValueError):
+    """A module keeps statistics of batches."""
+
+
 @functools.lru_cache(maxsize=64)  # a sweep builds its tasks again wherever it is traced
 def _output_shape(
     module: nn.Module,
@@ -77,11 +81,15 @@ def _output_shape(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> tuple[int, ...]:
-    name, kept = getattr(module, "nnx_class", type(module)).__name__, set[str]()
+    name = getattr(module, "nnx_class", type(module)).__name__
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
         variables = initial(module, rng_key, features[:1], rngs)
-        kept.update(variables)
+        if "batch_stats" in variables:
+            raise _StatisticsError(
+                f"module {name} keeps batch_stats, which no client may change for others; give a "
+                "norm without them, such as GroupNorm"
+            )
         more = [weights] if takes_weights else []
         return logits_of(module, variables["params"], features, *more, rngs={})
 
@@ -91,12 +99,9 @@ def _output_shape(
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         logits = jax.eval_shape(evaluated, key, *inputs)
+    except _StatisticsError as error:
+        raise ValueError(str(error)) from None
     except Exception as error:  # flax, and the module itself, may raise anything
-        if "batch_stats" in kept:  # without which it cannot be evaluated
-            raise ValueError(
-                f"module {name} keeps batch_stats, which no client may change for others; give a "
-                "norm without them, such as GroupNorm"
-            ) from None
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
         if "rng" in line.lower():
