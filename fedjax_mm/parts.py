@@ -112,6 +112,11 @@ def after_observing(
 def check_parts(tasks: Any, algorithm: Any, assignment: Any) -> None:
     """Raises `TypeError` unless these are tasks, algorithms and an assignment, in this order."""
     check_assignment(assignment)
+    check_trained(tasks, algorithm)
+
+
+def check_trained(tasks: Any, algorithm: Any) -> None:
+    """Raises `TypeError` unless these are tasks and algorithms; one or a list of each."""
     several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
     for name, given, check in several:
         if type(given) not in (list, tuple):

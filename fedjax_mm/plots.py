@@ -292,7 +292,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       metric: by default the excess loss, or else the loss, or else what comes first.
 
     Example:
-      >>> from fedjax_mm import Setup, fedavg, full_participation, sweep
+      >>> from fedjax_mm import fedavg, full_participation, sweep
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(algorithm, learning_rate):
       ...     method = algorithm(learning_rate, local_steps=2)

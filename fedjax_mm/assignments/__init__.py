@@ -22,7 +22,7 @@ def strategies() -> dict[str, Callable[..., Assignment]]:
       >>> "appealing" in strategies()
       False
     """
-    found = {}
+    found: dict[str, Callable[..., Assignment]] = {}
     for _, module, _ in pkgutil.iter_modules(__path__):
         for name, factory in vars(importlib.import_module(f"{__name__}.{module}")).items():
             if inspect.isfunction(factory) and not name.startswith("_"):

@@ -29,9 +29,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
+      >>> from fedjax_mm import full_participation
       >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
       >>> appeals = jnp.array([[False, True, False, False, False, False]])
-      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
+      >>> look = Look(losses=None, appeals=lambda: appeals, metric=None)
       >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
       >>> groups.clients.tolist()
       [[1, -1]]
@@ -52,8 +53,8 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
         # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
-        stays = jnp.take_along_axis(stays, order, axis=1)
-        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
+        rows = groups.clients, groups.scale, stays
+        clients, scale, stays = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
+        return Groups(jnp.where(stays, clients, -1), scale, groups.num_gradients), state
 
     return assignment._replace(assign=assign)

@@ -139,7 +139,8 @@ def sweep(
       OSError: if a checkpoint cannot be written.
 
     Example:
-      >>> from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(assignment, num_models, learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)

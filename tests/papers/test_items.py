@@ -56,7 +56,7 @@ def sources():
 
 def test_ids_are_unique_and_in_order():
     """Paper by paper, theory after a paper's own; numbers in an id count as numbers."""
-    papers = ("bhuyan2022", "cho2022", "pawlik2020", "multi_maxfl")
+    papers = ("bhuyan2022", "cho2022", "pawlik2020", "multi_compare", "multi_maxfl")
 
     def place(name):
         paper = type(ITEMS[name].settings).__module__.split(".")[2]
@@ -75,7 +75,8 @@ def test_every_figure_and_table_that_is_reproduced_is_there():
     wanted |= {f"maxfl-{name}" for name in maxfl | {f"table{number}" for number in range(1, 7)}}
     wanted |= {f"cb-{name}" for name in ("fig1", "fig2", "fig3", "table1", "optimal-cohort")}
     wanted |= {f"theory-{name}" for name in ("gain", "mfa-rand", "mfa-rr", "cohort-noise")}
-    assert wanted | {"maxfl-demand", "multi-maxfl"} <= set(ITEMS)
+    ours = {"maxfl-demand", "maxfl-weights", "multi-compare", "multi-maxfl"}
+    assert wanted | ours <= set(ITEMS)
 
 
 def test_items_found_by_reading_are_those_found_by_importing():

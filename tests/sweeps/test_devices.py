@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate, use_cpu_devices
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan
+from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, counting, slow_unless
@@ -407,7 +407,7 @@ def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
 PATIENT = """
 import os
 import jax
-from fedjax_mm import use_cpu_devices
+from fedjax_mm.sweeps import use_cpu_devices
 from fedjax_mm.sweeps.devices import layout
 use_cpu_devices(2)
 where = layout(1, axis="clients")
