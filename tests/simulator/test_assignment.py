@@ -304,7 +304,7 @@ def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers()
     simulated(alone._replace(init=lambda rng_key: 0))
 
 
-@pytest.mark.parametrize("part", ["init", "assign", "observe"])
+@pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
 def test_parts_that_are_no_functions_are_refused(part):
     wrong = full_participation(4)._replace(**{part: 3})
     with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
