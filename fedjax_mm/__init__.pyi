@@ -1,6 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import base, data, metrics, plots, schedules, sweeps, tasks, theory
+from . import asynchrony, base, data, metrics, plots, schedules, sweeps, tasks, theory
 from .algorithms.afl import afl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
@@ -15,34 +15,34 @@ from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
+from .assignments.bandits import bandit
+from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
-from .record import Trace, join_traces
+from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
 from .simulate import State, advance, init, params_of, simulate
-from .sweeps.devices import use_cpu_devices
 from .sweeps.execute import sweep
-from .sweeps.grid import Setup
-from .tasks.requirements import own_models, requiring
 
 __all__ = [
     "Experiment",
-    "Setup",
     "State",
-    "Trace",
     "advance",
     "afl",
     "appealing",
+    "asynchrony",
     "attacked",
     "averaging",
+    "bandit",
     "base",
     "data",
     "ditto",
     "fedavg",
     "fedcluster",
+    "fedfair",
     "fedprox",
     "full_participation",
     "init",
@@ -55,13 +55,11 @@ __all__ = [
     "mwfed",
     "noisy",
     "open_result",
-    "own_models",
     "params_of",
     "perfedavg",
     "plots",
     "prsgd",
     "qffl",
-    "requiring",
     "run",
     "save_dataset",
     "scaffold",
@@ -74,7 +72,6 @@ __all__ = [
     "tasks",
     "theory",
     "to_dataset",
-    "use_cpu_devices",
     "variance_reduced",
 ]
 

@@ -9,9 +9,11 @@ assignment sees all models and all clients. The simulator passes arguments by po
 Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import jax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
@@ -351,12 +353,15 @@ class Look(NamedTuple):
       weights: returns n_k of every model's task, ``float[models, clients]``.
       updates: lets all clients train all models, with the keys of the round, so that those who are
         chosen will send just that.
+      metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
+        of several names the first that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]]
     appeals: Callable[[], Bool[Array, "models clients"]]
     weights: Callable[[], Float[Array, "models clients"]] = _not_offered
     updates: Callable[[], Updates] = _not_offered
+    metric: Callable[..., Float[Array, " models"]] = _not_offered
 
 
 class AssignFn(Protocol):
@@ -387,6 +392,8 @@ class Assignment(NamedTuple):
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
+      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded beside
+        the tasks' metrics; None has none.
     """
 
     num_clients: int
@@ -394,3 +401,33 @@ class Assignment(NamedTuple):
     init: Callable[[PRNGKeyArray], Any]
     assign: AssignFn
     observe: ObserveFn | None = None
+    metrics: Callable[[Any], Metrics] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Records of a run; the first entry of every array is the state before the recorded rounds.
+
+    Attributes:
+      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have come home.
+      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
+        for each model, ``float[records, models, ...]``.
+      client_updates: ``int32[records, models]``, local trainings since the record before.
+      gradients: ``int32[records, models]``, gradients computed since the record before. In either
+        count, -1 marks a number that does not fit 32 bits.
+      idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
+        trained the model.
+      upload_size: how many numbers one client sends per local training of each model.
+      download_size: how many numbers one client receives per local training of each model.
+      num_clients: N; metrics with an axis of this length are numbers for each client.
+    """
+
+    round: Array
+    metrics: dict[str, Array]
+    client_updates: Array
+    gradients: Array
+    idle_rounds: Array
+    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    num_clients: int = dataclasses.field(default=0, metadata={"static": True})

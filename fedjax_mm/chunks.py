@@ -8,7 +8,8 @@ from typing import Any, Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array, Bool, Int
 
 from fedjax_mm.base import Algorithm, AnalyticTask, Params, ServerState, Task
 
@@ -114,12 +115,31 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 
 def unless_empty(function: Any, present: Any, *args: Any, skip: bool) -> Any:
-    """Returns ``function(*args)``, or zeros where a chunk is all padding."""
+    """Returns ``function(*args)``, or zeros where a chunk is all padding.
+
+    Of replicas that are computed together, all compute a chunk if it is not empty for one of them.
+    """
     if not skip:
         return function(*args)
     shapes = jax.eval_shape(function, *args)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return lax.cond(jnp.any(present), lambda: function(*args), lambda: nothing)
+    return lax.cond(is_any(present), lambda: function(*args), lambda: nothing)
+
+
+@custom_vmap
+def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
+    """Returns whether anybody is present; with `jax.vmap`, whether in any replica."""
+    return jnp.any(present)
+
+
+@is_any.def_vmap
+def _is_any_of_replicas(
+    axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
+) -> tuple[Bool[Array, ""], bool]:
+    # `jax.vmap` computes both branches of a `lax.cond` whose condition has an axis of replicas:
+    # this has none. Clients that are not present are selected away later, in this chunk as in all.
+    del axis_size, in_batched
+    return is_any(jnp.any(present, axis=0)), False
 
 
 def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
 
-NOTHING_TO_SEE = Look(losses=None, appeals=None)
+NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """For assignments that do not look."""
 
 STRATEGIES = {
@@ -67,6 +67,30 @@ def replay(groups: Any, num_clients: int) -> Assignment:
         lambda rng_key: (),
         lambda rng_key, t, state, look: (Groups(groups[t - 1]), state),
     )
+
+
+def remembering(assignment, num_rounds, width=None):
+    """The assignment, in whose state the groups and losses of all rounds are kept.
+
+    Rows of groups are `width` long, or as long as there are clients.
+    """
+
+    def init(rng_key):
+        shape = num_rounds, assignment.num_models, width or assignment.num_clients
+        return assignment.init(rng_key), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
+
+    def assign(rng_key, t, state, look):
+        groups, inner = assignment.assign(rng_key, t, state[0], look)
+        return groups, (inner, *state[1:])
+
+    def observe(t, groups, reports, state):
+        inner, clients, losses = state
+        if assignment.observe is not None:
+            inner = assignment.observe(t, groups, reports, inner)
+        losses = losses.at[t - 1].set(reports["loss"])
+        return inner, clients.at[t - 1].set(groups.clients), losses
+
+    return assignment._replace(init=init, assign=assign, observe=observe)
 
 
 @jax.tree_util.register_dataclass

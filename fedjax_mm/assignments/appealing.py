@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.parts import check_assignment, groups_of
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
@@ -29,9 +29,10 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     Example:
       >>> import jax
       >>> import jax.numpy as jnp
+      >>> from fedjax_mm import full_participation
       >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
       >>> appeals = jnp.array([[False, True, False, False, False, False]])
-      >>> look = Look(losses=lambda: jnp.zeros((1, 6)), appeals=lambda: appeals)
+      >>> look = Look(losses=None, appeals=lambda: appeals, metric=None)
       >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
       >>> groups.clients.tolist()
       [[1, -1]]
@@ -45,7 +46,7 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
-        groups, state = assignment.assign(draw_key, round, state, look)
+        groups, state = groups_of(assignment, draw_key, round, state, look)
         is_there = groups.clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))

@@ -161,8 +161,10 @@ def full_participation(num_clients: int) -> Assignment:
     return sequential(num_clients, 1, rounds_per_model=1)
 
 
-def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> Assignment:
-    """Sequential FedAvg: all clients train model 1 for T1 rounds, then model 2, and so on.
+def sequential(
+    num_clients: int, num_models: int, *, rounds_per_model: int, cohort_size: int | None = None
+) -> Assignment:
+    """Sequential FedAvg: the clients train model 1 for T1 rounds, then model 2, and so on.
 
     The baseline of the multi-model gain. After the last model's turn the first one continues.
 
@@ -170,9 +172,10 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
       num_clients: N.
       num_models: M.
       rounds_per_model: T1.
+      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
 
     Raises:
-      ValueError: if a size is not positive.
+      ValueError: if a size is not positive, or there are fewer clients than a cohort has.
 
     Example:
       >>> import jax
@@ -185,13 +188,18 @@ def sequential(num_clients: int, num_models: int, *, rounds_per_model: int) -> A
     num_clients = checks.check_count("num_clients", num_clients)
     num_models = checks.check_count("num_models", num_models)
     rounds_per_model = checks.check_count("rounds_per_model", rounds_per_model)
+    num_drawn = checks.check_count("cohort_size", cohort_size, optional=True)
+    if num_drawn is not None:
+        checks.check_between("cohort_size", num_drawn, 1, num_clients, "num_clients")
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
-        del rng_key, look
+        del look
         turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
         its_turn = jnp.arange(num_models) == turn
-        everybody = jnp.arange(num_clients, dtype=jnp.int32)
-        return Groups(jnp.where(its_turn[:, None], everybody, -1)), state
+        cohort = jnp.arange(num_clients, dtype=jnp.int32)
+        if num_drawn is not None:
+            cohort = permutation(rng_key, num_clients, num_drawn)
+        return Groups(jnp.where(its_turn[:, None], cohort, -1)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 

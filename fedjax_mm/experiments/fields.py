@@ -108,7 +108,8 @@ class Seeded(Config):
 
 Table = TypeVar("Table", bound=Config)
 
-_FROM_FILE = {float: Number, int: Count, bool: Flag, NoneType: None}
+_FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, NoneType: None}
+_FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 
 
 def _field_type(annotation: Any) -> Any:

@@ -12,7 +12,6 @@ import pytest
 
 from fedjax_mm import (
     Experiment,
-    Setup,
     fedavg,
     full_participation,
     keys,
@@ -26,6 +25,7 @@ from fedjax_mm import (
 from fedjax_mm.base import Groups
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline

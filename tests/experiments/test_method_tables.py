@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 import fedjax_mm
 from fedjax_mm import (
     Experiment,
-    Setup,
     appealing,
     attacked,
     fedavg,
@@ -29,9 +28,7 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     noisy,
-    own_models,
     qffl,
-    requiring,
     run,
 )
 from fedjax_mm.algorithms import methods
@@ -40,9 +37,10 @@ from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.tasks import OwnModels, Tuning, classification, quadratic
+from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -138,7 +136,9 @@ def parts(program):
         server, state = algorithm.init(task, params)
         losses = jax.vmap(lambda k: task.client_loss(params, k)[None], out_axes=1)
         look = Look(
-            lambda: losses(jnp.arange(task.num_clients)), lambda: task.appeals(params)[None]
+            lambda: losses(jnp.arange(task.num_clients)),
+            lambda: task.appeals(params)[None],
+            lambda *names: jnp.zeros(1),
         )
         groups, assigned = assignment.assign(key, round, assignment.init(key), look)
         steps = algorithm.num_steps and algorithm.num_steps(task, client, server)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import Setup, fedprox, full_participation, simulate, sweep, to_dataset
+from fedjax_mm import fedprox, full_participation, simulate, sweep, to_dataset
 from fedjax_mm.base import Groups
-from fedjax_mm.sweeps import Execution, layout
+from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import MLP, classification
-from tests.helpers import NOTHING_TO_SEE, labelled_data, roll_out
+from tests.helpers import NOTHING_TO_SEE, labelled_data, remembering, roll_out
 from tests.test_docs import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
@@ -55,27 +55,6 @@ def tasks(page):
     return [first, classification(labelled_data(N), MLP(3, hidden=(4,))), last]
 
 
-def remembering(assignment, num_rounds=ROUNDS):
-    """The assignment, in whose state the groups and losses of all rounds are kept."""
-
-    def init(rng_key):
-        shape = num_rounds, assignment.num_models, assignment.num_clients
-        return assignment.init(rng_key), jnp.zeros(shape, jnp.int32), jnp.zeros(shape)
-
-    def assign(rng_key, t, state, look):
-        groups, inner = assignment.assign(rng_key, t, state[0], look)
-        return groups, (inner, *state[1:])
-
-    def observe(t, groups, reports, state):
-        inner, clients, losses = state
-        if assignment.observe is not None:
-            inner = assignment.observe(t, groups, reports, inner)
-        losses = losses.at[t - 1].set(reports["loss"])
-        return inner, clients.at[t - 1].set(groups.clients), losses
-
-    return assignment._replace(init=init, assign=assign, observe=observe)
-
-
 def one_run(page, client_map, client_axis=None):
     """SCAFFOLD and the bandit, with one seed."""
 
@@ -84,7 +63,7 @@ def one_run(page, client_map, client_axis=None):
             rng_key,
             tasks,
             page["scaffold"](0.1, local_steps=2, batch_size=4),
-            remembering(page["rank_list"](N, M, K)),
+            remembering(page["rank_list"](N, M, K), ROUNDS),
             ROUNDS,
             client_map=client_map,
             client_axis=client_axis,

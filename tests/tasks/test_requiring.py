@@ -17,7 +17,6 @@ import optax
 import pytest
 
 from fedjax_mm import (
-    Setup,
     appealing,
     attacked,
     fedavg,
@@ -28,9 +27,7 @@ from fedjax_mm import (
     mfa_rr,
     mwfed,
     noisy,
-    own_models,
     qffl,
-    requiring,
     simulate,
     sweep,
 )
@@ -38,8 +35,16 @@ from fedjax_mm.base import Batching, DemandingTask, LocalProblem, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, layout
-from fedjax_mm.tasks import LogisticRegression, OwnModels, Tuning, classification, quadratic
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, layout
+from fedjax_mm.tasks import (
+    LogisticRegression,
+    OwnModels,
+    Tuning,
+    classification,
+    own_models,
+    quadratic,
+    requiring,
+)
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data, slow_unless
@@ -560,7 +565,7 @@ def test_a_look_is_of_the_models_as_they_are():
 
 
 def choose(strategy, rng_key, round, appeals):
-    look = Look(losses=None, appeals=lambda: appeals)
+    look = Look(losses=None, appeals=lambda: appeals, metric=None)
     return strategy.assign(rng_key, round, strategy.init(rng_key), look)[0].clients
 
 
@@ -620,7 +625,7 @@ def test_a_scale_stays_with_its_client():
 
     strategy = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, True, False, True, False]])
-    look = Look(losses=None, appeals=lambda: appeals)
+    look = Look(losses=None, appeals=lambda: appeals, metric=None)
     groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
     present = np.asarray(groups.clients[0]) >= 0
     assert groups.scale.shape == groups.clients.shape == (1, 4)

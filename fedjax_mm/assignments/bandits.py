@@ -1,0 +1,214 @@
+"""Bandits: clients train the models on which they lose most, or of which little was heard."""
+
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_mm import checks
+from fedjax_mm.assignments.rows import Pairs, rows_of
+from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.shuffles import permutation
+
+Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
+
+
+class Heard(NamedTuple):
+    """State of a bandit: what clients told of the models.
+
+    Attributes:
+      loss: L, the discounted sum of mean losses while training.
+      number: n, the discounted number of them.
+      time: T, the discounted number of ticks of the clock.
+      last: the round in which a client trained a model last; 0 is never.
+    """
+
+    loss: Float[Array, "models clients"]
+    number: Float[Array, "models clients"]
+    time: Float[Array, ""]
+    last: Int[Array, "models clients"]
+
+
+def bandit(
+    num_clients: int,
+    num_models: int,
+    *,
+    cohort_size: int,
+    policy: Policy = "rank-list",
+    weights: Float[Array, " models"] | tuple[float, ...] | None = None,
+    discount: float | Float[Array, ""] = 0.9,
+    clock: Literal["round", "client"] = "round",
+) -> Assignment:
+    """Multi-FedAvg with bandits: K clients a round, by upper bounds of their discounted losses.
+
+    After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
+    each model and client, where l is the client's mean loss while it trained the model in this
+    round, or 0 if it did not. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair of
+    which nothing was heard. In the first M rounds all clients train model 1, 2, ..., M.
+
+    Losses have to be positive, as cross-entropy is: a loss that is not counts as unheard.
+
+    Args:
+      num_clients: N.
+      num_models: M.
+      cohort_size: K, from round M + 1 on.
+      policy: "random" draws clients and models uniformly. "weighted-sum" takes the clients with
+        the largest ``sum_m p_m A_m``, each for the model of its largest A. "pareto" draws from the
+        clients whose bounds no other client's dominate, or takes all of them if they are fewer than
+        K, each for the model that it trained least recently. In "rank-list" the models in turn take
+        the client with their largest A that is not yet taken; with more than two models another one
+        begins in each round.
+      weights: p, positive numbers, one for each model, for "weighted-sum"; None is equal weights.
+      discount: gamma, above 0 and at most 1.
+      clock: "round" lets T tick once a round, "client" N times, as in the authors' program.
+
+    Raises:
+      ValueError: if sizes do not fit, `weights` are not the policy's, or a choice is unknown.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> strategy, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
+      >>> groups, state = strategy.assign(key, 1, strategy.init(key), None)
+      >>> reports = {"loss": jnp.array([[0.1, 0.9, 0.5]])}
+      >>> state = strategy.observe(1, groups, reports, state)
+      >>> strategy.assign(key, 2, state, None)[0].clients.tolist()
+      [[1, -1, -1]]
+
+    Reference: Bhuyan and Moharir, "Multi-Model Federated Learning" (2022).
+    """
+    num_clients = checks.check_count("num_clients", num_clients)
+    num_models = checks.check_count("num_models", num_models)
+    cohort_size = checks.check_count("cohort_size", cohort_size)
+    checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
+    checks.check_choice("policy", policy, "random", "weighted-sum", "pareto", "rank-list")
+    checks.check_choice("clock", clock, "round", "client")
+    checks.check_numbers("discount", discount, lambda x: (x > 0) & (x <= 1), "be in (0, 1]")
+    shares = _shares(weights, policy, num_models)
+    shape, ticks = (num_models, num_clients), num_clients if clock == "client" else 1
+
+    def init(rng_key: PRNGKeyArray) -> Heard:
+        del rng_key
+        nothing = jnp.zeros(shape)
+        return Heard(nothing, nothing, jnp.zeros(()), jnp.zeros(shape, jnp.int32))
+
+    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Pairs:
+        if policy == "random":
+            return at_random(rng_key, num_clients, num_models, cohort_size)
+        bounds = upper_bounds(heard)
+        if policy == "weighted-sum":
+            return weighted_sum(bounds, shares, cohort_size)
+        if policy == "pareto":
+            return pareto(rng_key, bounds, heard.last, cohort_size)
+        return rank_list(bounds, round - 1 if num_models > 2 else jnp.int32(0), cohort_size)
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del look
+        t = jnp.asarray(round, jnp.int32)
+        its_turn, everybody = jnp.arange(num_models) == t - 1, jnp.arange(num_clients)
+        groups = lax.cond(
+            t <= num_models,
+            lambda: jnp.where(its_turn[:, None], everybody.astype(jnp.int32), -1),
+            lambda: rows_of(choose(rng_key, t, state), num_models, num_clients),
+        )
+        return Groups(groups), state
+
+    def observe(round: Round, groups: Groups, reports: Any, state: Any) -> Heard:
+        # Index -1 would write to the last client; an index out of range is dropped.
+        home = jnp.where(groups.clients >= 0, groups.clients, num_clients)
+        pairs = jnp.arange(num_models)[:, None], home
+        loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
+        last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
+        passed = jnp.sum(jnp.asarray(discount) ** jnp.arange(ticks))
+        return Heard(
+            loss + discount * state.loss,
+            (loss > 0) + discount * state.number,
+            passed + jnp.asarray(discount) ** ticks * state.time,
+            last,
+        )
+
+    return Assignment(num_clients, num_models, init, assign, observe)
+
+
+def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
+    """Returns A for every model and client, infinite where nothing was heard."""
+    bounds = heard.loss / heard.number + jnp.sqrt(2 * jnp.log(heard.time) / heard.number)
+    return jnp.where(heard.number > 0, bounds, jnp.inf)
+
+
+def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Pairs:
+    """Draws K clients without replacement, and a model for each."""
+    client_key, model_key = jax.random.split(rng_key)
+    models = jax.random.randint(model_key, (cohort_size,), 0, num_models, jnp.int32)
+    return Pairs(permutation(client_key, num_clients, cohort_size), models)
+
+
+def weighted_sum(
+    bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
+) -> Pairs:
+    """Takes the K clients with the largest ``sum_m p_m A_m``, for their models of largest A."""
+    _, clients = lax.top_k(shares @ bounds, cohort_size)
+    return Pairs(clients.astype(jnp.int32), jnp.argmax(bounds[:, clients], axis=0))
+
+
+def pareto(
+    rng_key: PRNGKeyArray,
+    bounds: Float[Array, "models clients"],
+    last: Int[Array, "models clients"],
+    cohort_size: int,
+) -> Pairs:
+    """Draws K clients of the Pareto set, for the models that they trained least recently."""
+
+    def is_dominated(own: Float[Array, " models"]) -> Bool[Array, ""]:
+        as_large = jnp.all(bounds >= own[:, None], axis=0)
+        return jnp.any(as_large & jnp.any(bounds > own[:, None], axis=0))
+
+    # N^2 comparisons: some clients at a time, so that memory grows with N only.
+    outside = lax.map(is_dominated, bounds.T, batch_size=256)
+    lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
+    clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
+    models = jnp.argmin(last[:, clients], axis=0)
+    return Pairs(jnp.where(outside[clients], -1, clients), models)
+
+
+def rank_list(
+    bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
+) -> Pairs:
+    """Lets the models in turn, from `first` on, take the free client of their largest A."""
+
+    def take(is_taken: Array, turn: Array) -> tuple[Array, Pairs]:
+        model = (first + turn) % len(bounds)
+        client = jnp.argmax(jnp.where(is_taken, -jnp.inf, bounds[model])).astype(jnp.int32)
+        return is_taken.at[client].set(True), Pairs(client, model)
+
+    turns = jnp.arange(cohort_size, dtype=jnp.int32)
+    return lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1]
+
+
+def _shares(weights: Any, policy: Policy, num_models: int) -> Float[Any, " models"]:
+    """Returns p of the weighted sum."""
+    # Without weights nothing of JAX is called: a factory must not start the devices.
+    if weights is None:
+        return np.full(num_models, 1 / num_models)
+    if policy != "weighted-sum":
+        raise ValueError(f"weights are given, but the policy is {policy!r}; it must be without")
+    weights = jnp.asarray(weights) if isinstance(weights, tuple | list) else weights
+    checks.check_numbers("weights", weights, lambda x: x > 0, "be positive", ndim=1)
+    if len(weights) != num_models:
+        raise ValueError(
+            f"weights has {len(weights)} numbers; give one for each of the {num_models} models"
+        )
+    return jnp.asarray(weights, float)
+
+
+def _loss_in(reports: Any) -> Float[Array, "models group"]:
+    if not isinstance(reports, dict) or "loss" not in reports:
+        raise ValueError(
+            f"the algorithm reports {jax.tree.structure(reports)}, but a bandit observes losses; "
+            'let its clients report {"loss": the mean loss while training}'
+        )
+    loss: Array = reports["loss"]
+    return loss

@@ -1,0 +1,90 @@
+"""Fair allocation: models that do badly get more clients."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from fedjax_mm import checks
+from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.assignments.rows import Pairs, rows_of
+from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.shuffles import permutation
+
+
+def fedfair(
+    num_clients: int,
+    num_models: int,
+    *,
+    cohort_size: int | None = None,
+    alpha: float | Float[Array, ""] = 3.0,
+    by: Literal["loss", "accuracy"] = "loss",
+) -> Assignment:
+    """FedFairMMFL: each client draws its model with probability proportional to f_m^(alpha - 1).
+
+    f_m is what the model still lacks before the round. A model that no client draws stays as it is.
+
+    Args:
+      num_clients: N.
+      num_models: M.
+      cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      alpha: 1 draws models uniformly; the larger it is, the more clients the worst model gets.
+      by: "loss" takes the model's mean training loss for f_m, "accuracy" 100 (1 - its accuracy on
+        test examples); tasks have to have that metric. Either costs a pass over these data.
+
+    Raises:
+      ValueError: if sizes do not fit, `alpha` is below 1 or `by` is unknown.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> look = Look(None, None, metric=lambda *names: jnp.array([0.01, 2.0]))
+      >>> groups, _ = fedfair(3, 2).assign(jax.random.key(0), 1, (), look)
+      >>> sorted(groups.clients[1].tolist())
+      [0, 1, 2]
+
+    Reference: Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning"
+    (2024).
+    """
+    num_clients = checks.check_count("num_clients", num_clients)
+    num_models = checks.check_count("num_models", num_models)
+    given = checks.check_count("cohort_size", cohort_size, optional=True)
+    cohort = num_clients if given is None else given
+    checks.check_between("cohort_size", cohort, 1, num_clients, "num_clients")
+    checks.check_numbers("alpha", alpha, lambda x: x >= 1, "be at least 1")
+    checks.check_choice("by", by, "loss", "accuracy")
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del round
+        client_key, model_key = jax.random.split(rng_key)
+        clients = permutation(client_key, num_clients, cohort)
+        if by == "loss":
+            lack = look.metric("loss")
+        else:
+            lack = 100 * (1 - look.metric("test_accuracy", "accuracy"))
+        up_to = jnp.cumsum(chances(lack, alpha))
+        lot = jax.random.uniform(model_key, (cohort, 1), jnp.float32)
+        # Rounding may leave the last sum below 1.
+        models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
+        return Groups(rows_of(Pairs(clients, models), num_models, cohort)), state
+
+    return Assignment(num_clients, num_models, no_state, assign)
+
+
+def chances(
+    lack: Float[Array, " models"], alpha: float | Float[Array, ""]
+) -> Float[Array, " models"]:
+    """Returns the probabilities that are proportional to f_m^(alpha - 1).
+
+    A model that lacks nothing is drawn only if alpha is 1 or no model lacks anything.
+
+    Example:
+      >>> chances(jnp.array([1.0, 2.0]), 3.0).tolist()
+      [0.2..., 0.8...]
+      >>> chances(jnp.array([0.0, 0.0]), 3.0).tolist()
+      [0.5, 0.5]
+    """
+    # By logarithms: powers of small losses with a large alpha would all be 0.
+    tiny = jnp.finfo(lack.dtype).tiny
+    return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)))

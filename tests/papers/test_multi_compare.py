@@ -1,0 +1,181 @@
+"""All multi-model methods compared: in small, by hand, and judged on invented curves."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import bandit, fedavg, simulate
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.papers import ITEMS, multi_compare
+from fedjax_mm.plots import save_figure
+
+ITEM = ITEMS["multi-compare"]
+SMALL = validate(
+    type(ITEM.settings),
+    ITEM.settings.model_dump()
+    | {
+        "problems": ["synthetic", "digits"],
+        "methods": ["bandit: rank list", "FedFairMMFL"],
+        "synthetic": {"num_clients": 6, "cohort_size": 3, "local_steps": 2},
+        "digits": {"num_clients": 6, "cohort_size": 2, "local_steps": 2},
+        "num_rounds": 6,
+        "num_seeds": 2,
+        "record_every": 3,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return ITEM.make(SMALL)
+
+
+def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
+    assert dict(result.sizes) == {"problem": 2, "algorithm": 2, "seed": 2, "round": 3, "model": 3}
+    accuracy = result["test_accuracy"]
+    there = accuracy.sel(problem="synthetic").isel(model=slice(2))
+    assert ((there >= 0) & (there <= 1)).all()
+    assert accuracy.sel(problem="synthetic").isel(model=2).isnull().all()
+    assert accuracy.sel(problem="digits").notnull().all()
+    trained = result["client_updates"].isel(round=-1).sum("model")
+    # Bandits begin with a round of all 6 clients for each model.
+    assert (trained.sel(problem="synthetic", algorithm="bandit: rank list") == 2 * 6 + 4 * 3).all()
+    assert (trained.sel(problem="digits", algorithm="bandit: rank list") == 3 * 6 + 3 * 2).all()
+    assert (trained.sel(problem="digits", algorithm="FedFairMMFL") == 6 * 2).all()
+    assert json.loads(result.attrs["manifest"])["datasets"][0].startswith("synthetic")
+    measured, claims, (table,) = ITEM.judge(result, SMALL)
+    assert claims == ()  # nobody to compare with
+    assert len(table.rows) == 4
+    figure = ITEM.figure(result, measured, SMALL)
+    save_figure(figure, tmp_path / "figure.png")
+    assert len(figure.axes) == 10
+
+
+def test_it_is_what_one_puts_together_by_hand(result):
+    """One run by `simulate`, with the key and the draws of its seed."""
+    seed, problem = 1, SMALL.synthetic
+    assignment = bandit(6, 2, cohort_size=3, policy="rank-list")
+    algorithm = fedavg(problem.learning_rate, local_steps=2, batch_size=problem.batch_size)
+
+    @jax.jit
+    def run(key, data):
+        tasks = problem.tasks([stack.select(seed) for stack in data])
+        return simulate(key, tasks, algorithm, assignment, 6, record_every=3)[1]
+
+    key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)
+    trace = run(key, problem.data(SMALL))
+    expected = result.sel(problem="synthetic", algorithm="bandit: rank list", seed=seed)
+    actual = expected["test_accuracy"].transpose("round", "model")[:, :2]
+    np.testing.assert_allclose(actual, trace.metrics["test_accuracy"], atol=1e-6)
+    updates = expected["client_updates"].transpose("round", "model")[:, :2]
+    np.testing.assert_array_equal(updates, np.cumsum(trace.client_updates, axis=0))
+
+
+METHODS = tuple(multi_compare.METHODS)
+FULL = validate(
+    type(ITEM.settings),
+    ITEM.settings.model_dump()
+    | {"problems": ["synthetic", "digits"], "num_rounds": 10, "num_seeds": 4, "record_every": 1},
+)
+
+
+def invented(accuracy):
+    """A result with ``accuracy(problem, method)`` for each of the models, which rises to the end.
+
+    Seeds differ by a thousandth. A bandit trains ten clients a round, the others five.
+    """
+    dims = "problem", "algorithm", "seed", "round", "model"
+    coords = {
+        "problem": ["synthetic", "digits"],
+        "algorithm": list(METHODS),
+        "seed": range(4),
+        "round": range(11),
+        "model": [1, 2, 3],
+    }
+    values = np.full([len(x) for x in coords.values()], np.nan)
+    cost = np.zeros(values.shape, int)
+    for p, problem in enumerate(coords["problem"]):
+        for m, method in enumerate(METHODS):
+            ends = np.array(accuracy(problem, method))
+            noise = 1e-3 * np.arange(4)[:, None, None] * (1 + (m % 3))
+            rise = np.minimum(np.arange(11) / 8, 1)[:, None]
+            values[p, m, :, :, : len(ends)] = rise * ends + noise
+            each = np.arange(11)[:, None] * (10 if method.startswith("bandit") else 5)
+            cost[p, m, :, :, 0] = each[:, 0]
+    found = {"test_accuracy": (dims, values), "client_updates": (dims, cost)}
+    found |= {"parameters_up": (dims, 100 * cost), "parameters_down": (dims, 150 * cost)}
+    return xr.Dataset(found, coords)
+
+
+def as_published(problem, method):
+    """FedFair lifts the worst model, bandits that look lift all."""
+    base = {"synthetic": [0.5, 0.3], "digits": [0.8, 0.7, 0.3]}[problem]
+    if method == "FedFairMMFL":
+        return [*base[:-1], 0.4]
+    return [x + 0.1 * (method in multi_compare._BY_LOSSES) for x in base]
+
+
+def test_scores_are_measured_at_the_end():
+    measured = ITEM.measure(invented(as_published), FULL)
+    here = measured["end per seed"].sel(seed=0)
+    for method in ("MFA-Rand", "FedFairMMFL", "bandit: Pareto"):
+        for problem in ("synthetic", "digits"):
+            percent = 100 * np.array(as_published(problem, method))
+            found = here.sel(problem=problem, algorithm=method)
+            assert found.sel(score="mean") == pytest.approx(percent.mean())
+            assert found.sel(score="worst") == pytest.approx(percent.min())
+            assert found.sel(score="variance") == pytest.approx(percent.var())
+    # A round of a bandit costs twice as much: 50 trainings are its round 5.
+    equal = measured["at equal trainings per seed"].sel(seed=0, score="worst", problem="digits")
+    assert equal.sel(algorithm="MFA-Rand") == pytest.approx(30)
+    assert equal.sel(algorithm="bandit: Pareto") == pytest.approx(40 * 5 / 8)
+    spent = measured["megabytes"].sel(problem="digits", algorithm="MFA-Rand")
+    np.testing.assert_allclose(spent, 4 * 250 * 5 * np.arange(11) / 1e6)
+
+
+def reversed_(problem, method):
+    """The worst model is worse with FedFair, and bandits do badly."""
+    return [
+        2 * b - x
+        for x, b in zip(
+            as_published(problem, method), as_published(problem, "MFA-Rand"), strict=True
+        )
+    ]
+
+
+def test_claims_hold_or_fail_with_the_curves():
+    for accuracy, verdict in ((as_published, "holds"), (reversed_, "fails")):
+        _, claims, _ = ITEM.judge(invented(accuracy), FULL)
+        assert len(claims) == 2 * (2 + 3 + 4)
+        for claim in claims:
+            is_level = "bandit: random is not below" in claim.claim
+            assert claim.verdict == ("holds" if is_level else verdict), claim
+
+
+def test_a_run_that_diverged_makes_claims_fail():
+    data = invented(as_published)
+    data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedFairMMFL", "seed": 2}] = np.nan
+    _, claims, (table,) = ITEM.judge(data, FULL)
+    failed = [claim.claim for claim in claims if claim.verdict == "fails"]
+    assert failed
+    assert all(text.startswith("digits: FedFairMMFL") for text in failed)
+    assert len(failed) == 2
+    assert sum("diverged" in row for row in table.rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": ["MFA"]}, "methods has 'MFA'; choose from FedAvg, one by one, MFA-Rand"),
+        ({"problems": ["images"]}, "are in files; give --data DIR"),
+        ({"problems": ["digits", "digits"]}, "repeats a value"),
+        ({"digits": {"num_clients": 6, "cohort_size": 7}}, "cohort_size is 7"),
+        ({"directory": "there/is/no/such"}, "there/is/no/such"),
+    ],
+)
+def test_wrong_settings_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        validate(type(ITEM.settings), ITEM.settings.model_dump() | change)
