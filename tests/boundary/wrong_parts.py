@@ -20,6 +20,7 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     mfa_rr,
+    mifa,
     mwfed,
     noisy,
     params_of,
@@ -30,7 +31,9 @@ from fedjax_mm import (
     scaffold,
     sequential,
     simulate,
+    stalevr,
     to_dataset,
+    variance_reduced,
 )
 from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
@@ -416,6 +419,29 @@ CASES = {
     "cohort too small": (lambda: mfa_rr(4, 3, cohort_size=2), "more than the clients a cohort has"),
     "redraw": (lambda: mfa_rr(4, 2, redraw="x"), "redraw is 'x'; it must be 'frame' or 'round'"),
     "clusters 0": (lambda: fedcluster(4, 0), "num_clusters is 0; it must be a positive whole"),
+    "expected trainings": (
+        lambda: variance_reduced(4, 2, expected_trainings=5),
+        "expected_trainings is 5; it must be positive and at most the number of processors, 4",
+    ),
+    "expected trainings text": (
+        lambda: variance_reduced(4, 2, expected_trainings="half"),
+        "expected_trainings is 'half'; it must be a number",
+        NOT_A_NUMBER,
+    ),
+    "processors": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, processors=[1, 2]),
+        "processors are 2; give one number, or 4, one each",
+    ),
+    "processors text": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, processors="all"),
+        "processors is 'all'; it must be a positive whole number",
+    ),
+    "by": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),
+        "by is 'x'; it must be 'loss' or 'update'",
+    ),
+    "beta": (lambda: stalevr(0.1, beta=1, **STEPS), "beta is 1; it must be 'estimated', 'exact'"),
+    "mifa rate": (lambda: mifa(None, **STEPS), "learning_rate is None; it must be", NOT_A_NUMBER),
     "rounds_per_model 0": (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
     # Tasks.
     "quadratic clients": (

@@ -34,8 +34,8 @@ SHAPES = [  # models, rounds, seeds, clients, rates, method
     pytest.param((10, 3, 1, 1_000_000, 2, "fedavg"), marks=pytest.mark.slow, id="a million"),
     pytest.param((200, 10, 10, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="many models"),
     pytest.param((200, 100, 100, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="as many for long"),
-    pytest.param((4, 2, 2, 1000, 2, "mifa"), marks=pytest.mark.slow, id="MIFA's updates"),
-    pytest.param((4, 2, 2, 1000, 2, "stalevr"), marks=pytest.mark.slow, id="StaleVRE's updates"),
+    pytest.param((4, 2, 2, 3000, 2, "mifa"), marks=pytest.mark.slow, id="MIFA's updates"),
+    pytest.param((4, 2, 2, 3000, 2, "stalevr"), marks=pytest.mark.slow, id="StaleVRE's updates"),
 ]
 PEAK = r"""
 import pathlib, re
