@@ -1,40 +1,39 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import base, data, metrics, plots, schedules, sweeps, tasks, theory
+from . import asynchrony, base, data, metrics, plots, schedules, sweeps, tasks, theory
 from .algorithms.afl import afl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
 from .algorithms.fedavg import fedavg
 from .algorithms.fedprox import fedprox
 from .algorithms.maxfl import maxfl
+from .algorithms.mifa import mifa
 from .algorithms.mwfed import mwfed
 from .algorithms.perfedavg import perfedavg
 from .algorithms.prsgd import prsgd
 from .algorithms.qffl import qffl
 from .algorithms.scaffold import scaffold
+from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
-from .record import Trace, join_traces
+from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
 from .simulate import State, advance, init, params_of, simulate
-from .sweeps.devices import use_cpu_devices
 from .sweeps.execute import sweep
-from .sweeps.grid import Setup
-from .tasks.requirements import own_models, requiring
 
 __all__ = [
     "Experiment",
-    "Setup",
     "State",
-    "Trace",
     "advance",
     "afl",
     "appealing",
+    "asynchrony",
     "attacked",
     "averaging",
     "bandit",
@@ -52,28 +51,28 @@ __all__ = [
     "metrics",
     "mfa_rand",
     "mfa_rr",
+    "mifa",
     "mwfed",
     "noisy",
     "open_result",
-    "own_models",
     "params_of",
     "perfedavg",
     "plots",
     "prsgd",
     "qffl",
-    "requiring",
     "run",
     "save_dataset",
     "scaffold",
     "schedules",
     "sequential",
     "simulate",
+    "stalevr",
     "sweep",
     "sweeps",
     "tasks",
     "theory",
     "to_dataset",
-    "use_cpu_devices",
+    "variance_reduced",
 ]
 
 __version__: str

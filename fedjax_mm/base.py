@@ -9,9 +9,11 @@ assignment sees all models and all clients. The simulator passes arguments by po
 Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import jax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
@@ -46,6 +48,7 @@ __all__ = [
     "SparseUpdate",
     "Steps",
     "Task",
+    "Updates",
 ]
 
 Params: TypeAlias = Any  # a pytree of arrays
@@ -270,7 +273,10 @@ class Aggregation(NamedTuple):
 
 
 class ServerFn(Protocol):
-    """Function that aggregates a round's contributions; models that nobody trained keep theirs."""
+    """Function that aggregates a round's contributions.
+
+    Models that nobody trained keep theirs, unless `Algorithm.steps_idle` is set.
+    """
 
     def __call__(self, given: Aggregation) -> tuple[Params, ServerState]:
         """Returns the new parameters and the server's new state."""
@@ -285,12 +291,15 @@ class Algorithm(NamedTuple):
       server: applies the sum of the contributions.
       num_steps: returns the number of local steps that a client will take. Clients with similar
         numbers are computed together. Any int means that all clients take equally many.
+      steps_idle: whether the server also steps in rounds in which nobody trains the model, as
+        methods do that use earlier updates; the sums are then 0.
     """
 
     init: InitFn
     client: ClientFn
     server: ServerFn
     num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] = lambda *_: 1
+    steps_idle: bool = False
 
 
 class Groups(NamedTuple):
@@ -299,29 +308,60 @@ class Groups(NamedTuple):
     Attributes:
       clients: client numbers. -1 is padding, at any place of a row, and contributes nothing. A
         client may be in several rows, but only once in each.
-      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
+      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1. Clients
+        with a factor of 0 train, and their gradients count, but they do not take part.
+      num_gradients: all gradients of the round, where clients computed some before they were
+        chosen; None counts those of the groups.
     """
 
     clients: Int[Array, "models group"]
     scale: Float[Array, "models group"] | None = None
+    num_gradients: Int[Array, " models"] | None = None
+
+    def participates(self) -> Bool[Array, "*models group"]:
+        """Returns the places of clients with a factor other than 0."""
+        is_there = self.clients >= 0
+        return is_there if self.scale is None else is_there & (self.scale != 0)
+
+
+class Updates(NamedTuple):
+    """Updates that all clients would send in a round.
+
+    Attributes:
+      norms: of the part that `Groups.scale` multiplies, divided by the weights of all clients:
+        ``d_k |w_k - w|`` in FedAvg.
+      num_gradients: what they cost.
+    """
+
+    norms: Float[Array, "models clients"]
+    num_gradients: Int[Array, " models"]
+
+
+def _not_offered() -> Any:
+    raise ValueError("nobody answers this question; give the function to `Look`")
 
 
 class Look(NamedTuple):
     """Questions that an assignment may ask about the models before a round.
 
-    Each call costs one pass over all data; a question that is not asked costs nothing.
+    A question that is not asked costs nothing.
 
     Attributes:
-      losses: returns F_k of every model, ``float[models, clients]``.
-      appeals: returns whether each model appeals to each client, ``bool[models, clients]``; see
-        `requiring`.
+      losses: returns F_k of every model, ``float[models, clients]``, in one pass over all data.
+      appeals: returns whether each model appeals to each client, ``bool[models, clients]``, in one
+        pass over all data; see `requiring`.
+      weights: returns n_k of every model's task, ``float[models, clients]``.
+      updates: lets all clients train all models, with the keys of the round, so that those who are
+        chosen will send just that.
       metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
         of several names the first that a model's task has.
     """
 
     losses: Callable[[], Float[Array, "models clients"]]
     appeals: Callable[[], Bool[Array, "models clients"]]
-    metric: Callable[..., Float[Array, " models"]]
+    weights: Callable[[], Float[Array, "models clients"]] = _not_offered
+    updates: Callable[[], Updates] = _not_offered
+    metric: Callable[..., Float[Array, " models"]] = _not_offered
 
 
 class AssignFn(Protocol):
@@ -352,6 +392,8 @@ class Assignment(NamedTuple):
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
+      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded beside
+        the tasks' metrics; None has none.
     """
 
     num_clients: int
@@ -359,3 +401,33 @@ class Assignment(NamedTuple):
     init: Callable[[PRNGKeyArray], Any]
     assign: AssignFn
     observe: ObserveFn | None = None
+    metrics: Callable[[Any], Metrics] | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """Records of a run; the first entry of every array is the state before the recorded rounds.
+
+    Attributes:
+      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have come home.
+      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
+        for each model, ``float[records, models, ...]``.
+      client_updates: ``int32[records, models]``, local trainings since the record before.
+      gradients: ``int32[records, models]``, gradients computed since the record before. In either
+        count, -1 marks a number that does not fit 32 bits.
+      idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
+        trained the model.
+      upload_size: how many numbers one client sends per local training of each model.
+      download_size: how many numbers one client receives per local training of each model.
+      num_clients: N; metrics with an axis of this length are numbers for each client.
+    """
+
+    round: Array
+    metrics: dict[str, Array]
+    client_updates: Array
+    gradients: Array
+    idle_rounds: Array
+    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    num_clients: int = dataclasses.field(default=0, metadata={"static": True})

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool
 
 T = TypeVar("T")
 
+_MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # characters of a value in a message
 _SHAPES = ("one number", "one number for each, [clients]")
 
@@ -69,7 +70,7 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
 
 
 def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
-    """Returns a positive whole number, of any integer type, as an int.
+    """Returns a positive whole number of 31 bits, of any integer type, as an int.
 
     Traced numbers are returned as they are, and so is None where it is optional.
 
@@ -79,9 +80,25 @@ def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
     if isinstance(value, jax.core.Tracer) or (optional and value is None):
         return value
     number = whole(value)
-    if number is None or number < 1:
-        raise ValueError(f"{name} is {described(value)}; it must be a positive whole number")
+    if number is None or not 1 <= number <= _MOST:
+        below = "" if number is None or number < 1 else f", at most {_MOST}"
+        raise ValueError(f"{name} is {described(value)}; it must be a positive whole number{below}")
     return number
+
+
+def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
+    """Raises `ValueError` unless int32 can count the local steps of a client's epochs.
+
+    Args:
+      epochs: passes over the client's examples.
+      num_batches: of an epoch of the client that has the most.
+      where: begins the message.
+    """
+    if (steps := epochs * num_batches) > _MOST:
+        raise ValueError(
+            f"{where}epochs = {epochs:,} of {num_batches:,} batches are {steps:,} local steps; at "
+            f"most {_MOST:,} can be counted: take fewer epochs or a larger batch_size"
+        )
 
 
 def whole(value: Any) -> int | None:
@@ -179,12 +196,12 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
         )
 
 
-def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
+def check_rounds(num_rounds: Any, record_every: Any, name: str = "num_rounds") -> tuple[int, int]:
     """Returns both as ints; `ValueError` unless `record_every` divides the number of rounds."""
-    num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
+    num_rounds, every = check_count(name, num_rounds), whole(record_every)
     if every is None or every < 1 or num_rounds % every:
         raise ValueError(
-            f"record_every is {described(record_every)}; it must be a divisor of num_rounds = "
+            f"record_every is {described(record_every)}; it must be a divisor of {name} = "
             f"{num_rounds}"
         )
     return num_rounds, every
@@ -248,6 +265,15 @@ def fit_params(params: Any, like: Any) -> Any:
     """
 
     def fit(given: Any, wanted: jax.ShapeDtypeStruct) -> Array:
+        is_known = not isinstance(given, jax.Array) or (
+            not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
+        )
+        with np.errstate(over="ignore"):  # what does not fit is infinite
+            if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
+                raise ValueError(
+                    "initial parameters have entries that are not finite; give those of a run that "
+                    "did not diverge"
+                )
         given = jnp.asarray(given, wanted.dtype)
         if given.shape not in (wanted.shape, wanted.shape[1:]):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Ctrl-C: nothing is left behind, and nobody sees a traceback, wherever it came."""
+"""Ctrl-C and SIGTERM: nothing is left behind, nobody sees a traceback, wherever they came."""
 
 from __future__ import annotations
 
@@ -25,34 +25,41 @@ def die_of_interrupts() -> None:
 def tidy_interrupts() -> Iterator[None]:
     """Ends the block with `KeyboardInterrupt` at Ctrl-C, so that it tidies up; twice ends at once.
 
-    The libraries below make other errors of it, or swallow it in a callback: then it comes again.
+    So does SIGTERM, of which the process dies behind the block. The libraries below make other
+    errors of the exception, or swallow it in a callback: then it comes again.
     """
-    before, came = signal.getsignal(signal.SIGINT), list[int]()
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or before not in (signal.SIG_DFL, signal.default_int_handler):
+    came, usual = list[signal.Signals](), sys.unraisablehook
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ends = (signal.SIG_DFL, signal.default_int_handler)  # else it is ignored, or another's
+    mine = [number for number, handler in before.items() if handler in ends]
+    if threading.current_thread() is not threading.main_thread() or not mine:
         yield
         return
 
+    def handle(handler: Any) -> None:
+        for number in mine:
+            signal.signal(number, handler)
+
     def interrupt(number: int, _: FrameType | None) -> None:
-        came.append(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        came.append(signal.Signals(number))
+        handle(signal.SIG_DFL)
         raise KeyboardInterrupt
 
     def again() -> None:
         if hasattr(signal, "pthread_kill"):  # which wakes the thread if it waits
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(threading.main_thread().ident or 0, came[-1])
         else:
-            _thread.interrupt_main()
+            _thread.interrupt_main(came[-1])
 
     def report(lost: Any) -> None:
         if not came:
             usual(lost)
         elif issubclass(lost.exc_type, KeyboardInterrupt):
-            signal.signal(signal.SIGINT, interrupt)
+            handle(interrupt)
             threading.Timer(0.01, again).start()  # the callback's end is near
 
-    usual, sys.unraisablehook = sys.unraisablehook, report
-    signal.signal(signal.SIGINT, interrupt)
+    sys.unraisablehook = report
+    handle(interrupt)
     try:
         yield
     except BaseException as error:
@@ -60,5 +67,40 @@ def tidy_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number in mine:
+            signal.signal(number, before[number])
         sys.unraisablehook = usual
+        if signal.SIGTERM in came:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@contextmanager
+def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
+    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect.
+
+    Args:
+      is_noting: whether to; else nothing is changed.
+      until: when the block looks at the list that it gets, for the user.
+    """
+    noted: list[int] = []
+    if not is_noting or threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in usual.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        del frame
+        noted.append(number)
+        restore()
+        print(f"\n{until}; once more stops at once", file=sys.stderr)
+
+    for number in usual:
+        signal.signal(number, note)
+    try:
+        yield noted
+    finally:
+        restore()

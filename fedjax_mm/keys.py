@@ -1,7 +1,9 @@
 """Random keys: every draw depends on the seed, the round, the model and the client only.
 
 A round's key folds 0 for the assignment, 1 + m for model m, and M + 2 for the metrics. A model's
-key folds the client's number. Round 0 comes before the first round.
+key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have no
+round: the seed's key folds `_JOBS` in its place, then the job's number, then 0 for the client, 1
+for the delay and 2 for the training.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,8 @@ from fedjax_mm.base import Index, Round
 
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
+_JOBS = 2**31 - 1  # far from the numbers of rounds
+_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
 
 
@@ -26,6 +30,11 @@ def round_key(rng_key: PRNGKeyArray, round: Round) -> PRNGKeyArray:
 def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of the assignment's draws in a round."""
     return jax.random.fold_in(round_key, 0)
+
+
+def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key of the delays in a round, a round's key for `model_keys`."""
+    return jax.random.fold_in(assignment_key, _DELAYS)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
@@ -60,3 +69,23 @@ def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
 def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of an attacker's noise."""
     return jax.random.fold_in(client_key, _NOISE)
+
+
+def job_key(rng_key: PRNGKeyArray, number: Int[Array, ""]) -> PRNGKeyArray:
+    """Returns the key of an asynchronous job from that of the seed and the job's number."""
+    return jax.random.fold_in(round_key(rng_key, _JOBS), number)
+
+
+def draw_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which the client of a job is drawn."""
+    return jax.random.fold_in(job_key, 0)
+
+
+def delay_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which the delay of a job is drawn."""
+    return jax.random.fold_in(job_key, 1)
+
+
+def training_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key of a job's client, which trains."""
+    return jax.random.fold_in(job_key, 2)

@@ -22,7 +22,7 @@ from fedjax_mm.base import (
     Steps,
     Task,
 )
-from fedjax_mm.checks import check_choice, check_count, needs
+from fedjax_mm.checks import check_choice, check_count, check_epochs, needs
 from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -123,12 +123,19 @@ class LocalSGD(NamedTuple):
         return self.learning_rate(round) if callable(self.learning_rate) else self.learning_rate
 
     def num_steps(self, task: Task, client: base.Index) -> int | Int[Array, ""]:
-        """Returns E, or the steps of the epochs; `ValueError` if the task has no epochs."""
+        """Returns E, or the steps of the epochs.
+
+        Raises:
+          ValueError: if the task has no epochs, or they have more steps than can be counted.
+        """
         if self.local_steps is not None:
             return self.local_steps
         assert self.epochs is not None
         assert isinstance(self.batch_size, int | None)
-        return self.epochs * needs(task, base.EpochTask).num_batches(client, self.batch_size)
+        batches = needs(task, base.EpochTask).num_batches(client, self.batch_size)
+        most = batches if isinstance(batches, int) else _most_batches(task, self.batch_size)
+        check_epochs(self.epochs, most)
+        return self.epochs * batches
 
     def batching(self, round: base.Round) -> Batching:
         """Returns the rule by which clients' batches are drawn in a round."""
@@ -177,6 +184,14 @@ class LocalSGD(NamedTuple):
         update = task.local_sgd(local.params, local.client, self.rate(local.round), steps)
         loss = local.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
         return Change(update, {"loss": loss})
+
+
+def _most_batches(task: Task, size: int | None) -> int:
+    """Returns the batches of an epoch of the largest client, as far as that is known."""
+    # Clients' data know it without their values, which may be traced; the first are for training.
+    parts = jax.tree.leaves(task, is_leaf=lambda x: hasattr(x, "max_count"))
+    counts = [part.max_count for part in parts if hasattr(part, "max_count")]
+    return -(-counts[0] // (size or counts[0])) if counts else 1
 
 
 def local_sgd(

@@ -13,8 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import Algorithm, Assignment, Task
-from fedjax_mm.checks import check_numbers, check_positive, described, whole
+from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Round, Task
+from fedjax_mm.checks import check_alike, check_numbers, check_positive, described, whole
 
 T = TypeVar("T")
 
@@ -38,12 +38,85 @@ def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Returns an assignment; else raises `TypeError`, which says what to do."""
     remedy = "such as full_participation(num_clients)"
-    return _check(name, value, "an assignment", Assignment, remedy)
+    assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
+    for part in ("init", "assign", "observe"):
+        given = getattr(assignment, part)
+        if not callable(given) and (given is not None or part != "observe"):
+            raise TypeError(f"the assignment's {part} is {described(given)}; give a function")
+    return assignment
+
+
+def groups_of(
+    assignment: Assignment, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
+) -> tuple[Groups, Any]:
+    """Returns the groups of a round and the assignment's new state, both checked.
+
+    What is traced has no value yet, so that clients' numbers are not looked at.
+
+    Raises:
+      TypeError: if `assign` returns something else.
+      ValueError: if shapes do not fit.
+    """
+    what, wanted = _name_of(assignment), "return two from assign: Groups(clients), and the state"
+    match assignment.assign(rng_key, round, state, look):
+        case Groups() as found:
+            raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
+        case Groups() as groups, new:
+            pass
+        case first, _:
+            raise TypeError(f"{what} returns as groups {described(first)}; {wanted}")
+        case found:
+            raise TypeError(f"{what} returns {described(found)}; {wanted}")
+    clients: Any = groups.clients  # whatever it is
+    scale, num_models = groups.scale, assignment.num_models
+    if not isinstance(clients, jax.Array | np.ndarray) or clients.dtype.kind not in "iu":
+        kind = f", {clients.dtype}" if hasattr(clients, "dtype") else ""
+        raise TypeError(
+            f"{what} returns as clients {described(clients)}{kind}; give an array of their "
+            "numbers, int32[models, group]"
+        )
+    if clients.ndim != 2 or len(clients) != num_models:
+        raise ValueError(
+            f"{what} returns clients of shape {clients.shape}; give [models, group], a row for "
+            f"each of {num_models} models"
+        )
+    if scale is not None and np.shape(scale) != clients.shape:
+        raise ValueError(
+            f"{what} returns a scale of shape {np.shape(scale)}; give one number for each client, "
+            f"{clients.shape}"
+        )
+    if assignment.observe is None:  # which else makes the state of the next round
+        _check_state(f"{what} returns", state, new)
+    return groups, new
+
+
+def after_observing(
+    assignment: Assignment, round: Round, groups: Groups, reports: Any, state: Any, *, like: Any
+) -> Any:
+    """Returns the state after an assignment observed a round; `ValueError` unless it is alike.
+
+    Args:
+      assignment: one that has `observe`.
+      round: t.
+      groups: as `assign` returned them.
+      reports: of the clients, in the order of the groups.
+      state: as `assign` returned it.
+      like: the state before the round, whose form it keeps.
+    """
+    assert assignment.observe is not None
+    new = assignment.observe(round, groups, reports, state)
+    _check_state(f"{_name_of(assignment)} returns from observe", like, new)
+    return new
 
 
 def check_parts(tasks: Any, algorithm: Any, assignment: Any) -> None:
     """Raises `TypeError` unless these are tasks, algorithms and an assignment, in this order."""
     check_assignment(assignment)
+    check_trained(tasks, algorithm)
+
+
+def check_trained(tasks: Any, algorithm: Any) -> None:
+    """Raises `TypeError` unless these are tasks and algorithms; one or a list of each."""
     several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
     for name, given, check in several:
         if type(given) not in (list, tuple):
@@ -157,6 +230,25 @@ def check_seed(name: str, seed: Any) -> int:
     if number is None or not 0 <= number <= _MOST:
         raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")
     return number
+
+
+def _name_of(assignment: Assignment) -> str:
+    """Returns what to call an assignment in messages: by the function that made it, if one did."""
+    name = getattr(assignment.assign, "__qualname__", type(assignment.assign).__name__)
+    return f"the assignment {name.split('.<locals>')[0]}"
+
+
+def _check_state(who: str, old: Any, new: Any) -> None:
+    """Raises `ValueError` unless a round keeps the structure, shapes and types of a state."""
+    check_alike(f"{who} a state of another structure than init", old, new)
+    for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
+        before, after = jax.typeof(one), jax.typeof(other)
+        is_same = before.weak_type or before.dtype == after.dtype  # the loop widens Python numbers
+        if before.shape != after.shape or not is_same:
+            raise ValueError(
+                f"{who} {after.str_short()} in its state where init returned {before.str_short()}; "
+                "keep shapes and types"
+            )
 
 
 def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:

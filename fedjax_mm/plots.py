@@ -257,7 +257,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       metric: by default the excess loss, or else the loss, or else what comes first.
 
     Example:
-      >>> from fedjax_mm import Setup, fedavg, full_participation, sweep
+      >>> from fedjax_mm import fedavg, full_participation, sweep
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(algorithm, learning_rate):
       ...     method = algorithm(learning_rate, local_steps=2)
@@ -279,7 +280,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     end = end.isel(dict.fromkeys(others, 0))
     if panel not in end.dims:
         end = end.expand_dims(panel)
-    titles = [f"{panel} = {name}" for name in end[panel].values] if panel in axes else [""]
+    titles = [f"{panel} = {name}" for name in _shown(end[panel])] if panel in axes else [""]
     end = end.assign_coords({panel: titles}).isel({panel: slice(_MOST_PANELS)})
     mean, num_seeds = end.mean("seed", skipna=False), end.sizes["seed"]
     error = end.std("seed", ddof=1) / np.sqrt(num_seeds) if num_seeds > 1 else 0 * mean
@@ -287,7 +288,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     is_positive = bool((mean > 0).any() and not (mean <= 0).any())
     is_log = values[x].dtype.kind == "f" and bool((values[x] > 0).all())
     more = f" The first {_MOST_PANELS} of {len(titles)} {panel}." * (len(titles) > _MOST_PANELS)
-    fixed = "".join(f", {name} = {values[name].values[0]}" for name in others)
+    fixed = "".join(f", {name} = {_shown(values[name][:1])[0]}" for name in others)
     figure_of = panels(
         mean.transpose(*order),
         error.transpose(*order),
@@ -315,6 +316,13 @@ def save_figure(figure: Figure, path: Path) -> None:
       b'PNG'
     """
     write_aside(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
+
+
+def _shown(labels: xr.DataArray) -> list[str]:
+    """Returns an axis's labels, numbers in four digits where those tell them apart."""
+    values = labels.values
+    short = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
+    return short if len(set(short)) == len(short) else list(map(str, values))
 
 
 def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Contribution, Groups, Params, Round, Task
+from fedjax_mm.base import Contribution, Groups, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -26,35 +26,6 @@ class Counts(NamedTuple):
     client_updates: Any
     gradients: Any
     idle_rounds: Any
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """Records of a run; the first entry of every array is the state before the recorded rounds.
-
-    Attributes:
-      round: ``int32[records]``, rounds done.
-      metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
-        for each model, ``float[records, models, ...]``.
-      client_updates: ``int32[records, models]``, local trainings since the record before.
-      gradients: ``int32[records, models]``, gradients computed since the record before. In either
-        count, -1 marks a number that does not fit 32 bits.
-      idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
-        trained the model.
-      upload_size: how many numbers one client sends per local training of each model.
-      download_size: how many numbers one client receives per local training of each model.
-      num_clients: N; metrics with an axis of this length are numbers for each client.
-    """
-
-    round: Array
-    metrics: dict[str, Array]
-    client_updates: Array
-    gradients: Array
-    idle_rounds: Array
-    upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    num_clients: int = dataclasses.field(default=0, metadata={"static": True})
 
 
 @jax.tree_util.register_static
@@ -146,9 +117,23 @@ class Measured(NamedTuple):
 
 
 def measure(
-    stacks: list[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, client_map: ClientMap
+    stacks: list[Stack],
+    rng_key: PRNGKeyArray,
+    round: Round,
+    models: Models,
+    client_map: ClientMap,
+    own: Metrics | None = None,
 ) -> Measured:
-    """Returns all models' metrics after a round; NaN where a model's task lacks a metric."""
+    """Returns all models' metrics after a round; NaN where a model's task lacks a metric.
+
+    Args:
+      stacks: the models' tasks.
+      rng_key: the seed's.
+      round: t.
+      models: their parameters.
+      client_map: as in `simulate`.
+      own: further metrics ``[models, ...]``, which are not the tasks'.
+    """
     num_models = sum(len(stack.models) for stack in stacks)
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
@@ -180,7 +165,10 @@ def measure(
     names = dict.fromkeys(name for each in metrics for name in each)
     for name in names.keys() & set(RESERVED):
         raise ValueError(f"a metric is called {name!r}, as every result's own; rename it")
-    return Measured({name: of_all(name) for name in names}, by_model(stacks, finite))
+    for name in names.keys() & (own or {}).keys():
+        raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
+    all_of = {name: of_all(name) for name in names} | (own or {})
+    return Measured(all_of, by_model(stacks, finite))
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
@@ -194,15 +182,17 @@ def count(
     stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
-    participants = jnp.sum(groups.clients >= 0, axis=1, dtype=jnp.int32)
-    gradients = by_model(stacks, [total.num_gradients for total in totals])
+    participants = jnp.sum(groups.participates(), axis=1, dtype=jnp.int32)
+    gradients = groups.num_gradients
+    if gradients is None:
+        gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
-    up = _message_sizes(stacks, [total.update for total in totals])
-    down = _message_sizes(stacks, [each.params for _, each in split(stacks, models)])
+    up = message_sizes(stacks, [total.update for total in totals])
+    down = message_sizes(stacks, [each.params for _, each in split(stacks, models)])
     return counts, Sizes(up, down)
 
 
-def _message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
+def message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
     """Returns the size of each model's message, from messages ``[models, ...]`` of each stack."""
     of_model = {
         model: sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message))

@@ -75,6 +75,10 @@ class Stack(NamedTuple):
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
+    def task_at(self, row: Int[Array, ""]) -> Task:
+        """Returns the task of one of the stack's models; `row` may be traced."""
+        return jax.tree.map(lambda x, same: x if same else x[row], self.task, self.shared)
+
 
 def stacks_of(
     tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], assignment: Assignment
@@ -86,16 +90,26 @@ def stacks_of(
       ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
     """
     check_parts(tasks, algorithm, assignment)
+    return make_stacks(tasks, algorithm, assignment.num_clients, assignment.num_models)
+
+
+def make_stacks(
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    num_clients: int,
+    num_models: int,
+) -> list[Stack]:
+    """Returns the models in stacks, from tasks and algorithms that are known to be such."""
     # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
         tasks,
     )
-    each = partial(checks.one_each, num_models=assignment.num_models)
+    each = partial(checks.one_each, num_models=num_models)
     each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
     each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
-    checks.check_num_clients([task.num_clients for task in each_task], assignment.num_clients)
+    checks.check_num_clients([task.num_clients for task in each_task], num_clients)
     alike: dict[Any, list[int]] = {}
     for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
         leaves, structure = jax.tree.flatten(task)
@@ -146,7 +160,6 @@ def over_models(function: Any, stack: Stack, *args: Any, one_by_one: bool = Fals
         return jax.vmap(function, (task_axes, *(0 for _ in args)))(stack.task, *args)
 
     def one(model: Int[Array, ""]) -> Any:
-        task = jax.tree.map(lambda x, same: x if same else x[model], stack.task, stack.shared)
-        return function(task, *jax.tree.map(itemgetter(model), args))
+        return function(stack.task_at(model), *jax.tree.map(itemgetter(model), args))
 
     return lax.map(one, jnp.arange(len(stack.models)))

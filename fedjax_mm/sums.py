@@ -67,6 +67,13 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
     return total._replace(update=_map_sparse(dense, total.update, params))
 
 
+def dense_update(contribution: Contribution, params: Params) -> Contribution:
+    """Returns the contribution with dense arrays in place of its update's sparse parts."""
+    alone = jax.tree.map(lambda x: x[None], contribution)
+    total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
+    return contribution._replace(update=finish_sum(total, params).update)
+
+
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
     # A dense update may have any structure, also one unlike that of the parameters.
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):

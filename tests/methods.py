@@ -8,10 +8,24 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fedjax_mm import afl, ditto, fedavg, fedprox, maxfl, mwfed, perfedavg, prsgd, qffl, scaffold
+from fedjax_mm import (
+    afl,
+    ditto,
+    fedavg,
+    fedprox,
+    maxfl,
+    mifa,
+    mwfed,
+    perfedavg,
+    prsgd,
+    qffl,
+    scaffold,
+    stalevr,
+)
 from fedjax_mm.base import Algorithm
 from fedjax_mm.simulate import Models
 from tests.oracles import maxfl as oracle
+from tests.oracles import sampling
 
 
 class Method(NamedTuple):
@@ -78,6 +92,12 @@ PERFEDAVG = Method(
     {"variant": "FO"},
     num_gradients=lambda E: 2 * E,
 )
+STALEVR = Method(
+    stalevr,
+    sampling.stalevr,
+    choices={"beta": "estimated"},
+    states=lambda models: (models.clients.update,),
+)
 METHODS = {
     "fedavg": Method(fedavg, oracle.fedavg, choices={"weighted": True}),
     "maxfl": MAXFL,
@@ -112,6 +132,8 @@ METHODS = {
         num_gradients=lambda E: 2 * E,
         states=lambda models: (models.clients,),
     ),
+    "mifa": Method(mifa, sampling.mifa, states=lambda models: (models.clients,)),
+    "stalevr": STALEVR,
 }
 """Every method once."""
 
@@ -122,6 +144,7 @@ VARIANTS = METHODS | {
     "scaffold I": SCAFFOLD._replace(choices={"option": "I"}, num_gradients=lambda E: E + 1),
     "perfedavg HF": PERFEDAVG._replace(choices={"variant": "HF"}, num_gradients=lambda E: 4 * E),
     "qffl 10": METHODS["qffl"]._replace(numbers={"q": 10.0}),
+    "stalevr one": STALEVR._replace(choices={"beta": "one"}),
     "mwfed 2": METHODS["mwfed"]._replace(numbers={"growth": 2.0}),
 }
 """Every method with every option that it has of its own."""

@@ -57,3 +57,20 @@ def test_the_program_dies_without_a_word_before_it_writes():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored):
+    """Also in the background, where Ctrl-C is ignored."""
+    code = (
+        "import signal, sys; from fedjax_mm.interrupts import tidy_interrupts\n"
+        f"signal.signal(signal.SIGINT, signal.{'SIG_IGN' if is_ignored else 'default_int_handler'})"
+        "\nwith tidy_interrupts():\n"
+        "    try:\n"
+        "        signal.raise_signal(signal.SIGTERM)\n"
+        "    finally:\n"
+        "        print('tidied', flush=True)\n"
+        "print('goes on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "tidied\n", "")

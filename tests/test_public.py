@@ -23,7 +23,8 @@ LAYERS = [
     {"chunks", "keys", "local", "stacks", "sums"},
     {"assignments", "data", "tasks"},
     {"algorithms", "theory"},
-    {"record", "simulate"},
+    {"record", "rounds", "simulate"},
+    {"asynchrony"},
     {"results"},
     {"plots", "sweeps"},
     {"experiments"},
@@ -46,7 +47,9 @@ def imports(path):
     return found
 
 
-NAMESPACES = ["base", "data", "metrics", "plots", "schedules", "sweeps", "tasks", "theory"]
+NAMESPACES = [
+    *("asynchrony", "base", "data", "metrics", "plots", "schedules", "sweeps", "tasks", "theory"),
+]
 MODULES = [fedjax_mm, *(getattr(fedjax_mm, name) for name in NAMESPACES), data.partition]
 STUBS = [module for module in MODULES if Path(module.__file__).with_suffix(".pyi").exists()]
 
@@ -150,6 +153,7 @@ def all_orders():
     """Ways to import packages, their submodules and their functions, one after the other."""
     assert BOTH == {
         "fedjax_mm": ["simulate"],
+        "fedjax_mm.asynchrony": [],
         "fedjax_mm.data": ["digits", "federate", "synthetic"],
         "fedjax_mm.sweeps": [],
         "fedjax_mm.tasks": [
@@ -222,7 +226,7 @@ MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
                     *("flax", "orbax", "sklearn"),
                     *(FILES + TERMINAL),
                 ),
-                "from fedjax_mm import Setup, fedavg, mfa_rr, sweep, tasks; tasks.quadratic": (
+                "from fedjax_mm import fedavg, mfa_rr, sweep, tasks; from fedjax_mm.sweeps import Setup; tasks.quadratic": (
                     *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
                     *TERMINAL,
                 ),

@@ -13,7 +13,7 @@ from fedjax_mm import base, keys
 from fedjax_mm.base import Algorithm, Contribution, Index, LocalProblem, Params, Scalar, Task
 from fedjax_mm.checks import check_flags, check_not_negative, check_positive
 from fedjax_mm.parts import check_algorithm, check_task
-from fedjax_mm.sums import add_chunk, finish_sum, zero_sum
+from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks.view import View
 
 
@@ -127,13 +127,6 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
         return sent._replace(update=update), state
 
     return algorithm._replace(client=client)
-
-
-def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """Returns the contribution with dense arrays in place of its update's sparse parts."""
-    alone = jax.tree.map(lambda x: x[None], contribution)
-    total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
-    return contribution._replace(update=finish_sum(total, params).update)
 
 
 def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:

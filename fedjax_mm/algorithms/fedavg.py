@@ -14,6 +14,7 @@ from fedjax_mm.local import LocalOptimizer, equal_weight, local_sgd
 from fedjax_mm.parts import check_optimizer
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
+from fedjax_mm.tasks.view import client_weights
 
 
 def fedavg(
@@ -88,7 +89,7 @@ def fedavg(
     def server(given: base.Aggregation) -> tuple[Params, Any]:
         weight = given.total.weight
         if server_scale == "1/N":
-            weights = jax.vmap(given.task.weight)(jnp.arange(given.task.num_clients))
+            weights = client_weights(given.task)
             weight = jnp.sum(weights if weighted else jnp.ones_like(weights))
         # Minus the mean change is the gradient that optax descends.
         gradient = jax.tree.map(lambda update: -update / weight, given.total.update)

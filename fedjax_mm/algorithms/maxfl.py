@@ -45,8 +45,8 @@ def maxfl(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, maxfl, requiring, simulate
-      >>> from fedjax_mm.tasks import quadratic
+      >>> from fedjax_mm import full_participation, maxfl, simulate
+      >>> from fedjax_mm.tasks import quadratic, requiring
       >>> task = requiring(quadratic(24, 4, mu=2e-4), jax.numpy.full(24, -0.01))
       >>> _, trace = simulate(
       ...     jax.random.key(0), task, maxfl(0.1, local_steps=5), full_participation(24), 10)

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.parts import check_assignment, groups_of
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
@@ -46,15 +46,15 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
-        groups, state = assignment.assign(draw_key, round, state, look)
+        groups, state = groups_of(assignment, draw_key, round, state, look)
         is_there = groups.clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
         # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        groups = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), groups)
-        stays = jnp.take_along_axis(stays, order, axis=1)
-        return groups._replace(clients=jnp.where(stays, groups.clients, -1)), state
+        rows = groups.clients, groups.scale, stays
+        clients, scale, stays = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
+        return Groups(jnp.where(stays, clients, -1), scale, groups.num_gradients), state
 
     return assignment._replace(assign=assign)

@@ -7,7 +7,9 @@ needed: JAX and the rest take seconds, which neither a list nor a wrong word sho
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -59,11 +61,40 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(f"{error.format_message().rstrip('.')}. See 'fedjax-mm --help'.", BAD_INPUT)
     except InterruptedRunError as error:
         _fail(str(error), 128 + error.number)
-    except (ArithmeticError, OSError) as error:
+    except ArithmeticError as error:
         _fail(str(error), FAILED)
     except typer.Abort:
         _fail("interrupted", INTERRUPTED)
+    except Exception as error:
+        if _is_one_of_several():
+            _leave(error)
+        if isinstance(error, OSError):
+            _fail(str(error), FAILED)
+        raise
     sys.exit(code or 0)
+
+
+def _is_one_of_several() -> bool:
+    """Whether this process computes together with others."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def _leave(error: Exception) -> NoReturn:
+    """Ends one of several processes at once, with an error that the others may not have."""
+    # At an orderly exit JAX waits for the others, which have ended or wait for this one: minutes.
+    jax = sys.modules["jax"]
+    if isinstance(error, jax.errors.JaxRuntimeError):
+        (first, *_) = str(error).splitlines()
+        remedy = "if another process has ended, start all of them again with --resume"
+        print(f"fedjax-mm: {first}; {remedy}", file=sys.stderr)
+    elif isinstance(error, OSError):
+        print(f"fedjax-mm: {error}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)
 
 
 def _fail(message: str, code: int) -> NoReturn:

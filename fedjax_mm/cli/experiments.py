@@ -57,8 +57,7 @@ def run(
     file's name, and prints the last values. `fedjax-mm init` writes a file to start from, and
     `--dry-run` shows what would be computed. Algorithms are FedAvg or, by their `name`, any other
     method; `assignment`, `requirement` and `byzantine` are tables for all of them, see
-    docs/experiments.md.
-    A complete experiment:
+    "Experiments in a file" in the documentation. A complete experiment:
 
         num_models = 12
         num_rounds = 1000

@@ -53,7 +53,8 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
     if not isinstance(arrays, tuple | list) or len(arrays) != 2:
         raise ValueError(f"data has {described(arrays)}; give the tuple ({', '.join(names)})")
     x = plain_array(names[0], arrays[0])
-    y = plain_array(names[1], arrays[1], "labels as integers 0 ... C - 1")
+    wanted = "labels as integers 0 ... C - 1, such as np.unique(labels, return_inverse=True)[1]"
+    y = plain_array(names[1], arrays[1], wanted)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y  # a frame of one column
     _check_lengths(names, x, y, most_axes=1)
     if x.dtype != np.uint8:

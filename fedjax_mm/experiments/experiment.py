@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedjax_mm.base import Assignment, Task
+from fedjax_mm.checks import check_epochs
+from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.axes import Axes, Points
 from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws
 from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
@@ -23,6 +26,7 @@ from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.start import Start, check_file, load_start, params_at
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.plan import check_fits
 from fedjax_mm.sweeps.until import Until
 
 Precision = Literal["float32", "float64"]
@@ -197,8 +201,8 @@ class Experiment(Seeded):
         assert assignment is not None
         return assignment
 
-    def _assigned(self, method: Method, num_clients: int) -> Assignment:
-        """Builds the assignment of the clients that are seen."""
+    def _assigned(self, method: Method, num_clients: int, **numbers: Any) -> Assignment:
+        """Builds the assignment of the clients that are seen; `numbers` replace its settings."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -206,7 +210,8 @@ class Experiment(Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            return self._assignment_of(method).build(num_clients - num_unseen, self.num_models)
+            sizes = num_clients - num_unseen, self.num_models
+            return self._assignment_of(method).build(*sizes, **numbers)
         except ValueError as error:
             unseen = (
                 f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
@@ -235,6 +240,7 @@ class Experiment(Seeded):
         most = max((each.train.max_count for each in data), default=1)
         for here in draws.points.experiments:
             here._check_epochs(most)
+            here._check_batches(max(map(_row_bytes, data), default=0.0), limit)
         return self._grid(draws, data, start)
 
     def _check_epochs(self, most_examples: int) -> None:
@@ -242,12 +248,14 @@ class Experiment(Seeded):
         for label, method in self.algorithms.items():
             epochs = getattr(method, "epochs", None) or 0
             batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
-            if epochs * batches >= 2**31:
-                raise ValueError(
-                    f"algorithms.{label}: epochs = {epochs:,} of {batches:,} batches are "
-                    f"{epochs * batches:,} local steps; at most {2**31 - 1:,} can be counted: take "
-                    "fewer epochs or a larger batch_size"
-                )
+            check_epochs(epochs, batches, f"algorithms.{label}: ")
+
+    def _check_batches(self, row_bytes: float, limit: float | None) -> None:
+        """Raises `ValueError` if the rows of a client's batch are known not to fit the memory."""
+        for label, method in self.algorithms.items():
+            size = getattr(method, "batch_size", None) or 0
+            what = f"algorithms.{label}: the {size:,} rows of a batch"
+            check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
     def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
         """Returns all runs on some data, an argument of the compiled programs."""
@@ -317,8 +325,9 @@ class Experiment(Seeded):
     def _setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
         """Builds one run: who trains what and how, with attackers and demands."""
         method = self.algorithms[algorithm]
-        assignment = self._assigned(method, tasks[0].num_clients)
         given = numbers.get("algorithms", {}).get(algorithm, {})
+        dealt = given.get("assignment") or numbers.get("assignment", {})
+        assignment = self._assigned(method, tasks[0].num_clients, **dealt)
         trained = method.build(self.num_models, self.num_rounds, **given)
         if self.requirement is not None and own is not None:
             rate = method.schedule(1, self.num_rounds, given)
@@ -328,6 +337,12 @@ class Experiment(Seeded):
             tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]
             trained = self.byzantine.wrap(trained, assignment.num_clients, **attack)
         return Setup(tasks, trained, assignment, self._starts())
+
+
+def _row_bytes(data: FederatedData) -> float:
+    """Returns the memory of an example in a batch, with its number and its weight."""
+    arrays = jax.tree.leaves(data.train.examples)
+    return 8 + sum(x.nbytes / len(x) for x in arrays)
 
 
 def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:

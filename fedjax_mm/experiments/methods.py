@@ -49,11 +49,12 @@ class Assigned(Config):
     name: str
     appealing: Appealing | None = None
 
-    def build(self, num_clients: int, num_models: int) -> Assignment:
-        """Builds the assignment."""
+    def build(self, num_clients: int, num_models: int, **numbers: Any) -> Assignment:
+        """Builds the assignment; `numbers`, which may be traced, take the place of settings."""
         factory = strategies()[self.name]
         # A strategy whose factory takes no `num_models` trains one.
         settings = {key: value for key, value in self if key not in Assigned.model_fields}
+        settings |= {key: x for key, x in numbers.items() if key in settings}
         if "num_models" in inspect.signature(factory).parameters:
             settings["num_models"] = num_models
         elif num_models != 1:

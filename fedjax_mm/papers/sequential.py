@@ -1,6 +1,7 @@
 """Seeds added to an item until each of its claims is decided, or a budget is spent."""
 
 import shutil
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,13 @@ from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.papers.item import Item
 from fedjax_mm.results.dataset import manifest, open_result, save_dataset
+from fedjax_mm.results.finished import read_about, save_about
 from fedjax_mm.sweeps.checkpoint import STAGE_RESULT, Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import Execution
 
+_ABOUT = "manifest.json"  # of a batch, with the digest of its result
 _TIMES = 8  # the seeds that an item begins with are the most that it has by default
 _SAME = ("config", "versions", "device", "git_revision")  # in the manifests of all batches
 
@@ -118,7 +121,11 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
         saved = execution.checkpoints.stage(f"seeds-{first}")
     with saved:
         path = saved.directory / STAGE_RESULT
-        if path.exists():
+        damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""
+        if damage:
+            words = f"the saved result in {path.parent} is passed over: {damage}; made again"
+            warnings.warn(words, stacklevel=2)
+        elif path.exists():
             result = open_result(path)
             with refusing():
                 _check(result, config, path)
@@ -126,6 +133,7 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
         result = make(config, execution._replace(checkpoints=saved))
         if jax.process_index() == 0:
             save_dataset(result, path)
+            save_about(path.with_name(_ABOUT), result.attrs["manifest"], [STAGE_RESULT])
         saved.discard()
     return result
 
@@ -146,7 +154,10 @@ def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
     """Takes a complete result for the first batch of an unfinished run, which adds seeds to it."""
     with checkpoints.stage("seeds-0") as saved:
         if jax.process_index() == 0:
-            write_aside(saved.directory / STAGE_RESULT, partial(shutil.copyfile, result))
+            path = saved.directory / STAGE_RESULT
+            write_aside(path, partial(shutil.copyfile, result))
+            about = open_result(path).attrs["manifest"]
+            save_about(path.with_name(_ABOUT), about, [STAGE_RESULT])
 
 
 def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:

@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.base import Trace
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Counts, Trace
+from fedjax_mm.record import Counts
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",
@@ -262,7 +263,8 @@ def open_result(directory: Path | str) -> xr.Dataset:
 
     Example:
       >>> import pathlib, tempfile
-      >>> from fedjax_mm import Setup, fedavg, mfa_rr, open_result, sweep
+      >>> from fedjax_mm import fedavg, mfa_rr, open_result, sweep
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)

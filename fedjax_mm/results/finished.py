@@ -48,7 +48,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
     Raises:
       ValueError: if the result is of another run, naming the first differences.
     """
-    content, damage = _read(path)
+    content, damage = read_about(path)
     about = content.get("manifest", content) or _manifest_of(path.with_name(RESULT))
     if not about:  # nothing that could be lost
         return Finished({}, damage) if path.exists() else None
@@ -82,26 +82,26 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], str]:
-    """Returns what the file holds, and what is missing or damaged."""
+def read_about(path: Path) -> Finished:
+    """Returns what `save_about` wrote, and what is missing or damaged by now."""
     if not path.exists():
-        return {}, f"{path.name} is missing"
+        return Finished({}, f"{path.name} is missing")
     try:
         content = json.loads(path.read_text())
         files = dict(content["files"])
         dict(content.get("manifest", content)["config"])
         [claim["verdict"] for claim in content.get("claims", [])]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}, f"{path.name} is damaged"
+        return Finished({}, f"{path.name} is damaged")
     if "digest" not in content or not is_sealed(content):
-        return content, f"{path.name} is damaged"
+        return Finished(content, f"{path.name} is damaged")
     for name, digest in files.items():
         file = path.with_name(name)
         if not file.is_file():
-            return content, f"{name} is missing"
+            return Finished(content, f"{name} is missing")
         if _digest(file) != digest:
-            return content, f"{name} is damaged"
-    return content, ""
+            return Finished(content, f"{name} is damaged")
+    return Finished(content, "")
 
 
 def _manifest_of(path: Path) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .checkpoint import Checkpoints
-from .devices import join_processes, layout
+from .devices import join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError
 from .execute import Execution
+from .grid import Setup
 from .until import Until
 
 __all__ = [
@@ -11,7 +12,9 @@ __all__ = [
     "DivergenceError",
     "Execution",
     "InterruptedRunError",
+    "Setup",
     "Until",
     "join_processes",
     "layout",
+    "use_cpu_devices",
 ]

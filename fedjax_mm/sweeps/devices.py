@@ -15,6 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # of a CPU: each has threads and memory of its own
+_HEARTBEAT_SECONDS = 30  # after which a process that is not heard of is lost; JAX's are 100
 
 # XLA aborts the process when a device has waited 40 seconds for another, which is no fault where
 # clients have very different numbers of local steps: it is to wait 30 years. A flag that a jaxlib
@@ -57,7 +58,7 @@ def join_processes(address: str | None = None) -> None:
     """Makes this process one of several that compute together; JAX then sees all their devices.
 
     Call it once in every process, before anything is computed. JAX aborts a process that has waited
-    for the others for five minutes.
+    for the others for five minutes, or has not heard of one of them for half a minute.
 
     Args:
       address: ``I/N@HOST:PORT``, this process's number, how many there are, and where process 0 can
@@ -74,7 +75,7 @@ def join_processes(address: str | None = None) -> None:
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         try:
-            jax.distributed.initialize()
+            jax.distributed.initialize(heartbeat_timeout_seconds=_HEARTBEAT_SECONDS)
         except ValueError as error:
             raise ValueError(
                 f"no cluster's scheduler was found ({error}); give every process its I/N@HOST:PORT"
@@ -91,7 +92,9 @@ def join_processes(address: str | None = None) -> None:
         socket.getaddrinfo(host.strip("[]"), int(port))
     except OSError as error:
         raise ValueError(f"the process is {address!r}; its host is unknown: {error}") from error
-    jax.distributed.initialize(f"{host}:{port}", int(count), int(number))
+    jax.distributed.initialize(
+        f"{host}:{port}", int(count), int(number), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
+    )
 
 
 def use_compilation_cache() -> Path:

@@ -36,10 +36,11 @@ def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iter
 
 
 class InterruptedRunError(Exception):
-    """A signal ended a run after a segment, whose state is saved."""
+    """A signal ended a run after a segment, whose state is saved, or before the first one."""
 
-    def __init__(self, number: int, done: float) -> None:
-        """Names the signal and the share of the work that is done."""
+    def __init__(self, number: int, done: float | None) -> None:
+        """Names the signal and the share of the work that is done; None if nothing new is."""
+        where = "before it computed anything" if done is None else f"at {done:.0%} and saved"
         name = signal.Signals(number).name
-        super().__init__(f"{name}: stopped at {done:.0%} and saved; continue with --resume")
+        super().__init__(f"{name}: stopped {where}; continue with --resume")
         self.number = number

@@ -12,12 +12,13 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
+from fedjax_mm.interrupts import noted_signals
 from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import flags_of_user
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.grid import Grid, Runs, Setup
-from fedjax_mm.sweeps.journal import Journal, Progress, noted_signals
+from fedjax_mm.sweeps.journal import Journal, Progress
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.program import Record, Rounds, without_keys
@@ -133,11 +134,13 @@ def sweep(
     Raises:
       ValueError: if the grid is wrong, does not fit the memory, or is not the one to be continued.
       DivergenceError: if a model diverged and that is to stop the sweep.
-      InterruptedRunError: if there are checkpoints and SIGINT or SIGTERM came.
+      InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints, or one of several
+        processes was compiling.
       OSError: if a checkpoint cannot be written.
 
     Example:
-      >>> from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(assignment, num_models, learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)
@@ -268,7 +271,7 @@ def finish(
     def labelled() -> xr.Dataset:
         return result.dataset(data, config, time.perf_counter() - clock)
 
-    with noted_signals(how.checkpoints is not None) as signals:
+    with noted_signals(how.checkpoints is not None, "saving after this segment") as signals:
         if how.announce:
             how.announce(plan)
         journal = Journal(plan, how, signals)

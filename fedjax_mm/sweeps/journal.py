@@ -1,13 +1,8 @@
 """Between two segments: progress, saving, and stopping for a signal."""
 
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import jax
@@ -122,30 +117,3 @@ def _ended(program: Program, size: int, params: list[np.ndarray]) -> Carry:
     carry = program.no_carry(size)
     kept = jax.tree.unflatten(jax.tree.structure(carry.models.params), params)
     return carry._replace(models=carry.models._replace(params=kept))
-
-
-@contextmanager
-def noted_signals(is_saving: bool) -> Iterator[list[int]]:
-    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect."""
-    noted: list[int] = []
-    if not is_saving or threading.current_thread() is not threading.main_thread():
-        yield noted
-        return
-    usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in usual.items():
-            signal.signal(number, handler)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        del frame
-        noted.append(number)
-        restore()
-        print("\nsaving after this segment; once more stops at once", file=sys.stderr)
-
-    for number in usual:
-        signal.signal(number, note)
-    try:
-        yield noted
-    finally:
-        restore()

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 
-from fedjax_mm.base import Params
-from fedjax_mm.record import Counts, Trace
+from fedjax_mm.base import Params, Trace
+from fedjax_mm.record import Counts
 from fedjax_mm.results.dataset import manifest, to_dataset
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan

@@ -13,7 +13,9 @@ import jax
 import numpy as np
 import psutil
 
+from fedjax_mm.interrupts import noted_signals
 from fedjax_mm.sweeps.devices import Layout, agree, layout
+from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
@@ -174,7 +176,27 @@ def make_plan(
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
+      InterruptedRunError: if one of several processes was to stop.
     """
+    # One alone would leave the others waiting for it: they stop together, once all have compiled.
+    words = "stopping when the programs are compiled"
+    with noted_signals(jax.process_count() > 1, words) as signals:
+        plan = _make_plan(grid, split, limit, batch_sizes, report, approve)
+    (stop,) = agree(signals[-1] if signals else 0)
+    if stop:
+        raise InterruptedRunError(int(stop), None)
+    return plan
+
+
+def _make_plan(
+    grid: Grid,
+    split: Literal["replicas", "clients"] | None,
+    limit: float | None,
+    batch_sizes: Sequence[int] | None,
+    report: Callable[[str], None],
+    approve: Callable[[Mapping[str, str]], None] | None,
+) -> Plan:
+    """The plan of `make_plan`."""
     where, room, limit = _place(grid, split, limit)
     programs, clock = grid.programs, time.perf_counter()
     if batch_sizes is None:

@@ -19,8 +19,10 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import AnalyticTask, Assignment
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
+from fedjax_mm.parts import groups_of
 from fedjax_mm.record import Counts, Sizes, measure
-from fedjax_mm.simulate import State, init, look, round_of
+from fedjax_mm.rounds import How, look
+from fedjax_mm.simulate import State, init, round_of
 from fedjax_mm.stacks import Models, Order, Stack, order_of, split, stacks_of
 from fedjax_mm.sweeps.devices import Layout
 
@@ -211,8 +213,9 @@ class Program:
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
-        stacks, _ = self._parts(numbers, shared, carry)
-        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map)
+        stacks, assignment = self._parts(numbers, shared, carry)
+        own = assignment.metrics and assignment.metrics(carry.assignment)
+        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map, own)
         return Record(measured.metrics, carry.since, measured.is_finite)
 
     def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
@@ -238,8 +241,9 @@ class Program:
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
             carry = self.start(rng_key, numbers, shared)
             stacks, assignment = self._parts(numbers, shared, carry)
-            view = look(stacks, rng_key, round, carry.models)
-            groups, _ = assignment.assign(rng_key, round, carry.assignment, view)
+            how = How(self.grid.client_map, None, with_reports=False)
+            view = look(stacks, rng_key, round, carry.models, how)
+            groups, _ = groups_of(assignment, rng_key, round, carry.assignment, view)
             updates = min(groups.clients.size, assignment.num_clients)
             facts["updates_per_round"] = updates
             facts["num_clients"], facts["order"] = assignment.num_clients, order_of(stacks)

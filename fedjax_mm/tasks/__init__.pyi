@@ -14,7 +14,7 @@ from .mean_estimation import (
 from .minimize import Minimum, local_minimum
 from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
 from .quadratic import Quadratic, quadratic
-from .requirements import OwnModels, Tuning
+from .requirements import OwnModels, Tuning, own_models, requiring
 from .view import client_losses
 from .with_metrics import with_metrics
 
@@ -39,7 +39,9 @@ __all__ = [
     "log_objective",
     "maxfl_objective",
     "mean_estimation",
+    "own_models",
     "quadratic",
     "relu_objective",
+    "requiring",
     "with_metrics",
 ]

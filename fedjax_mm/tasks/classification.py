@@ -217,15 +217,15 @@ def classification(
       reduction: of the loss over a local step's batch: "mean", or "sum" as in LEAF, whose steps are
         larger by a factor of B.
       column: the column of labels ``[examples, columns]`` to learn; it may be traced.
-      rngs: names of random streams that the module needs in training, such as ("dropout",).
+      rngs: names of random streams that the module draws from in training, such as ("dropout",).
       scale: multiplies the features; 1 / 255 maps bytes to numbers between 0 and 1.
       block_size: the number of examples that are evaluated at once; by default a mebibyte of them.
       check: False skips the pass over the labels, and the look at the module's outputs.
 
     Raises:
       TypeError: if `data` or `module` is something else, such as a module's class.
-      ValueError: if the arguments do not fit together, labels are not 0 ... C - 1, or the module
-        does not have one output per class.
+      ValueError: if the arguments do not fit together, labels are not 0 ... C - 1, the module does
+        not have one output per class, or `rngs` are not the streams that it draws from.
 
     Example:
       >>> import flax.linen as nn, jax, numpy as np

@@ -1,8 +1,9 @@
 """Flax modules as the networks of a task: told apart from what is none, called, and measured."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -42,6 +43,20 @@ def check_module(module: Any) -> nn.Module:
     return module
 
 
+class _Traced(NamedTuple):
+    """A module as its traces show it.
+
+    Attributes:
+      shape: of its logits.
+      drawn: names of the streams that it draws from in training.
+      allowed: names of streams that its layers might draw from, with other rates of dropout.
+    """
+
+    shape: tuple[int, ...]
+    drawn: frozenset[str]
+    allowed: frozenset[str]
+
+
 def check_outputs(
     module: nn.Module,
     features: Any,
@@ -49,7 +64,9 @@ def check_outputs(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> None:
-    """Raises `ValueError` unless a module gives one number per class; nothing is computed.
+    """Raises `ValueError` unless a module has one output per class, and the streams that it needs.
+
+    Nothing is computed.
 
     Args:
       module: the network.
@@ -60,54 +77,93 @@ def check_outputs(
     """
     size = _BATCH + num_classes  # of a batch: no other size is likely to be the same
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
-    shape = _output_shape(module, example, size, rngs, takes_weights)
+    shape, drawn, allowed = _traced(module, example, size, rngs, takes_weights)
     if shape != (size, num_classes):
         words = ", ".join("batch" if each == size else str(each) for each in shape)
         raise ValueError(
             f"module {type(module).__name__} returns logits of shape [{words}]; give one output "
             f"for each class, [batch, {num_classes}]"
         )
+    right = tuple(sorted(drawn | (allowed & {*rngs})))
+    if {*right} != {*rngs}:
+        source = f"from {' and '.join(map(repr, sorted(drawn)))}" if drawn else "nothing"
+        raise ValueError(
+            f"rngs is {rngs}, but module {type(module).__name__} draws {source} in training; give "
+            f"rngs={right}"
+        )
 
 
 @functools.lru_cache(maxsize=64)  # a sweep builds its tasks again wherever it is traced
-def _output_shape(
+def _traced(
     module: nn.Module,
     example: jax.ShapeDtypeStruct,
     size: int,
     rngs: tuple[str, ...],
     takes_weights: bool,
-) -> tuple[int, ...]:
-    name = type(module).__name__
+) -> _Traced:
+    name, kept = getattr(module, "nnx_class", type(module)).__name__, set[str]()
+    # Of nnx's layers flax tells nothing but these names, and they take one stream for another.
+    is_nnx = hasattr(module, "nnx_class")
+    allowed = {"dropout", "default"} if is_nnx else set()
+
+    def note(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        fields = {field.name for field in dataclasses.fields(context.module)}
+        allowed.update([context.module.rng_collection] if "rng_collection" in fields else [])
+        allowed.update(["dropout"] if "dropout_rate" in fields else [])
+        return call(*args, **kwargs)
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
         variables = initial(module, rng_key, features[:1], rngs)
-        if "batch_stats" in variables:
-            raise ValueError(
-                "it keeps batch_stats, which no client may change for others; give a norm without "
-                "them, such as GroupNorm"
-            )
+        kept.update(variables)
         more = [weights] if takes_weights else []
-        return logits_of(module, variables["params"], features, *more, rngs={})
+        params = variables["params"]
+        return logits_of(module, params, features, *more, rngs={}), params
+
+    def trained(rngs: Any, params: Any, features: Array, weights: Array) -> Any:
+        more = [weights] if takes_weights else []
+        return logits_of(module, params, features, *more, rngs=rngs)
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
     inputs = jax.ShapeDtypeStruct(shapes, kind), jax.ShapeDtypeStruct((size,), float)
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
-        logits = jax.eval_shape(evaluated, key, *inputs)
+        with nn.intercept_methods(note):
+            logits, params = jax.eval_shape(evaluated, key, *inputs)
+        asked = {*rngs} if is_nnx else {"dropout", *allowed, *rngs}
+        streams = dict.fromkeys(sorted(asked), key)
+        is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
     except Exception as error:  # flax, and the module itself, may raise anything
+        if "batch_stats" in kept:  # without which it cannot be evaluated
+            raise ValueError(
+                f"module {name} keeps batch_stats, which no client may change for others; give a "
+                "norm without them, such as GroupNorm"
+            ) from None
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
-        streams = ""
         if "rng" in line.lower():
-            streams = "; name what it draws from, as in rngs=('dropout',), for training alone"
+            remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
+            if any(stream in line for stream in rngs):
+                remedy = "where it is tested there is none: ask self.has_rng, as MLP does"
+            raise ValueError(f"module {name} draws from a stream: {line}; {remedy}") from error
         raise ValueError(
             f"module {name} does not take features of shape [batch, "
-            f"{', '.join(map(str, example.shape))}]: {line}{streams}"
+            f"{', '.join(map(str, example.shape))}]: {line}"
         ) from error
     if not hasattr(logits, "shape"):
         raise ValueError(f"module {name} returns {described(logits)}; return logits alone")
-    return tuple(logits.shape)
+    drawn = (each for each, used in zip(streams, is_used, strict=False) if used)
+    return _Traced(tuple(logits.shape), frozenset(drawn), frozenset(allowed))
+
+
+def _used(program: Any) -> list[bool]:
+    """Returns of each input of a traced function whether an output may depend on it."""
+    # nnx makes a key of every stream, drawn from or not: what nothing depends on does not count.
+    live = {id(x) for x in program.outvars}
+    for line in reversed(program.eqns):
+        if live.intersection(map(id, line.outvars)):
+            live.update(map(id, line.invars))
+    return [id(x) in live for x in program.invars]
 
 
 def initial(

@@ -93,8 +93,7 @@ def own_models(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import own_models
-      >>> from fedjax_mm.tasks import quadratic
+      >>> from fedjax_mm.tasks import own_models, quadratic
       >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
       >>> own_models(key, task, learning_rate=0.1, num_steps=2).threshold.shape
       (24,)
@@ -154,8 +153,8 @@ def requiring(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedavg, full_participation, own_models, requiring, simulate
-      >>> from fedjax_mm.tasks import quadratic
+      >>> from fedjax_mm import fedavg, full_participation, simulate
+      >>> from fedjax_mm.tasks import own_models, quadratic, requiring
       >>> task, key = quadratic(24, 4, mu=2e-4), jax.random.key(0)
       >>> own = own_models(key, task, learning_rate=0.1, num_steps=2)
       >>> algorithm, everybody = fedavg(0.1, local_steps=5), full_participation(24)

@@ -72,6 +72,11 @@ def client_losses(
     return jax.vmap(loss)(jnp.arange(num_clients))
 
 
+def client_weights(task: Task) -> Float[Array, " clients"]:
+    """Returns n_k of all clients."""
+    return jax.vmap(task.weight)(jnp.arange(task.num_clients))
+
+
 def thresholds(task: Task) -> Float[Array, " clients"]:
     """Returns rho_k of all clients."""
     return jax.vmap(needs(task, DemandingTask).threshold)(jnp.arange(task.num_clients))

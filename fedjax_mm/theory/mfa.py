@@ -82,7 +82,7 @@ def _terms(
 ) -> tuple[FloatArray, FloatArray]:
     name, symbols = "Theorem 1", "N M E mu L Gamma G sigma"
     N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, symbols, real=real)
-    beta, gamma = rate.symbols()
+    beta, gamma = Rate.of(rate, name).symbols()
     (D,) = in_range(name, D=D)
     hypotheses = {
         "M <= N": M <= N,
@@ -148,7 +148,7 @@ def theorem_2(
     """
     name = "Theorem 2"
     M, E, mu, L, G = problem.symbols(name, "M E mu L G")
-    beta, gamma = rate.symbols()
+    beta, gamma = Rate.of(rate, name).symbols()
     t, V, Delta_1 = in_range(name, t=t, V=V, Delta_1=Delta_1)
     hypotheses = {
         "mu <= L": mu <= L,

@@ -18,7 +18,7 @@ Symbols that are arguments of their own:
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -201,6 +201,14 @@ class Rate:
     def symbols(self) -> tuple[FloatArray, FloatArray]:
         """Returns beta and gamma."""
         return np.asarray(self.beta, np.float64), np.asarray(self.gamma, np.float64)
+
+    @classmethod
+    def of(cls, given: Any, statement: str) -> "Rate":
+        """Returns a rate; `TypeError` if it is something else, such as a number."""
+        if not isinstance(given, cls):
+            remedy = "give Rate(beta=..., gamma=...), which falls as the theorem wants it"
+            raise TypeError(f"{statement} needs a Rate, not {given!r}; {remedy}")
+        return given
 
     def at(self, time: ArrayLike) -> FloatArray:
         """Returns the rate at a time, which is a round or a frame."""

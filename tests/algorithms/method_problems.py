@@ -20,6 +20,7 @@ from tests.oracles import multi_model as reference
 from tests.oracles.maxfl import Problem
 
 SEED, MODELS, ROUNDS, BATCHES = 5, 2, 12, 12  # that are drawn for the oracle
+LONG = 30  # rounds, of methods whose states matter after many
 N, DIM, CLASSES, BATCH = 7, 4, 3, 3
 
 
@@ -53,7 +54,7 @@ def examples(seed: int = 0) -> tuple[list, list, list, np.ndarray]:
 
 @functools.cache
 def all_rows() -> np.ndarray:
-    """The rows ``[M, T, N, batches, B]``, each inside its client, that any task of them draws."""
+    """The rows ``[M, LONG, N, batches, B]``, each inside its client, that any such task draws."""
     *_, counts = examples()
     clients = client_data([np.zeros(n) for n in counts])
 
@@ -64,7 +65,7 @@ def all_rows() -> np.ndarray:
 
     for place in (3, 2, 1, 0):
         rows = jax.vmap(rows, [0 if axis == place else None for axis in range(4)])
-    numbers = np.arange(MODELS), np.arange(1, ROUNDS + 1), np.arange(N), np.arange(BATCHES)
+    numbers = np.arange(MODELS), np.arange(1, LONG + 1), np.arange(N), np.arange(BATCHES)
     return np.asarray(jax.jit(rows)(*(x.astype(np.int32) for x in numbers)))
 
 

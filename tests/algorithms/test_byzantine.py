@@ -17,13 +17,11 @@ from fedjax_mm import (
     mfa_rand,
     mwfed,
     noisy,
-    own_models,
-    requiring,
     simulate,
 )
-from fedjax_mm.algorithms.attackers import dense_update
 from fedjax_mm.base import LocalProblem
-from fedjax_mm.tasks import quadratic
+from fedjax_mm.sums import dense_update
+from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N
 from tests.helpers import Measured, replay, roll_out

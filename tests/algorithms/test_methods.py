@@ -8,19 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import (
-    fedavg,
-    full_participation,
-    maxfl,
-    mfa_rand,
-    mwfed,
-    qffl,
-    requiring,
-    scaffold,
-    simulate,
-)
+from fedjax_mm import fedavg, full_participation, maxfl, mfa_rand, mwfed, qffl, scaffold, simulate
 from fedjax_mm.schedules import inverse_time
-from fedjax_mm.tasks import least_squares, quadratic
+from fedjax_mm.tasks import least_squares, quadratic, requiring
 from fedjax_mm.tasks.view import View, client_losses
 from tests.algorithms.method_problems import BATCH, MODELS, PROBLEMS, ROUNDS, SEED, N, examples
 from tests.helpers import Measured, Towards, replay, roll_out, slow_unless

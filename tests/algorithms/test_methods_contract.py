@@ -15,14 +15,19 @@ from fedjax_mm import (
     mfa_rand,
     mfa_rr,
     noisy,
-    own_models,
-    requiring,
     sequential,
     simulate,
 )
 from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Assignment, LocalProblem
-from fedjax_mm.tasks import LogisticRegression, Tuning, classification, least_squares
+from fedjax_mm.tasks import (
+    LogisticRegression,
+    Tuning,
+    classification,
+    least_squares,
+    own_models,
+    requiring,
+)
 from tests.helpers import Measured, labelled_data, replay, roll_out, slow_unless
 from tests.methods import METHODS
 

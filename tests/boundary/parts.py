@@ -3,9 +3,11 @@
 import flax.linen as nn
 import jax
 import numpy as np
+from flax import nnx
 
-from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, sweep
+from fedjax_mm import fedavg, full_participation, mfa_rr, sweep
 from fedjax_mm.data import FederatedData, client_data, federate
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 RNG = np.random.default_rng(0)
@@ -74,6 +76,33 @@ class Dropping(nn.Module):
     def __call__(self, x):
         """Returns logits."""
         return nn.Dropout(0.5, deterministic=False)(nn.Dense(3)(x))
+
+
+class Streaming(nn.Module):
+    """A network that draws from a stream in training, if it has the stream."""
+
+    stream: str
+    rate: float = 0.5
+
+    @nn.compact
+    def __call__(self, x):
+        """Returns logits."""
+        is_tested = not self.has_rng(self.stream)
+        drop = nn.Dropout(self.rate, deterministic=is_tested, rng_collection=self.stream)
+        return drop(nn.Dense(3)(x))
+
+
+class Net(nnx.Module):
+    """A network of flax nnx that draws while it trains."""
+
+    def __init__(self, rate=0.5, *, rngs):
+        """Makes two layers."""
+        self.first, self.last = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        """Returns logits."""
+        return self.last(self.dropout(nnx.relu(self.first(x))))
 
 
 def swept(build=None, axes=None, **options):

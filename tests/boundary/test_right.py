@@ -10,14 +10,34 @@ import optax
 import pytest
 from flax import nnx
 
-from fedjax_mm import Setup, fedavg, full_participation, mfa_rr, own_models, run, simulate, sweep
+from fedjax_mm import fedavg, full_participation, mfa_rr, run, simulate, sweep
 from fedjax_mm.data import Pool, client_data, federate, flat_client_data
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.tasks import MLP, LogisticRegression, classification, draw_means, quadratic
+from fedjax_mm.tasks import (
+    MLP,
+    LogisticRegression,
+    classification,
+    draw_means,
+    own_models,
+    quadratic,
+)
 from fedjax_mm.theory import Problem, Rate, cohorts, mfa
-from tests.boundary.parts import DATA, EVERYBODY, FEDAVG, KEY, PARTS, QUADRATIC, X, Y, store
+from tests.boundary.parts import (
+    DATA,
+    EVERYBODY,
+    FEDAVG,
+    KEY,
+    PARTS,
+    QUADRATIC,
+    Net,
+    Streaming,
+    X,
+    Y,
+    store,
+)
 
 
 class Table:
@@ -220,19 +240,6 @@ def test_run_takes_a_path(tmp_path, monkeypatch):
     assert seen[0] == seen[1] == seen[2]
 
 
-class Net(nnx.Module):
-    """A network of flax nnx that draws while it trains."""
-
-    def __init__(self, rate, *, rngs):
-        """Makes two layers."""
-        self.first, self.last = nnx.Linear(4, 8, rngs=rngs), nnx.Linear(8, 3, rngs=rngs)
-        self.dropout = nnx.Dropout(rate, rngs=rngs)
-
-    def __call__(self, x):
-        """Returns logits."""
-        return self.last(self.dropout(nnx.relu(self.first(x))))
-
-
 def test_nnx_modules_drop_units_in_training_alone():
     def task(rate):
         return classification(DATA, nnx.bridge.to_linen(Net, rate), rngs=("dropout",))
@@ -259,6 +266,9 @@ def test_other_networks_and_labels_pass():
     assert task.rngs == ("dropout",)
     same(task.init(KEY), Wide().init(KEY, X[:1])["params"])
     classification(DATA, MLP(3, hidden=(8, 4), dropout_rate=0.5), rngs=["dropout"])
+    classification(DATA, MLP(3, hidden=(8, 4)), rngs=["dropout"])  # another rate might draw
+    classification(DATA, Streaming("noise", 0.0), rngs=["noise"])
+    classification(DATA, nnx.bridge.to_linen(Net), rngs=["default"])
     whole = federate((X, Y.astype(float)), PARTS)
     classification(whole, LogisticRegression(3))
     columns = np.stack([Y, Y], axis=1)

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from fedjax_mm.data import (
     FederatedData,
@@ -22,8 +23,10 @@ from tests.boundary.parts import (
     PARTS,
     TASK,
     Dropping,
+    Net,
     Normed,
     Returning,
+    Streaming,
     X,
     Y,
     changed,
@@ -193,10 +196,50 @@ CASES = {
     },
     "fewer outputs than classes": (learn(lambda: DATA, MLP(2)), r"shape \[batch, 2\]; give one"),
     "more outputs than classes": (learn(lambda: DATA, MLP(4)), r"shape \[batch, 4\]; give one"),
-    "batch norm": (learn(lambda: DATA, Normed()), "it keeps batch_stats"),
+    "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
     "drawing in evaluation": (
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),
-        r'needs PRNG for "dropout"; name what it draws from',
+        r'needs PRNG for "dropout"; where it is tested there is none',
+    ),
+    "a stream without a name": (
+        learn(lambda: DATA, Dropping()),
+        r"module Dropping draws from a stream: .*; name it, as in classification\(..., rngs=",
+    ),
+    "a stream of nnx without a name": (
+        learn(lambda: DATA, nnx.bridge.to_linen(nnx.Dropout, 0.5)),
+        r"module Dropout draws from a stream: .*; name it, as in classification\(..., rngs=",
+    ),
+    "stream misspelt": (
+        learn(lambda: DATA, MLP(3, dropout_rate=0.5), rngs=("dropuot",)),
+        r"rngs is .'dropuot',., but module MLP draws from 'dropout' in .* give rngs=.'dropout',.$",
+    ),
+    "stream missing": (
+        learn(lambda: DATA, MLP(3, dropout_rate=0.5)),
+        r"rngs is .., but module MLP draws from 'dropout' in training; give rngs=.'dropout',.$",
+    ),
+    "stream of another name": (
+        learn(lambda: DATA, Streaming("noise"), rngs=("dropout",)),
+        "draws from 'noise' in training; give",
+    ),
+    "stream too many": (
+        learn(lambda: DATA, Streaming("noise"), rngs=("dropout", "noise")),
+        r"draws from 'noise' in training; give rngs=.'noise',.$",
+    ),
+    "stream of a network that draws nothing": (
+        learn(lambda: DATA, rngs=("dropout",)),
+        r"LogisticRegression draws nothing in training; give rngs=..$",
+    ),
+    "stream of an nnx module missing": (
+        learn(lambda: DATA, nnx.bridge.to_linen(Net)),
+        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+    ),
+    "stream of an nnx module misspelt": (
+        learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropuot",)),
+        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+    ),
+    "stream of an nnx module too many": (
+        learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropout", "noise")),
+        r"draws from 'dropout' in training; give rngs=.'dropout',.$",
     ),
     "reduction": (learn(lambda: DATA, reduction="max"), "'max'; it must be 'mean' or 'sum'"),
     "scale 0": (learn(lambda: DATA, scale=0), "scale is 0; it must be positive"),

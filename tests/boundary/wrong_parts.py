@@ -7,7 +7,6 @@ import optax
 from flax import nnx
 
 from fedjax_mm import (
-    Setup,
     advance,
     appealing,
     attacked,
@@ -23,26 +22,29 @@ from fedjax_mm import (
     mfa_rr,
     mwfed,
     noisy,
-    own_models,
     params_of,
     perfedavg,
     prsgd,
     qffl,
-    requiring,
     run,
     scaffold,
     sequential,
     simulate,
     to_dataset,
 )
+from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import (
+    LogisticRegression,
     Tuning,
     classification,
     draw_means,
     local_minimum,
     mean_estimation,
+    own_models,
     quadratic,
+    requiring,
 )
 from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
 from fedjax_mm.theory import maxfl as maxfl_theory
@@ -83,6 +85,10 @@ def bound(statement, **given):
 
 
 NOT_A_NUMBER = TypeError
+UNEVEN = classification(
+    federate((X, Y), np.split(np.arange(24), [5, 10, 12])), LogisticRegression(3)
+)
+LONG = fedavg(0.1, epochs=2**30, batch_size=2)
 STEPS = {"local_steps": 2}
 ORDER = r"the order is simulate\(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
@@ -218,6 +224,16 @@ CASES = {
         simulated(params=[np.ones(9)] * 3),
         "a list of 3 is not one for each of 1 models",
     ),
+    "params NaN": (
+        simulated(params=np.full(9, np.nan)),
+        "initial parameters have entries that are not finite; give those of a run that did not div",
+    ),
+    "params infinite": (simulated(params=jnp.ones(9).at[3].set(jnp.inf)), "are not finite; give"),
+    "params beyond float32": (simulated(params=np.full(9, 1e300)), "are not finite; give"),
+    "params of one model NaN": (
+        simulated(assignment=mfa_rr(4, 2), params=[np.ones(9), np.full(9, np.nan)]),
+        "are not finite; give",
+    ),
     "a trace for a state": (
         lambda: advance((None, None), QUADRATIC, FEDAVG, EVERYBODY, 2),
         "state is a tuple of 2, not a State; give the first of the two that simulate returns",
@@ -231,6 +247,11 @@ CASES = {
     ),
     "results for traces": (lambda: join_traces((None, None)), "a trace is a tuple of 2", TypeError),
     # Rates and steps.
+    "a number for the rate of a theorem": (
+        lambda: mfa.theorem_2(1, Problem(M=2, E=2, mu=1, L=12.5, G=1), 0.1, V=0.0, Delta_1=1.0),
+        r"Theorem 2 needs a Rate, not 0.1; give Rate\(beta=..., gamma=...\)",
+        TypeError,
+    ),
     "rate None": (averaged(None), "learning_rate is None; it must be a number", NOT_A_NUMBER),
     "rate text": (averaged("0.1"), "learning_rate is '0.1'; it must be a number", NOT_A_NUMBER),
     "rate True": (averaged(True), "learning_rate is True; it must be a number", NOT_A_NUMBER),
@@ -287,6 +308,27 @@ CASES = {
     "steps fractional": (averaged(local_steps=1.5), "local_steps is 1.5; it must be a positive"),
     "steps text": (averaged(local_steps="5"), "local_steps is '5'; it must be a positive"),
     "steps True": (averaged(local_steps=True), "local_steps is True; it must be a positive"),
+    "steps 2^31": (averaged(local_steps=2**31), "is 2147483648; it must be .*, at most 2147483647"),
+    "rounds 2^31": (
+        simulated(rounds=2**31),
+        "num_rounds is 2147483648; it must be .*, at most 214",
+    ),
+    "epochs beyond int32": (
+        simulated(tasks=TASK, algorithm=fedavg(0.1, epochs=2**30, batch_size=2)),
+        "epochs = 1,073,741,824 of 3 batches are 3,221,225,472 local steps; at most 2,147,483,647",
+    ),
+    "epochs beyond int32, clients of several sizes": (
+        simulated(tasks=UNEVEN, algorithm=LONG),
+        "epochs = 1,073,741,824 of 5 batches are 5,368,709,120 local steps; at most 2,147,483,647",
+    ),
+    "epochs beyond int32, under jit": (
+        lambda: jax.jit(lambda task: simulated(tasks=task, algorithm=LONG)())(UNEVEN),
+        "epochs = 1,073,741,824 of 5 batches are 5,368,709,120 local steps; at most 2,147,483,647",
+    ),
+    "epochs beyond int32, in a sweep": (
+        lambda: swept(lambda rate: Setup(requiring(UNEVEN, np.ones(4)), LONG, EVERYBODY)),
+        "epochs = 1,073,741,824 of 5 batches are 5,368,709,120 local steps; at most 2,147,483,647",
+    ),
     "epochs 0": (lambda: fedavg(0.1, epochs=0), "epochs is 0; it must be a positive whole number"),
     "batch 0": (averaged(batch_size=0), "batch_size is 0; it must be a positive whole number"),
     "batch fractional": (averaged(batch_size=0.5), "batch_size is 0.5; it must be a positive"),

@@ -21,7 +21,6 @@ from pydantic import TypeAdapter
 import fedjax_mm
 from fedjax_mm import (
     Experiment,
-    Setup,
     appealing,
     attacked,
     fedavg,
@@ -29,9 +28,7 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     noisy,
-    own_models,
     qffl,
-    requiring,
     run,
 )
 from fedjax_mm.algorithms import methods
@@ -40,9 +37,10 @@ from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
-from fedjax_mm.tasks import OwnModels, Tuning, classification, quadratic
+from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out
 
@@ -299,7 +297,7 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
         ["algorithms.A.way = 'left'", "'up' or 'down'"],
         ["algorithms.A.flag = 1", "valid boolean"],
         ["algorithms.A.optimizer = 1", "known keys of toy are", "count, factor, flag"],
-        ["algorithms.A.name = 'tow'", "'scaffold', 'toy'"],
+        ["algorithms.A.name = 'tow'", "'stalevr', 'toy'"],
     ):
         message = messages.pop(0)
         for fragment in fragments:

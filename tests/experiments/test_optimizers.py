@@ -6,10 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import Experiment, Setup, fedavg, mfa_rand, run
+from fedjax_mm import Experiment, fedavg, mfa_rand, run
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_TABLES
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks import quadratic
 from tests.experiments.test_method_tables import lowered

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import Experiment, Setup, fedavg, mfa_rr, params_of, run, simulate, sweep
+from fedjax_mm import Experiment, fedavg, mfa_rr, params_of, run, simulate, sweep
 from fedjax_mm.results.params import load_params, save_params
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards

@@ -24,6 +24,7 @@ class Loaded(NamedTuple):
         """Of training."""
 
         max_count: int
+        examples: tuple = ()
 
     train: Train
 
@@ -48,6 +49,7 @@ TOO_MUCH = {
     "all parameters": (QUADRATIC, "task.num_clients=500000000", "more numbers than 32 bits"),
     "a state": (QUADRATIC, "task.num_clients=100000000", "the state of one run takes"),
     "seeds": (QUADRATIC, "num_seeds=100000000", "num_seeds = 100,000,000"),
+    "a batch": (SYNTHETIC, f"algorithms.A.batch_size={MOST}", f"A: the {MOST:,} rows of a batch"),
     "records": (QUADRATIC, f"num_rounds={MOST}", "record less often (record_every)"),
 }
 """By name: an experiment, a setting, and what a refusal within 1 GiB contains."""

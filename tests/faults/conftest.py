@@ -4,7 +4,8 @@
 def pytest_terminal_summary(terminalreporter):
     rows = [
         (report.nodeid.rpartition("::")[2], name, value)
-        for report in terminalreporter.stats.get("passed", [])
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
         if "tests/faults/" in report.nodeid
         for name, value in report.user_properties
         if name.startswith("faults: ")

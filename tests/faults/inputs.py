@@ -23,7 +23,7 @@ WORDS = [
 NUMBERS = [0, 1, 2, 3, -1, 0.5, 0.0, -0.5, 1e-300, 1e300, 2**31 - 1, 2**31, 2**63, 10**30]
 LEAVES = st.sampled_from(
     [*WORDS, *NUMBERS, float("nan"), float("inf"), True, False, None, [], {}, [[]], [0, "x"]]
-)
+).map(copy.deepcopy)  # else `changed` would change these
 VALUES = st.recursive(
     LEAVES,
     lambda inner: (

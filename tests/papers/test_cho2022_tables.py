@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import appealing, fedavg, full_participation, own_models, requiring, simulate
+from fedjax_mm import appealing, fedavg, full_participation, simulate
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
@@ -23,7 +23,7 @@ from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks import own_models, quadratic, requiring
 
 SMALL = {
     "num_clients": 4,

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import appealing, maxfl, mfa_rr, own_models, requiring, simulate
+from fedjax_mm import appealing, maxfl, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_maxfl
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.plots import save_figure
-from fedjax_mm.tasks import classification
+from fedjax_mm.tasks import classification, own_models, requiring
 from fedjax_mm.tasks.networks import MLP
 
 ITEM = ITEMS["multi-maxfl"]

@@ -189,6 +189,29 @@ def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
         xr.testing.assert_identical(one.drop_attrs(), two.drop_attrs())
 
 
+@pytest.mark.filterwarnings("ignore:the saved result in .* is passed over")
+@pytest.mark.parametrize("name", ["result.nc", "manifest.json"])
+def test_a_batch_that_is_damaged_is_computed_again(coin, tmp_path, name):
+    """Also where the file can be read, with another number in it."""
+    reproduce(tmp_path / "whole", *SEEDS)
+    coin.stop_before = 3
+    reproduce(tmp_path, *SEEDS)
+    stage = tmp_path / "coin" / "unfinished" / "seeds-0"
+    saved = xr.load_dataset(stage / "result.nc")
+    (stage / name).unlink()
+    if name == "result.nc":
+        saved.assign(lead=saved["lead"] + 1.0).to_netcdf(stage / name)
+    coin.clear()
+    coin.stop_before = np.inf
+    assert reproduce(tmp_path, *SEEDS, "--resume").code == 0
+    assert coin == [(0, 3), (3, 3), (6, 6), (12, 12)]
+    with (
+        xr.open_dataset(tmp_path / "coin" / "result.nc") as one,
+        xr.open_dataset(tmp_path / "whole" / "coin" / "result.nc") as two,
+    ):
+        xr.testing.assert_identical(one.drop_attrs(), two.drop_attrs())
+
+
 def test_seeds_are_added_to_a_complete_result(coin, tmp_path):
     reproduce(tmp_path)
     reproduce(tmp_path, *SEEDS, "--resume", "--max-seeds", 6)

@@ -11,17 +11,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import (
-    Trace,
-    fedavg,
-    full_participation,
-    mfa_rand,
-    mfa_rr,
-    sequential,
-    simulate,
-    to_dataset,
-)
-from fedjax_mm.base import Contribution
+from fedjax_mm import fedavg, full_participation, mfa_rand, mfa_rr, sequential, simulate, to_dataset
+from fedjax_mm.base import Contribution, Trace
 from fedjax_mm.files import prepare_directory, save_json, write_aside
 from fedjax_mm.results import dataset as results
 from fedjax_mm.results.dataset import manifest, open_result, save_dataset

@@ -1,12 +1,24 @@
 """Assignments: partitions, frames, sizes and uniform marginals."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
+from fedjax_mm import (
+    appealing,
+    fedavg,
+    fedcluster,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+    simulate,
+)
+from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.tasks import quadratic
 from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of
 from tests.oracles import multi_model as reference
 
@@ -224,3 +236,76 @@ def test_marginals_are_uniform(assignment):
 def test_wrong_sizes_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+CLIENTS = np.arange(4, dtype=np.int32).reshape(2, 2)
+EVENS = np.zeros(4, np.int32)  # a state
+
+
+def evens_first(found, observe=None):
+    """An assignment of 4 clients and 2 models whose `assign` returns what is given."""
+
+    def assign(rng_key, round, state, look):
+        return found
+
+    return Assignment(4, 2, lambda rng_key: EVENS, assign, observe)
+
+
+def simulated(assignment):
+    """Nothing is computed: refusals come while a round is traced."""
+    task, algorithm = quadratic(4, 1, mu=1.0), fedavg(0.1, local_steps=1)
+    return jax.eval_shape(
+        lambda key: simulate(key, task, algorithm, assignment, 1), jax.random.key(0)
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "message"),
+    [
+        (Groups(CLIENTS), TypeError, "returns a Groups alone; return two from assign"),
+        ((CLIENTS, EVENS), TypeError, r"returns as groups an array of shape \(2, 2\); return"),
+        (CLIENTS, TypeError, r"returns an array of shape \(2, 2\); return two"),
+        (None, TypeError, "returns None; return two"),
+        (
+            (Groups([[0, 1], [2, 3]]), EVENS),
+            TypeError,
+            r"as clients a list of 2; give an array of",
+        ),
+        (
+            (Groups(CLIENTS * 1.0), EVENS),
+            TypeError,
+            r"as clients .*, float64; give an array of their",
+        ),
+        ((Groups(CLIENTS.T[:1]), EVENS), ValueError, r"of shape \(1, 2\); give \[models, group\]"),
+        ((Groups(CLIENTS.ravel()), EVENS), ValueError, r"of shape \(4,\); .* each of 2 models"),
+        ((Groups(CLIENTS, np.ones(2)), EVENS), ValueError, r"a scale of shape \(2,\); .* \(2, 2\)"),
+        ((Groups(CLIENTS), ()), ValueError, "a state of another structure than init"),
+        ((Groups(CLIENTS), EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
+        ((Groups(CLIENTS), EVENS * 0.5), ValueError, r"float\d+\[4\] in its state where .* int32"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "appealing"])
+def test_a_refusal_of_what_assign_returns_names_the_assignment(found, kind, message, wrapped):
+    assignment = evens_first(found)
+    with pytest.raises(kind, match=f"the assignment evens_first .*{message}") as refusal:
+        simulated(appealing(assignment, cohort_size=1) if wrapped else assignment)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_refusal_of_what_observe_returns_names_the_assignment():
+    assignment = evens_first((Groups(CLIENTS), EVENS), lambda *args: EVENS[:1])
+    with pytest.raises(ValueError, match=r"evens_first returns from observe int32\[1\] in its sta"):
+        simulated(assignment)
+
+
+def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers():
+    simulated(evens_first((Groups(CLIENTS), (EVENS, 1)), lambda *args: EVENS))
+    alone = evens_first((Groups(CLIENTS), jnp.float32(0.5)))
+    simulated(alone._replace(init=lambda rng_key: 0))
+
+
+@pytest.mark.parametrize("part", ["init", "assign", "observe"])
+def test_parts_that_are_no_functions_are_refused(part):
+    wrong = full_participation(4)._replace(**{part: 3})
+    with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
+        simulated(wrong)

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import Setup, fedprox, full_participation, simulate, sweep, to_dataset
+from fedjax_mm import fedprox, full_participation, simulate, sweep, to_dataset
 from fedjax_mm.base import Groups
-from fedjax_mm.sweeps import Execution, layout
+from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import MLP, classification
 from tests.helpers import NOTHING_TO_SEE, labelled_data, remembering, roll_out

@@ -18,7 +18,8 @@ num_seeds = {2}
 name = "quadratic"
 num_clients = {3}
 
-[algorithms.MFA-RR]
+[algorithms.A]
+name = "{5}"
 assignment = {{ name = "mfa_rr" }}
 learning_rate = 0.1
 local_steps = 5
@@ -26,13 +27,15 @@ local_steps = 5
 [axes]
 learning_rate = {{ start = 0.05, stop = 0.1, num = {4} }}
 """
-SHAPES = [  # models, rounds, seeds, clients, rates
-    pytest.param((4, 500, 1200, 4, 2), id="many records"),
-    pytest.param((12, 1000, 200, 24, 4), marks=pytest.mark.slow, id="four times as many"),
-    pytest.param((10, 3, 1, 200_000, 2), id="many clients"),
-    pytest.param((10, 3, 1, 1_000_000, 2), marks=pytest.mark.slow, id="a million clients"),
-    pytest.param((200, 10, 10, 1000, 2), marks=pytest.mark.slow, id="many models"),
-    pytest.param((200, 100, 100, 1000, 2), marks=pytest.mark.slow, id="as many for long"),
+SHAPES = [  # models, rounds, seeds, clients, rates, method
+    pytest.param((4, 500, 1200, 4, 2, "fedavg"), id="many records"),
+    pytest.param((12, 1000, 200, 24, 4, "fedavg"), marks=pytest.mark.slow, id="four times as many"),
+    pytest.param((10, 3, 1, 200_000, 2, "fedavg"), id="many clients"),
+    pytest.param((10, 3, 1, 1_000_000, 2, "fedavg"), marks=pytest.mark.slow, id="a million"),
+    pytest.param((200, 10, 10, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="many models"),
+    pytest.param((200, 100, 100, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="as many for long"),
+    pytest.param((4, 2, 2, 1000, 2, "mifa"), marks=pytest.mark.slow, id="MIFA's updates"),
+    pytest.param((4, 2, 2, 1000, 2, "stalevr"), marks=pytest.mark.slow, id="StaleVRE's updates"),
 ]
 PEAK = r"""
 import pathlib, re
@@ -52,7 +55,7 @@ finally:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells the peak")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_estimate_is_near_the_measured_peak(tmp_path, shape):
-    """What dominates differs: the result; one batch; the process itself."""
+    """What dominates differs: the result; one batch; the process itself; clients' states."""
     (tmp_path / "sweep.toml").write_text(SETTINGS.format(*shape))
     command = [sys.executable, "-c", MEASURE, "--no-cache", "--devices", "2"]
     done = subprocess.run(

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, simulate, sweep
+from fedjax_mm import fedavg, mfa_rand, mfa_rr, simulate, sweep
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.stacks import by_model, stacks_of
-from fedjax_mm.sweeps import Checkpoints, DivergenceError, Execution, InterruptedRunError
+from fedjax_mm.sweeps import Checkpoints, DivergenceError, Execution, InterruptedRunError, Setup
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks import quadratic

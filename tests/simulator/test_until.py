@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, Setup, fedavg, mfa_rand, run, sweep
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Until
+from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Rounds
 from fedjax_mm.tasks import quadratic

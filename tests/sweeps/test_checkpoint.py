@@ -22,12 +22,12 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Setup, fedavg, mfa_rand, mfa_rr, plots, sweep
+from fedjax_mm import fedavg, mfa_rand, mfa_rr, plots, sweep
 from fedjax_mm.base import Assignment, Groups
 from fedjax_mm.cli import terminal
 from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.sweeps import plan
+from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,9 +14,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate, use_cpu_devices
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
 from fedjax_mm.experiments.overrides import load
-from fedjax_mm.sweeps import join_processes, layout
+from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, counting, slow_unless
@@ -262,6 +263,44 @@ for arguments in json.loads(sys.argv[1]):
 """
 """Several commands one after the other."""
 
+STRUCK = """
+import signal
+from fedjax_mm.sweeps import journal, plan
+
+def struck(number, usual):
+    def then(*args):
+        signal.raise_signal(number)
+        return usual(*args)
+    return then
+"""
+"""A function of a process that sends itself a signal first."""
+
+
+def in_two_processes(directory, commands, seconds=None, code=""):
+    """The codes and outputs of commands; the code comes before them in the second process."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+
+    def start(process):
+        first = ["--devices", "1", "--process", f"{process}/2@localhost:{port}", *commands[0]]
+        return subprocess.Popen(
+            [sys.executable, "-c", code * process + COMMANDS, json.dumps([first, *commands[1:]])],
+            cwd=directory,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    processes = [start(0), start(1)]
+    try:
+        outputs = [process.communicate(timeout=seconds) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [process.returncode for process in processes], outputs
+
+
 SPLITS = [
     (name, split, precision)
     for precision in ("float32", "float64")
@@ -279,9 +318,6 @@ SPLITS = [
 )
 def test_two_processes_agree_with_one(tmp_path, cases):
     """Nine replicas over two devices, and 13 clients in 3 groups: nothing divides evenly."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
     commands = []
     for name, split, precision in cases:
         (tmp_path / f"{name}.toml").write_text(ONE[name] + AXES)
@@ -289,19 +325,8 @@ def test_two_processes_agree_with_one(tmp_path, cases):
         where = ["--out", f"{split}-{precision}"]
         commands.append(["sweep", f"{name}.toml", *where, *options])
 
-    def start(process):
-        first = ["--devices", "1", "--process", f"{process}/2@localhost:{port}", *commands[0]]
-        return subprocess.Popen(
-            [sys.executable, "-c", COMMANDS, json.dumps([first, *commands[1:]])],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    processes = [start(0), start(1)]
-    outputs = [process.communicate() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    codes, outputs = in_two_processes(tmp_path, commands)
+    assert codes == [0, 0], outputs
     assert outputs[0][1].count("on 2 devices") == len(cases)
     assert outputs[0][0].count("result.nc, manifest.json") == len(cases)
     said = [line for line in outputs[1][0].splitlines() if not line.startswith("[Gloo]")]
@@ -323,6 +348,49 @@ def test_two_processes_agree_with_one(tmp_path, cases):
                 )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strike", "codes", "said"),
+    [
+        pytest.param(
+            "plan._lower = struck(signal.SIGTERM, plan._lower)\n",
+            [143, 143],
+            "SIGTERM: stopped before it computed anything; continue with --resume\n",
+            id="stopped while it compiles",
+        ),
+        pytest.param(
+            "journal.Journal.note = struck(signal.SIGKILL, journal.Journal.note)\n",
+            [1, -9],
+            "if another process has ended, start all of them again with --resume\n",
+            id="killed while it computes",
+        ),
+    ],
+)
+def test_two_processes_end_together_and_say_why_in_one_line(tmp_path, strike, codes, said):
+    """Without this, the other one waits for minutes, and then shows a traceback."""
+    (tmp_path / "both.toml").write_text(ONE["mfa_rr"] + AXES)
+    command = ["sweep", "both.toml", "--resume"]
+    ended, outputs = in_two_processes(tmp_path, [command], 90, STRUCK + strike)
+    assert ended == codes, outputs
+    last = outputs[0][1]
+    assert last.endswith(said)
+    assert "Traceback" not in last
+    assert in_two_processes(tmp_path, [command])[0] == [0, 0]
+
+
+def test_one_of_several_that_is_stopped_while_it_compiles_stops_them_all(monkeypatch):
+    def compiling(*args):
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(plan, "_make_plan", compiling)
+    monkeypatch.setattr(plan, "agree", lambda *numbers: list(numbers))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(InterruptedRunError, match="SIGTERM: stopped before it computed anything"):
+        plan.make_plan(None)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 @pytest.mark.parametrize(
     "address", ["", "0/2", "2/2@host:1", "x/2@host:1", "0/2@host", "0/2@host:0", "0/2@host:65536"]
 )
@@ -339,7 +407,7 @@ def test_an_unknown_host_is_refused_before_anybody_waits_for_it():
 PATIENT = """
 import os
 import jax
-from fedjax_mm import use_cpu_devices
+from fedjax_mm.sweeps import use_cpu_devices
 from fedjax_mm.sweeps.devices import layout
 use_cpu_devices(2)
 where = layout(1, axis="clients")

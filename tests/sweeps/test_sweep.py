@@ -15,13 +15,11 @@ import xarray as xr
 
 from fedjax_mm import (
     Experiment,
-    Setup,
     appealing,
     fedavg,
     full_participation,
     mfa_rand,
     mfa_rr,
-    requiring,
     run,
     sequential,
     simulate,
@@ -31,13 +29,13 @@ from fedjax_mm import (
 from fedjax_mm.base import Algorithm, Assignment, Groups
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.sweeps import DivergenceError
+from fedjax_mm.sweeps import DivergenceError, Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import OneOf, Program
-from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
 

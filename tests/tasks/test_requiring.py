@@ -17,7 +17,6 @@ import optax
 import pytest
 
 from fedjax_mm import (
-    Setup,
     appealing,
     attacked,
     fedavg,
@@ -28,9 +27,7 @@ from fedjax_mm import (
     mfa_rr,
     mwfed,
     noisy,
-    own_models,
     qffl,
-    requiring,
     simulate,
     sweep,
 )
@@ -38,8 +35,16 @@ from fedjax_mm.base import Batching, DemandingTask, LocalProblem, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, layout
-from fedjax_mm.tasks import LogisticRegression, OwnModels, Tuning, classification, quadratic
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, layout
+from fedjax_mm.tasks import (
+    LogisticRegression,
+    OwnModels,
+    Tuning,
+    classification,
+    own_models,
+    quadratic,
+    requiring,
+)
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data, slow_unless

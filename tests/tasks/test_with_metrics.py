@@ -8,10 +8,10 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import Setup, fedavg, mfa_rr, params_of, simulate, sweep
+from fedjax_mm import fedavg, mfa_rr, params_of, simulate, sweep
 from fedjax_mm import to_dataset as labelled
 from fedjax_mm.base import AnalyticTask
-from fedjax_mm.sweeps import Until
+from fedjax_mm.sweeps import Setup, Until
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import client_losses
 from fedjax_mm.tasks.with_metrics import with_metrics

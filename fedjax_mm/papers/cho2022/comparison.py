@@ -94,10 +94,10 @@ def names_of(values: xr.DataArray) -> list[str]:
     return [", ".join(words) for _, words in places(short, *map(str, short.dims))]
 
 
-def ahead(measured: xr.Dataset, metric: str) -> xr.DataArray:
-    """Returns MaxFL's points above every other method, seed by seed; NaN if it is not there."""
+def ahead(measured: xr.Dataset, metric: str, ours: str = OURS) -> xr.DataArray:
+    """Returns a method's points above every other one, seed by seed; NaN if it is not there."""
     percent = squeezed(measured["percent"].sel(metric=metric, drop=True))
-    lead = of_method(percent, OURS) - percent.drop_sel(algorithm=OURS, errors="ignore")
+    lead = of_method(percent, ours) - percent.drop_sel(algorithm=ours, errors="ignore")
     return lead.assign_coords(algorithm=[f"ahead of {name}" for name in lead["algorithm"].values])
 
 
@@ -107,10 +107,12 @@ def of_method(values: xr.DataArray, name: str) -> xr.DataArray:
     return values.reindex(algorithm=[name]).isel(algorithm=0, drop=True)
 
 
-def exceeds(measured: xr.Dataset, settings: Comparison, *, by: float = 0.0) -> list[Claim]:
-    """Claims that MaxFL is above every other method by more than `by` points, in all metrics."""
-    text = "MaxFL exceeds every other method" + (f" by more than {by:g} points" if by else "")
-    return _in_all_metrics(measured, partial(claims.exceeds, by=by), text)
+def exceeds(
+    measured: xr.Dataset, settings: Comparison, *, by: float = 0.0, ours: str = OURS
+) -> list[Claim]:
+    """Claims that a method is above every other by more than `by` points, in all metrics."""
+    text = f"{ours} exceeds every other method" + (f" by more than {by:g} points" if by else "")
+    return _in_all_metrics(measured, partial(claims.exceeds, by=by), text, ours)
 
 
 def not_below(measured: xr.Dataset, settings: Comparison) -> list[Claim]:
@@ -119,9 +121,11 @@ def not_below(measured: xr.Dataset, settings: Comparison) -> list[Claim]:
     return _in_all_metrics(measured, claims.not_below, text)
 
 
-def _in_all_metrics(measured: xr.Dataset, claimed: Callable[..., Claim], text: str) -> list[Claim]:
-    titles = measured["metric"].values
-    return [claimed(f"{title}: {text}", ahead(measured, title), form=".1f") for title in titles]
+def _in_all_metrics(
+    measured: xr.Dataset, claimed: Callable[..., Claim], text: str, ours: str = OURS
+) -> list[Claim]:
+    leads = {title: ahead(measured, title, ours) for title in measured["metric"].values}
+    return [claimed(f"{title}: {text}", lead, form=".1f") for title, lead in leads.items()]
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:

@@ -1,0 +1,83 @@
+"""MIFA, which remembers the last update of every client."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fedjax_mm import base
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
+from fedjax_mm.local import local_sgd
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
+from fedjax_mm.tasks.view import client_weights
+
+
+def mifa(
+    learning_rate: Scalar | Schedule, *, local_steps: base.Steps, batch_size: base.BatchSize = None
+) -> Algorithm:
+    """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, h_k the client's last update.
+
+    ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
+    rounds in which nobody trains the model. The updates are the clients' states: with N clients
+    and M models they take the memory of N M models, in every run. Factors of the
+    assignment do not count, but one of 0 leaves h_k as it was. `noisy` leaves the h_k honest.
+
+    Args:
+      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      local_steps: E, SGD steps of every client.
+      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+
+    Raises:
+      ValueError: if a number is not positive.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import mfa_rand, mifa, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> state, _ = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), mifa(0.1, local_steps=5),
+      ...     mfa_rand(24, 2), 10)
+      >>> state.models.clients.shape  # models, clients, parameters
+      (2, 24, 97)
+
+    Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device
+    Unavailability" (2021), Algorithm 1.
+    """
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
+
+    def init(task: Task, params: Params) -> tuple[ServerState, Params]:
+        del task
+        return (), jax.tree.map(jnp.zeros_like, params)
+
+    def client(
+        local: LocalProblem, server_state: ServerState, client_state: Params
+    ) -> tuple[Contribution, Params]:
+        del server_state
+        change, weight = sgd.train(local), local.weight()
+        update = scale_update(change.update, weight)
+        sent = Contribution(update, weight, jnp.int32(local_steps), change.report)
+        is_active = jnp.asarray(local.scale != 0)
+        new = jax.tree.map(partial(jnp.where, is_active), change.update, client_state)
+        return sent, new
+
+    def server(given: base.Aggregation) -> tuple[Params, ServerState]:
+        # A sum that only gets differences would keep the rounding errors of all rounds.
+        step = weighted_sum(given.task, given.client_states)
+        return optax.apply_updates(given.params, step), given.server_state
+
+    return Algorithm(init, client, server, steps_idle=True)
+
+
+def weighted_sum(task: Task, updates: Params, factors: Scalar = 1.0) -> Params:
+    """Returns ``sum_k d_k factor_k h_k`` over all clients.
+
+    Args:
+      task: says what clients weigh.
+      updates: h, with a leading axis of clients.
+      factors: of each client, or of all.
+    """
+    weights = client_weights(task)
+    d = weights * factors / weights.sum()
+    return jax.tree.map(lambda h: jnp.tensordot(d.astype(h.dtype), h, 1), updates)

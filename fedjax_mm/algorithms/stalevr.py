@@ -1,0 +1,142 @@
+"""StaleVR, StaleVRE and FedVARP: unbiased steps whose variance earlier updates reduce."""
+
+from functools import partial
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_mm import base
+from fedjax_mm.algorithms.mifa import weighted_sum
+from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.checks import check_choice
+from fedjax_mm.local import local_sgd
+from fedjax_mm.schedules import Schedule
+from fedjax_mm.sums import scale_update
+from fedjax_mm.tasks.view import client_weights
+
+
+class Past(NamedTuple):
+    """Memory of a pair of client and model; the server has that of all clients."""
+
+    update: Params  # h, the last one that the client sent
+    round: Int[Array, "*clients"]  # in which it sent h, or trained, if beta is exact; 0 is never
+    decline: Float[Array, "*clients"]  # of beta in a round, as last measured
+    is_measured: Bool[Array, "*clients"]
+
+
+class Stale(NamedTuple):
+    """Server's state of one model, for the next round; zeros if beta is exact."""
+
+    update: Params  # sum_k d_k beta_k h_k
+    decline: Float[Array, ""]  # c, that of all clients' betas in a round
+
+
+def stalevr(
+    learning_rate: Scalar | Schedule,
+    *,
+    local_steps: base.Steps,
+    batch_size: base.BatchSize = None,
+    beta: Literal["estimated", "exact", "one"] = "estimated",
+) -> Algorithm:
+    """StaleVR and its kin: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
+
+    ``d_k = n_k / sum n``, G_k is the client's update of this round, h_k the last one that it sent,
+    at first 0, and s_k the factor of the assignment (`Groups.scale`), which is 1/p in
+    `variance_reduced`: over its draws, the mean step is that of full participation. Assignments
+    without factors, such as `mfa_rand`, count every participant once. The server also steps in
+    rounds in which nobody trains the model. The h_k are the clients' states: with N
+    clients and M models they take the memory of N M models, in every run. `noisy` leaves them
+    honest.
+
+    Args:
+      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      local_steps: E, SGD steps of every client.
+      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+      beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
+        round, those who are not drawn with a factor of 0, as ``variance_reduced(inactive="train")``
+        has them do; else the model becomes NaN. "estimated" is StaleVRE: participants measure
+        ``(1 - beta_k) / age``, the decline of their beta in each round since they sent h_k, and
+        ``beta_k = 1 - c age_k``, kept between 0 and 1, where c is the mean of all clients' last
+        measurements; before the first one it is 0. "one" is FedVARP, ``beta_k = 1``.
+
+    Raises:
+      ValueError: if a number is not positive or `beta` is unknown.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import simulate, stalevr, variance_reduced
+      >>> from fedjax_mm.tasks import least_squares
+      >>> xs = [jax.numpy.eye(2)] * 6
+      >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
+      >>> strategy = variance_reduced(6, 2, expected_trainings=3)
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), task, stalevr(0.1, local_steps=5), strategy, 50)
+      >>> bool((trace.metrics["excess_loss"][-1] < 0.1 * trace.metrics["excess_loss"][0]).all())
+      True
+
+    Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
+    Learning" (2025); Jhunjhunwala et al., "FedVARP: Tackling the Variance Due to Partial Client
+    Participation in Federated Learning" (2022), Algorithm 1.
+    """
+    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    check_choice("beta", beta, "estimated", "exact", "one")
+
+    def init(task: Task, params: Params) -> tuple[Stale, Past]:
+        del task
+        zeros, zero = jax.tree.map(jnp.zeros_like, params), jnp.zeros(())
+        return Stale(zeros, zero), Past(zeros, jnp.int32(0), zero, jnp.asarray(False))
+
+    def client(
+        local: LocalProblem, server_state: Stale, client_state: Past
+    ) -> tuple[Contribution, Past]:
+        (h, last, decline, is_measured), change = client_state, sgd.train(local)
+        t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.scale != 0)
+        measured, is_known = _regression(change.update, h)
+        beta_k = measured if beta == "exact" else _faded(server_state.decline, t - last)
+        stale = scale_update(h, beta_k)
+        fresh = jax.tree.map(jnp.subtract, change.update, stale)
+        sent = scale_update(fresh, local.weight())
+        if beta == "exact":  # only now beta is known: there is no sum of the h_k yet
+            n_k = local.task.weight(local.client)
+            sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
+        if beta == "estimated":
+            now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
+            decline = jnp.where(now, measured, decline).astype(decline.dtype)
+            is_measured |= now
+        new = jax.tree.map(partial(jnp.where, is_active), change.update, h)
+        last = jnp.where(is_active | (beta == "exact"), t, last)
+        num_gradients = jnp.int32(local_steps)
+        message = Contribution(sent, local.weight(), num_gradients, change.report)
+        return message, Past(new, last, decline, is_measured)
+
+    def server(given: base.Aggregation) -> tuple[Params, Stale]:
+        t, past = jnp.asarray(given.round, jnp.int32), given.client_states
+        old, weight = given.server_state, client_weights(given.task).sum()
+        step = jax.tree.map(lambda s, x: s + x / weight, old.update, given.total.update)
+        if beta == "exact":
+            # The sum lacks the h_k of those who are absent, and nothing else would tell.
+            weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
+            return optax.apply_updates(given.params, scale_update(step, weight)), old
+        # Those who have not measured are 0.
+        decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
+        decline = decline.astype(old.decline.dtype)
+        stale = weighted_sum(given.task, past.update, _faded(decline, t + 1 - past.round))
+        return optax.apply_updates(given.params, step), Stale(stale, decline)
+
+    return Algorithm(init, client, server, steps_idle=True)
+
+
+def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+    """Returns ``<g, h> / |h|^2`` and whether h is not 0; else the number is 0."""
+    square = optax.tree.norm(h, squared=True)
+    is_known = square > 0
+    factor = optax.tree.vdot(g, h) / jnp.where(is_known, square, 1)
+    return jnp.where(is_known, factor, 0), is_known
+
+
+def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
+    """Returns beta after so many rounds."""
+    return jnp.clip(1 - decline * age, 0, 1)

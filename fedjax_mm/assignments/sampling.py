@@ -1,0 +1,159 @@
+"""Sampling with unequal probabilities that reduce the variance of unbiased updates."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fedjax_mm import checks
+from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.base import Assignment, Groups, Look, Round, Scalar
+
+
+def variance_reduced(
+    num_clients: int,
+    num_models: int,
+    *,
+    expected_trainings: Scalar,
+    by: Literal["loss", "update"] = "loss",
+    processors: int | Sequence[int] | np.ndarray = 1,
+    inactive: Literal["rest", "train"] = "rest",
+) -> Assignment:
+    """LVR and GVR: clients whose loss or update is large are drawn more often, and count less.
+
+    Each of a client's B_k processors draws one of the M models, or none. The probabilities p are
+    those of ``optimal_probabilities`` from ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g
+    is F_k(w) in LVR and ``|w_k - w|`` in GVR. A client that is drawn by c of its processors trains
+    once, and its update is multiplied by ``c / (B_k p)``: with ``fedavg(server_scale="1/N")`` the
+    mean over all draws is the update of full participation, whatever the losses are.
+
+    Groups have a place for every client, of which few are taken. Chunks nobody of whom trains are
+    left out: with many clients choose a chunk size as `client_map`.
+
+    Args:
+      num_clients: N.
+      num_models: M.
+      expected_trainings: m, the expected number of processors that train in a round, at most all.
+        It is less where fewer processors have anything to train.
+      by: "loss" (LVR) costs a look at all losses, which must not be negative: where one is, the
+        models become NaN. "update" (GVR) has all clients train all models in every round, and the
+        gradients that they compute are counted; see `Look.updates`.
+      processors: B_k, one number, or one for each client.
+      inactive: "rest", or "train": clients that are not drawn train too, with a factor of 0, as
+        `stalevr` with exact factors needs it.
+
+    Raises:
+      ValueError: if a number is not positive, or there are fewer processors than trainings.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, simulate, variance_reduced
+      >>> from fedjax_mm.tasks import least_squares
+      >>> xs = [jax.numpy.eye(2)] * 6
+      >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
+      >>> strategy = variance_reduced(6, 2, expected_trainings=3)
+      >>> algorithm = fedavg(0.1, local_steps=5, server_scale="1/N")
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 100)
+      >>> bool(2 < trace.client_updates.sum() / 100 < 4)
+      True
+
+    Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
+    Learning" (2025).
+    """
+    num_clients = checks.check_count("num_clients", num_clients)
+    num_models = checks.check_count("num_models", num_models)
+    owners = np.repeat(np.arange(num_clients), _processors(processors, num_clients))
+    most = f"be positive and at most the number of processors, {len(owners)}"
+    checks.check_numbers(
+        "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
+    )
+    checks.check_choice("by", by, "loss", "update")
+    checks.check_choice("inactive", inactive, "rest", "train")
+    number_of = np.bincount(owners)  # B_k
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+        del round
+        sizes, num_gradients = _sizes(by, look)
+        shares = sizes / number_of
+        p = optimal_probabilities(shares[:, owners], expected_trainings)
+        drawn = draw_models(rng_key, p)
+        counts = jnp.zeros(shares.shape, jnp.int32).at[drawn, owners].add(1, mode="drop")
+        (firsts,) = np.nonzero(np.diff(owners, prepend=-1))
+        scale = jnp.where(counts > 0, counts / (number_of * p[:, firsts]), 0)
+        everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
+        if inactive == "train":
+            return Groups(everybody, scale, num_gradients), state
+        # Those who train come first, so that whole chunks are empty.
+        order = jnp.argsort(counts == 0, axis=1, stable=True)
+        clients = jnp.where(counts > 0, everybody, -1)
+        clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
+        return Groups(clients, scale, num_gradients), state
+
+    return Assignment(num_clients, num_models, no_state, assign)
+
+
+def optimal_probabilities(
+    sizes: Float[Array, "models processors"], expected_trainings: Scalar
+) -> Float[Array, "models processors"]:
+    """Returns the probabilities of trainings that minimize the variance of an unbiased sum.
+
+    With ``M_v = sum_m U_mv`` sorted ascending, q is the largest number of processors for which
+    ``0 < m - V + q <= sum_{j<=q} M_j / M_q``. The q smallest have the probabilities
+    ``p_mv = (m - V + q) U_mv / sum_{j<=q} M_j``, and the others, which always train,
+    ``p_mv = U_mv / M_v``. Every processor trains one model at most, so its probabilities' sum is at
+    most 1; all together they are m, or the number of processors with a U if there are fewer.
+
+    Args:
+      sizes: U, not negative.
+      expected_trainings: m, at most V.
+
+    Example:
+      >>> optimal_probabilities(jnp.array([[1.0, 3.0, 9.0]]), 2.0).tolist()
+      [[0.25, 0.75, 1.0]]
+
+    Reference: Zhang et al. (2025), the theorem on the sampling of MMFL-GVR.
+    """
+    of_processor = sizes.sum(0)
+    order = jnp.argsort(of_processor)
+    ascending, num = of_processor[order], jnp.arange(1, 1 + sizes.shape[1])
+    below, room = jnp.cumsum(ascending), expected_trainings - sizes.shape[1] + num
+    # Multiplied out, because M_q may be 0.
+    q = jnp.max(jnp.where((room > 0) & (room * ascending <= below), num, 1))
+    is_shared = jnp.argsort(order) < q
+    shared_by, room = below[q - 1], room[q - 1]
+    total = jnp.where(is_shared, shared_by, of_processor)
+    factor = jnp.where(is_shared, room, 1.0)
+    return jnp.where(total > 0, factor * sizes / jnp.where(total > 0, total, 1), 0 * sizes)
+
+
+def draw_models(
+    rng_key: PRNGKeyArray, p: Float[Array, "models processors"]
+) -> Int[Array, " processors"]:
+    """Draws a model for every processor; M is none."""
+    lots = jax.random.uniform(rng_key, p.shape[1:], jnp.float32)
+    return jnp.sum(jnp.cumsum(p, axis=0) <= lots, axis=0)
+
+
+def _sizes(
+    by: str, look: Look
+) -> tuple[Float[Array, "models clients"], Int[Array, " models"] | None]:
+    """Returns d_k g, and what it cost."""
+    if by == "update":
+        return look.updates()
+    losses, weights = look.losses(), look.weights()
+    # A negative probability would be never drawn, without a word.
+    losses = jnp.where(losses < 0, jnp.nan, losses)
+    return losses * weights / weights.sum(1, keepdims=True), None
+
+
+def _processors(given: Any, num_clients: int) -> Any:
+    """Returns B_k of all clients after checking them."""
+    name = "processors"
+    if np.ndim(given) == 0:
+        return np.full(num_clients, checks.check_count(name, given))
+    if len(given) != num_clients:
+        raise ValueError(f"{name} are {len(given)}; give one number, or {num_clients}, one each")
+    return np.array([checks.check_count(f"{name}[{k}]", each) for k, each in enumerate(given)])

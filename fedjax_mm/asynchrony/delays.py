@@ -1,0 +1,166 @@
+"""Delays: how long a local training takes in simulated time, by its model and its client."""
+
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from fedjax_mm import keys
+from fedjax_mm.base import Assignment, Groups, Index, Look, Metrics, Round, Scalar
+from fedjax_mm.checks import (
+    check_between,
+    check_count,
+    check_not_negative,
+    check_positive,
+    described,
+)
+from fedjax_mm.parts import check_assignment
+from fedjax_mm.shuffles import hash_words, shuffled
+
+
+class Delay(Protocol):
+    """Function that draws how long one local training takes."""
+
+    def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+        """Returns a time that is not negative; models and clients are counted from 0."""
+
+
+def shifted_exponential(
+    num_clients: int,
+    mean: Scalar | Float[Array, " models"] = 1.0,
+    *,
+    shift: Scalar | Float[Array, " models"] | None = None,
+    slow: float = 0.25,
+    fast: float = 0.25,
+    slow_factor: Scalar = 1.3,
+    fast_factor: Scalar = 0.7,
+) -> Delay:
+    """Shifted exponential delays, longer at slow clients: ``factor_k (shift_m + mean_m Exp(1))``.
+
+    Args:
+      num_clients: N.
+      mean: of the exponential part; a number, or one for each model.
+      shift: the least delay of a client that is neither slow nor fast; None is half the mean. With
+        a mean of 0 delays are constant.
+      slow: the share of slow clients. Who is slow does not depend on the seed of a run.
+      fast: the share of fast clients.
+      slow_factor: what the delays of slow clients are multiplied by.
+      fast_factor: what the delays of fast clients are multiplied by.
+
+    Raises:
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> import jax
+      >>> delay = shifted_exponential(100, mean=2.0)
+      >>> keys = jax.random.split(jax.random.key(0), 10_000)
+      >>> times = jax.vmap(lambda key: delay(key, jax.numpy.int32(0), jax.numpy.int32(7)))(keys)
+      >>> round(times.min().item(), 2), round(times.mean().item(), 1)
+      (1.0, 3.0)
+
+    Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
+    Training" (2024).
+    """
+    num_clients = check_count("num_clients", num_clients)
+    for name, value in (("mean", mean), ("shift", mean if shift is None else shift)):
+        for each in [value] if jnp.ndim(value) != 1 else list(jnp.asarray(value)):
+            check_not_negative(name, each)
+    for name, share in (("slow", slow), ("fast", fast), ("slow + fast", slow + fast)):
+        check_between(name, share, 0, 1)
+    check_positive("slow_factor", slow_factor)
+    check_positive("fast_factor", fast_factor)
+    num_slow, num_fast = round(slow * num_clients), round(fast * num_clients)
+
+    def delay(rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+        # A client's place in a fixed random order: an array of all would be a constant as large.
+        place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), num_clients)
+        factor = jnp.where(place >= num_clients - num_fast, fast_factor, 1.0)
+        factor = jnp.where(place < num_slow, slow_factor, factor)
+        of_model = mean if jnp.ndim(mean) == 0 else jnp.asarray(mean)[model]
+        least = of_model / 2 if shift is None else shift
+        least = least if jnp.ndim(least) == 0 else jnp.asarray(least)[model]
+        draw = jax.random.exponential(rng_key, (), jnp.float32).astype(float)
+        return factor * (least + of_model * draw)
+
+    return delay
+
+
+def check_delay(delay: Any) -> None:
+    """Raises `TypeError` unless this may be a `Delay`."""
+    if not callable(delay):
+        raise TypeError(
+            f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
+            "asynchrony.shifted_exponential(num_clients)"
+        )
+
+
+class OnClock(NamedTuple):
+    """State of an assignment on a clock: its own, and the simulated time."""
+
+    state: Any
+    time: Float[Array, ""]
+
+
+def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
+    """Returns the assignment on the clock of `simulate_async`: records have a metric `time`.
+
+    A round lasts as long as its slowest client: as the longest delay of a local training in it. A
+    client that trains several models does so at the same time, as in `simulate_async`. A round in
+    which nobody trains takes no time.
+
+    Args:
+      assignment: who trains what.
+      delay: draws how long a local training takes.
+
+    Raises:
+      TypeError: if arguments are something else.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate
+      >>> from fedjax_mm.asynchrony import on_clock, shifted_exponential
+      >>> from fedjax_mm.tasks import quadratic
+      >>> constant = shifted_exponential(6, mean=0.0, shift=2.0, slow=0.0)
+      >>> rounds = on_clock(mfa_rr(6, 2), constant)
+      >>> task, algorithm = quadratic(6, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> simulate(0, task, algorithm, rounds, 3)[1].metrics["time"][:, 0].tolist()
+      [0.0, 2.0, 4.0, 6.0]
+    """
+    check_assignment(assignment)
+    check_delay(delay)
+
+    def init(rng_key: PRNGKeyArray) -> OnClock:
+        return OnClock(assignment.init(rng_key), jnp.zeros((), float))
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: OnClock, look: Look
+    ) -> tuple[Groups, OnClock]:
+        groups, inner = assignment.assign(rng_key, round, state.state, look)
+        models = jnp.arange(assignment.num_models, dtype=jnp.int32)
+        model_keys = keys.model_keys(keys.delays_key(rng_key), models)
+
+        def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+            number = jnp.maximum(client, 0)
+            drawn = delay(keys.client_key(key, number), model, number)
+            return jnp.where(client >= 0, drawn, 0.0)
+
+        of_group = jax.vmap(of_job, (None, None, 0))
+        longest = jnp.max(jax.vmap(of_group)(model_keys, models, groups.clients), initial=0.0)
+        return groups, OnClock(inner, state.time + longest.astype(state.time.dtype))
+
+    def observe(round: Round, groups: Groups, reports: Any, state: OnClock) -> OnClock:
+        if assignment.observe is None:
+            return state
+        return state._replace(state=assignment.observe(round, groups, reports, state.state))
+
+    def metrics(state: OnClock) -> Metrics:
+        own = assignment.metrics(state.state) if assignment.metrics else {}
+        return {**own, "time": jnp.full(assignment.num_models, state.time)}
+
+    return assignment._replace(
+        init=init,
+        assign=assign,
+        observe=observe if assignment.observe else None,
+        metrics=metrics,
+    )

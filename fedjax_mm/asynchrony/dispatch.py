@@ -1,0 +1,394 @@
+"""Jobs in simulated time: who works on what, who comes home next, and who gets how many.
+
+A job is the local training of one model by one client, from the version of the model that it was
+given. Everything here is numbers about jobs; their training is in `training.py`.
+
+Axes:  ``models`` M · ``jobs`` all R that are at work · ``lanes`` of a model, jobs trained at once
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fedjax_mm import keys
+from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
+from fedjax_mm.checks import check_count, described
+
+WINDOW = 8
+"""Updates of a model whose relative variance counts."""
+
+
+class Dispatch(NamedTuple):
+    """Rule by which jobs are handed out and updates are collected; build it with `fedast`.
+
+    Attributes:
+      num_clients: N, the number of clients to draw from.
+      num_models: M.
+      at_work: R_m, the jobs of each model in the beginning.
+      ratio: R_m over the number of updates in the model's buffer.
+      delay: draws how long a job takes.
+      reallocate: whether R_m follows the relative variance of recent updates.
+    """
+
+    num_clients: int
+    num_models: int
+    at_work: tuple[int, ...]
+    ratio: int
+    delay: Delay
+    reallocate: bool
+
+    @property
+    def num_jobs(self) -> int:
+        """R, the jobs at work."""
+        return sum(self.at_work)
+
+    @property
+    def period(self) -> int:
+        """Arrivals between two reallocations, 0.75 R M."""
+        return max(1, 3 * self.num_jobs * self.num_models // 4)
+
+    @property
+    def num_places(self) -> int:
+        """The most versions of models that are needed at a time: jobs', and the current ones."""
+        return self.num_jobs + self.num_models
+
+
+def fedast(
+    num_clients: int,
+    num_models: int,
+    *,
+    at_work: int | Sequence[int],
+    ratio: int,
+    delay: Delay | None = None,
+    reallocate: bool = True,
+) -> Dispatch:
+    """FedAST: R_m jobs of every model at work, and a step of the model for b_m of their updates.
+
+    A finished job is followed by a new one, on a client drawn uniformly, from the current version
+    of its model. Of b_m = ceil(R_m / ratio) updates that have arrived, the server makes one step.
+    The new job is of the same model, unless that has R_m others; then it is of the first model
+    that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to the
+    relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
+    updates, in multiples of `ratio` and at least `ratio`, as long as all models have so many.
+
+    Args:
+      num_clients: N. A client may have several jobs at a time.
+      num_models: M.
+      at_work: R_m in the beginning; a number for all models, or one for each.
+      ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
+      delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default.
+      reallocate: whether R_m changes.
+
+    Raises:
+      TypeError: if `delay` is no function.
+      ValueError: if a number is out of its range.
+
+    Example:
+      >>> from fedjax_mm.asynchrony import fedast
+      >>> fedast(100, 3, at_work=20, ratio=4).period
+      135
+
+    Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
+    Training" (2024), Algorithms 1 and 2.
+    """
+    num_clients = check_count("num_clients", num_clients)
+    num_models = check_count("num_models", num_models)
+    each = list(at_work) if isinstance(at_work, Sequence | np.ndarray) else [at_work] * num_models
+    each = [check_count("at_work", number) for number in each]
+    if len(each) != num_models:
+        raise ValueError(
+            f"at_work has {len(each)} numbers; give one for all models, or one for each of "
+            f"{num_models}"
+        )
+    ratio = check_count("ratio", ratio)
+    if not isinstance(reallocate, bool):
+        raise ValueError(f"reallocate is {described(reallocate)}; it must be True or False")
+    if reallocate and sum(each) < ratio * num_models:
+        raise ValueError(
+            f"at_work is {sum(each)} in all, fewer than ratio = {ratio} for each of {num_models} "
+            "models; give more jobs, a smaller ratio, or reallocate=False"
+        )
+    if delay is None:
+        delay = shifted_exponential(num_clients)
+    check_delay(delay)
+    return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate)
+
+
+class Jobs(NamedTuple):
+    """Jobs that are at work, ``[jobs]`` each.
+
+    Attributes:
+      finish: when they end.
+      start: when they began.
+      number: from 0, in the order in which they began.
+      model: what they train.
+      client: who trains.
+      version: the steps that the model had made.
+      place: where that version is stored.
+    """
+
+    finish: Array
+    start: Array
+    number: Array
+    model: Array
+    client: Array
+    version: Array
+    place: Array
+
+
+class Clock(NamedTuple):
+    """All that decides what happens next.
+
+    Attributes:
+      time: of the last arrival.
+      jobs: the jobs at work.
+      steps: those that each model's server has made.
+      filled: updates in each model's buffer.
+      place: where each model's current version is stored.
+      targets: R_m.
+      arrived: updates of each model since the start.
+    """
+
+    time: Float[Array, ""]
+    jobs: Jobs
+    steps: Int[Array, " models"]
+    filled: Int[Array, " models"]
+    place: Int[Array, " models"]
+    targets: Int[Array, " models"]
+    arrived: Int[Array, " models"]
+
+
+class Draws(NamedTuple):
+    """Draws of jobs with consecutive numbers: clients, and the delays of each model there."""
+
+    client: Int[Array, " jobs"]
+    delay: Float[Array, "jobs models"]
+
+
+class Lanes(NamedTuple):
+    """Jobs that are trained together, ``[models, lanes]`` each, in the order of their arrivals.
+
+    Attributes:
+      number: see `Jobs`; -1 where a model has no more jobs.
+      client: see `Jobs`.
+      version: see `Jobs`.
+      place: see `Jobs`.
+      turn: updates of the model that arrived before.
+      part: steps of the model's server among the arrivals before.
+      staleness: steps that the model made during the job.
+    """
+
+    number: Array
+    client: Array
+    version: Array
+    place: Array
+    turn: Array
+    part: Array
+    staleness: Array
+
+
+class Steps(NamedTuple):
+    """Steps of servers, ``[arrivals]`` each, of which the first are meant.
+
+    Attributes:
+      model: whose.
+      part: how many steps of the model came before it in this batch.
+      number: of the model's step, from 1.
+      place: where its version is stored.
+    """
+
+    model: Array
+    part: Array
+    number: Array
+    place: Array
+
+
+class Batch(NamedTuple):
+    """The next arrivals, as many as can be trained together.
+
+    Attributes:
+      size: their number.
+      lanes: what is trained.
+      num_steps: how many steps they make.
+      steps: the steps, in their order.
+      made: steps of each model.
+    """
+
+    size: Int[Array, ""]
+    lanes: Lanes
+    num_steps: Int[Array, ""]
+    steps: Steps
+    made: Int[Array, " models"]
+
+
+def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
+    """Returns the draws of jobs with these numbers; they depend on the seed and the number only."""
+
+    def draw(number: Int[Array, ""]) -> Draws:
+        key = keys.job_key(rng_key, number)
+        client = jax.random.randint(keys.draw_key(key), (), 0, dispatch.num_clients, jnp.int32)
+        models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
+        delays = jax.vmap(dispatch.delay, (None, 0, None))(keys.delay_key(key), models, client)
+        return Draws(client, jnp.asarray(delays, float))
+
+    return jax.vmap(draw)(numbers)
+
+
+def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
+    """Returns the clock at time 0, when all jobs begin."""
+    M = dispatch.num_models
+    number = jnp.arange(dispatch.num_jobs, dtype=jnp.int32)
+    model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
+    draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
+    finish = draws.delay[number, model]
+    nothing = jnp.zeros_like(model)
+    jobs = Jobs(finish, jnp.zeros_like(finish), number, model, draws.client, nothing, model)
+    targets, places = jnp.asarray(dispatch.at_work, jnp.int32), jnp.arange(M, dtype=jnp.int32)
+    return Clock(jnp.zeros((), float), jobs, zeros, zeros, places, targets, zeros)
+
+
+def next_batch(
+    dispatch: Dispatch,
+    clock: Clock,
+    draws: Draws,
+    widths: Int[Array, " models"],
+    width: int,
+    first: Int[Array, ""],
+    limit: Int[Array, ""],
+) -> tuple[Clock, Batch]:
+    """Returns the next arrivals that can be trained together, and the clock after them.
+
+    These are jobs that are at work already, in the order in which they end, until one would come
+    home that began after one of them: its version is not known yet.
+
+    Args:
+      dispatch: the rule.
+      clock: the clock before them.
+      draws: those of the jobs that follow.
+      widths: the most arrivals of each model.
+      width: the largest of them.
+      first: the place in `draws` of the job that follows the first arrival.
+      limit: the most arrivals, positive.
+    """
+    M, R = dispatch.num_models, dispatch.num_jobs
+    jobs, i = clock.jobs, jnp.arange(R, dtype=jnp.int32)
+    # Of jobs that end at the same moment the one that began first comes first.
+    *_, row = lax.sort((jobs.finish, jobs.number, i), num_keys=2)
+    come = jax.tree.map(lambda x: x[row], jobs)
+    is_model = come.model[:, None] == jnp.arange(M, dtype=jnp.int32)
+    arrived = jnp.cumsum(is_model, axis=0, dtype=jnp.int32)  # [arrivals, models], with this one
+
+    def of_own(x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
+        return jnp.sum(jnp.where(is_model, x, 0), axis=1, dtype=jnp.int32)
+
+    lane = of_own(arrived) - 1
+    # A model with too many jobs hands over its first ones, to the first models that lack some.
+    lacks = clock.targets - arrived[-1]
+    gives = lane < -of_own(jnp.broadcast_to(lacks, is_model.shape))
+    given = jnp.cumsum(gives, dtype=jnp.int32) - 1
+    ends = jnp.cumsum(jnp.maximum(lacks, 0))
+    taker = jnp.sum(given[:, None] >= ends, axis=1, dtype=jnp.int32)
+    follows = jnp.where(gives, taker, come.model)
+    place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
+    finish = come.finish + draws.delay[place_in_draws, follows]
+    # How many of them: the others' results are not used.
+    earliest = jnp.concatenate([jnp.full(1, jnp.inf, finish.dtype), lax.cummin(finish)[:-1]])
+    is_next = (i < limit) & (lane < widths[come.model]) & (come.finish <= earliest)
+    size = jnp.where(jnp.all(is_next), R, jnp.argmin(is_next)).astype(jnp.int32)
+    present = i < size
+    # Steps: the first once the buffer is full, then one for every b_m arrivals.
+    buffer_size = -(-clock.targets // dispatch.ratio)
+    missing = jnp.maximum(buffer_size - clock.filled, 1)
+
+    def made_by(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
+        later = (arrivals - missing) // buffer_size + 1
+        return jnp.where(arrivals < missing, 0, later)
+
+    made = made_by(arrived)
+    part = of_own(made_by(arrived - is_model))
+    is_step = present & (of_own(made) > part)
+    own_steps = clock.steps[come.model]
+    # Every step has a place of its own, where no job's version is that stays at work, nor a
+    # current one: there are as many free places as arrivals.
+    stays = jnp.where(present, dispatch.num_places, come.place)
+    is_used = jnp.zeros(dispatch.num_places, bool).at[stays].set(True, mode="drop")
+    (free,) = jnp.nonzero(~is_used.at[clock.place].set(True), size=R, fill_value=0)
+    (at,) = jnp.nonzero(is_step, size=R, fill_value=0)
+    steps = Steps(come.model[at], part[at], own_steps[at] + part[at] + 1, free.astype(jnp.int32))
+    num_steps = jnp.sum(is_step, dtype=jnp.int32)
+    step_of = jnp.cumsum(is_step, dtype=jnp.int32) - 1  # the last step so far, of any model
+    last_place = jnp.where(is_step, steps.place[step_of], -1)
+    latest = lax.cummax(jnp.where(is_step[:, None] & is_model, i[:, None], -1), axis=0)
+    # After the batch. Jobs that begin at the moment of a step begin after it, whatever came first.
+    new = Jobs(
+        finish=finish,
+        start=come.finish,
+        number=R + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
+        model=follows,
+        client=draws.client[place_in_draws],
+        version=come.version,
+        place=come.place,
+    )
+    after = jax.tree.map(lambda x, y: jnp.where(present, x, y), new, come)
+    times = jnp.where(present, come.finish, jnp.inf)
+    seen = jnp.searchsorted(times, after.start, side="right").astype(jnp.int32)
+    upto, is_fresh = jnp.maximum(seen - 1, 0), seen > 0
+    step_at = latest[upto, after.model]
+    version = clock.steps[after.model] + made[upto, after.model]
+    place = jnp.where(step_at >= 0, last_place[step_at], clock.place[after.model])
+    after = after._replace(
+        version=jnp.where(is_fresh, version, after.version),
+        place=jnp.where(is_fresh, place, after.place),
+    )
+    end = size - 1
+    total, last = arrived[end], latest[end]
+    filled = jnp.where(
+        total < missing, clock.filled + total, (total - missing) % buffer_size
+    ).astype(jnp.int32)
+    clock = Clock(
+        times[end],
+        after,
+        clock.steps + made[end],
+        filled,
+        jnp.where(last >= 0, last_place[last], clock.place),
+        clock.targets,
+        clock.arrived + total,
+    )
+    each = Lanes(
+        come.number,
+        come.client,
+        come.version,
+        come.place,
+        clock.arrived[come.model] - total[come.model] + lane,
+        part,
+        own_steps + part - come.version,
+    )
+    to = jnp.where(present, come.model, M), lane
+    empty = jnp.full((M, width), -1, jnp.int32)
+    lanes = jax.tree.map(lambda x: empty.at[to].set(x, mode="drop"), each)
+    return clock, Batch(size, lanes, num_steps, steps, made[end])
+
+
+def share_out(
+    dispatch: Dispatch, targets: Int[Array, " models"], variances: Float[Array, " models"]
+) -> Int[Array, " models"]:
+    """Returns new R_m, in proportion to relative variances; the old ones if they have none."""
+    ratio, M = dispatch.ratio, dispatch.num_models
+    left = dispatch.num_jobs - M * ratio
+    total = jnp.sum(variances)
+    wanted = jnp.floor(dispatch.num_jobs * variances / total) - ratio
+
+    def give(i: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        given, wanted = carry
+        model = jnp.argmax(wanted)
+        number = jnp.minimum(ratio, left - i * ratio)
+        return given.at[model].add(number), wanted.at[model].add(-ratio)
+
+    start = jnp.full(M, ratio, jnp.int32), wanted
+    shared, _ = lax.fori_loop(0, -(-left // ratio), give, start)
+    return jnp.where(jnp.isfinite(total) & (total > 0), shared, targets)

@@ -1,0 +1,243 @@
+"""Steps of one round: look -> train -> aggregate -> observe, stack by stack.
+
+The models axis is in `stacks.py`, the order in which clients are computed in `chunks.py`, their
+sums in `sums.py`, and every key in `keys.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from fedjax_mm import base, checks, chunks, keys, sums
+from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
+from fedjax_mm.parts import after_observing
+from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.tasks.view import appeals, client_losses, client_weights
+
+
+class Now(NamedTuple):
+    """Current round: its number t, its key, and its groups."""
+
+    round: Round
+    rng_key: PRNGKeyArray
+    groups: Groups
+
+
+class How(NamedTuple):
+    """Settings of speed and memory; results depend on them only by the order of summation."""
+
+    client_map: chunks.ClientMap
+    client_axis: str | None
+    with_reports: bool  # whether the assignment observes them
+
+
+class Trained(NamedTuple):
+    """Result of local training, of one client or of groups."""
+
+    total: base.Contribution
+    client_states: base.ClientState
+    reports: Any
+
+
+def look(
+    stacks: Sequence[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, how: How
+) -> Look:
+    """Returns the assignment's questions about the models as they are after a round."""
+    parts, num_models = split(stacks, models), sum(len(each.models) for each in stacks)
+
+    def ask(question: Callable[[Task, Params], Array]) -> Array:
+        return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
+
+    def updates() -> base.Updates:
+        trial = [stack._replace(algorithm=measuring(stack.algorithm)) for stack in stacks]
+        moved = join([of._replace(server=(of.server, of.clients), clients=()) for _, of in parts])
+        shape = num_models, stacks[0].task.num_clients
+        everybody = Groups(jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape))
+        now = Now(round + 1, keys.round_key(rng_key, round + 1), everybody)
+        trained = train(trial, now, moved, how._replace(with_reports=True))
+        total = by_model(stacks, [each.total for each in trained])
+        norms = by_model(stacks, [each.reports for each in trained]) / total.weight[:, None]
+        return base.Updates(norms, total.num_gradients)
+
+    def metric(*names: str) -> Array:
+        key, one = keys.round_key(rng_key, round), partial(metric_of, names)
+
+        def of_stack(stack: Stack, models: Models) -> Array:
+            each = keys.metrics_keys(key, stack.models, num_models)
+            return over_models(one, stack, each, models.params)
+
+        return by_model(stacks, [of_stack(*each) for each in parts])
+
+    return Look(
+        losses=partial(ask, client_losses),
+        appeals=partial(ask, appeals),
+        weights=partial(ask, lambda task, _: client_weights(task)),
+        updates=updates,
+        metric=metric,
+    )
+
+
+def measuring(algorithm: Algorithm) -> Algorithm:
+    """Returns the algorithm whose clients only report the norm of what they would send.
+
+    That is the part of the update that the assignment's scale multiplies. The server's state is a
+    pair: its own, and the states of all clients.
+    """
+
+    def client(
+        local: base.LocalProblem, server_state: Any, client_state: base.ClientState
+    ) -> tuple[base.Contribution, base.ClientState]:
+        server, clients = server_state
+        own = jax.tree.map(itemgetter(local.client), clients)
+
+        # Training does not depend on the scale: it is not repeated.
+        def send(scale: Array) -> base.Contribution:
+            sent, _ = algorithm.client(local._replace(scale=scale), server, own)
+            return sums.dense_update(sent._replace(report=()), local.params)
+
+        sent = jax.vmap(send)(jnp.arange(2.0))
+        scaled = jax.tree.map(lambda x: x[1] - x[0], sent.update)
+        weight, num_gradients = sent.weight[1], sent.num_gradients[1]
+        measured = base.Contribution((), weight, num_gradients, optax.tree.norm(scaled))
+        return measured, client_state
+
+    def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
+        return algorithm.num_steps(task, client, server_state[0])
+
+    return algorithm._replace(client=client, num_steps=num_steps)
+
+
+def metric_of(
+    names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
+) -> Float[Array, ""]:
+    """Returns the first of some metrics that the task has; else raises `ValueError`."""
+    metrics = task.metrics(rng_key, params)
+    for name in names:
+        if name in metrics:
+            return metrics[name]
+    wanted, there = " or ".join(map(repr, names)), ", ".join(map(repr, metrics)) or "none"
+    raise ValueError(
+        f"the assignment looks at the metric {wanted}; {type(task).__name__} has {there}: choose "
+        "another assignment, or give the task that metric"
+    )
+
+
+def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:
+    """Trains every model's group, stack by stack."""
+
+    def train_stack(stack: Stack, models: Models) -> Trained:
+        groups = stack.rows(now.groups._replace(num_gradients=None))
+        model_keys = keys.model_keys(now.rng_key, stack.models)
+        size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
+        server_state = jax.tree.map(itemgetter(0), models.server)
+        is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
+        one_by_one = size is not None or not is_lockstep
+        one = partial(train_group, stack.algorithm, now.round, how, size)
+        return over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
+
+    return [train_stack(*each) for each in split(stacks, models)]
+
+
+def train_group(
+    algorithm: Algorithm,
+    round: Round,
+    how: How,
+    chunk_size: int | None,
+    task: Task,
+    model_key: PRNGKeyArray,
+    group: Groups,
+    model: Models,
+) -> Trained:
+    """Trains one group: returns the sum of its contributions, new client states and reports.
+
+    With a client axis, every device of the axis trains a share of the group.
+    """
+    # Memory does not grow with the group: `chunk_size` clients at a time are computed and added up,
+    # and of the states of all clients only the participants' rows are written.
+    size = len(group.clients)
+
+    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
+    def contribute(client: base.Index, scale: Any, client_state: base.ClientState) -> Trained:
+        key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
+        local = base.LocalProblem(key, round, task, client, model.params, scale)
+        sent, client_state = algorithm.client(local, model.server, client_state)
+        report = sent.report if how.with_reports else ()
+        return Trained(sent._replace(report=()), client_state, report)
+
+    def add_clients(so_far: Trained, rows: tuple[Array, Groups]) -> tuple[Trained, None]:
+        place, (number, scale, _) = rows
+        present = number >= 0
+        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
+        # chunk's first client, which takes the most.
+        client = jnp.where(present, number, jnp.maximum(number[0], 0))
+        states = jax.tree.map(itemgetter(client), so_far.client_states)
+        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
+        new = chunks.unless_empty(together, present, client, scale, states, skip=may_skip)
+        # Index -1 would write to the last client; an index out of range is dropped.
+        home = jnp.where(present, client, task.num_clients), jnp.where(present, place, size)
+        came = home, (new.client_states, new.reports)
+        if how.client_axis is not None and jax.tree.leaves(came[1]):
+            came = lax.all_gather(came, how.client_axis, tiled=True)
+        put = map(chunks.put_rows, (so_far.client_states, so_far.reports), *came)
+        return Trained(sums.add_chunk(so_far.total, new.total, present), *put), None
+
+    order = chunks.longest_first(algorithm, task, model.server, group.clients)
+    may_skip = chunk_size is not None or order is not None
+    first = group.clients, group.scale, model.clients
+    one = jax.eval_shape(contribute, *jax.tree.map(itemgetter(0), first))
+    reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one.reports)
+    trained = Trained(sums.zero_sum(one.total, model.params), model.clients, reports)
+    for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, how.client_axis):
+        trained, _ = lax.scan(add_clients, trained, some)
+    total = sums.finish_sum(trained.total, model.params)
+    total = total if how.client_axis is None else lax.psum(total, how.client_axis)
+    return trained._replace(total=total)
+
+
+def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[Trained]) -> Models:
+    """Applies the server's step to every model.
+
+    A model that nobody trained is not changed, unless its algorithm says so.
+    """
+
+    def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
+        def of_model(task: Task, group: Groups, trained: Trained, model: Models) -> Models:
+            is_trained = stack.algorithm.steps_idle or jnp.any(group.participates())
+            # An idle model's sums are 0, and the gradient of 0/0 is NaN even where `jnp.where`
+            # drops the value: ones take their place.
+            total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
+            old, states = (model.params, model.server), trained.client_states
+            given = base.Aggregation(now.round, task, *old, states, total)
+            new = stack.algorithm.server(given)
+            params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
+            return Models(params, server_state, states)
+
+        return over_models(of_model, stack, stack.rows(now.groups), trained, models)
+
+    parts = zip(split(stacks, models), trained, strict=True)
+    return join([of_stack(*each, came_back) for each, came_back in parts])
+
+
+def observe(
+    assignment: Assignment,
+    stacks: Sequence[Stack],
+    now: Now,
+    state: Any,
+    trained: list[Trained],
+    *,
+    like: Any,
+) -> Any:
+    """Returns the assignment's state after it observed the reports, if it observes any."""
+    if assignment.observe is None:
+        return state
+    reports = [each.reports for each in trained]
+    checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
+    given = (now.round, now.groups, by_model(stacks, reports), state)
+    return after_observing(assignment, *given, like=like)

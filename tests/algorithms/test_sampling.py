@@ -1,0 +1,338 @@
+"""LVR and GVR, with plain servers and those that use earlier updates, against NumPy loops."""
+
+import functools
+import tomllib
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+from fedjax_mm import (
+    Experiment,
+    fedavg,
+    full_participation,
+    keys,
+    mfa_rand,
+    mifa,
+    run,
+    simulate,
+    stalevr,
+    variance_reduced,
+)
+from fedjax_mm.base import Groups
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.schedules import inverse_time
+from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.program import num_bytes
+from fedjax_mm.tasks import quadratic
+from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
+from tests.algorithms.test_methods import Quiet, error
+from tests.helpers import slow_unless
+from tests.oracles import sampling as oracle
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+M, E, ROUNDS = MODELS, 3, LONG
+RATE, RATES = inverse_time(2.0, 30.0), [2.0 / (t + 30.0) for t in range(ROUNDS + 1)]
+SINGLE, SEVERAL = (1,) * N, (1, 3, 1, 2, 1, 1, 2)
+SERVERS = {
+    "fedavg": functools.partial(fedavg, server_scale="1/N"),
+    "mifa": mifa,
+    "one": functools.partial(stalevr, beta="one"),
+    "estimated": functools.partial(stalevr, beta="estimated"),
+    "exact": functools.partial(stalevr, beta="exact"),
+}
+CASES = {  # the server, what is looked at, trainings that are expected, processors
+    "LVR": ("fedavg", "loss", 4.0, SINGLE),
+    "LVR, several processors": ("fedavg", "loss", 6.5, SEVERAL),
+    "LVR, few": ("fedavg", "loss", 0.6, SINGLE),
+    "GVR": ("fedavg", "update", 4.0, SINGLE),
+    "GVR, several processors": ("fedavg", "update", 6.5, SEVERAL),
+    "MIFA": ("mifa", "loss", 2.5, SINGLE),
+    "MIFA by updates": ("mifa", "update", 2.5, SINGLE),
+    "FedVARP": ("one", "loss", 2.5, SEVERAL),
+    "FedVARP by updates": ("one", "update", 2.5, SINGLE),
+    "StaleVRE": ("estimated", "loss", 2.5, SINGLE),
+    "StaleVRE by updates": ("estimated", "update", 2.5, SEVERAL),
+    "StaleVR": ("exact", "update", 2.5, SINGLE),
+    "StaleVR by losses": ("exact", "loss", 2.5, SEVERAL),
+}
+QUICK = {"GVR, several processors", "MIFA", "FedVARP", "StaleVRE by updates", "StaleVR"}
+
+
+def start_of(name):
+    return np.random.default_rng(2).normal(size=(M, PROBLEMS[name]().size))
+
+
+def strategy_of(case):
+    server, by, expected, processors = CASES[case]
+    inactive = "train" if server == "exact" else "rest"
+    how = {"by": by, "processors": processors, "inactive": inactive}
+    return variance_reduced(N, M, expected_trainings=expected, **how)
+
+
+@functools.cache
+def program(case, client_map):
+    server, *_ = CASES[case]
+    algorithm, strategy = SERVERS[server](RATE, local_steps=E, batch_size=BATCH), strategy_of(case)
+
+    def run(task, start):
+        how = {"params": start, "client_map": client_map}
+        key = jax.random.key(SEED)
+        return simulate(key, Quiet(task, N), algorithm, strategy, ROUNDS, **how)
+
+    return jax.jit(run)
+
+
+@functools.cache
+def lots(num_processors):
+    """The numbers in [0, 1) of all processors in all rounds."""
+
+    def of_round(t):
+        key = keys.assignment_key(keys.round_key(jax.random.key(SEED), t))
+        return jax.random.uniform(key, (num_processors,), jnp.float32)
+
+    return np.asarray(jax.vmap(of_round)(jnp.arange(1, ROUNDS + 1)), float)
+
+
+@functools.cache
+def expected_run(case, name):
+    server, by, expected, processors = CASES[case]
+    compared = PROBLEMS[name]()
+    problems = [compared.problem(m, np.zeros(N)) for m in range(M)]
+    return oracle.run(
+        problems,
+        start_of(name),
+        lots(sum(processors)),
+        RATES.__getitem__,
+        E,
+        method=server,
+        by=by,
+        expected=expected,
+        processors=processors,
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "client_map"),
+    [
+        *(slow_unless(case in QUICK, case, "least squares", 2) for case in CASES),
+        *(slow_unless(case == "StaleVRE", case, "softmax", "vmap") for case in CASES),
+    ],
+)
+def test_equals_its_loop(case, name, client_map):
+    """Two models and 7 clients of 1 to 9 examples for 30 rounds, with the processors' own lots."""
+    (server, by, _, _), compared = CASES[case], PROBLEMS[name]()
+    start = compared.start(start_of(name))
+    state, trace = program(case, client_map)(compared.task, start)
+    expected = expected_run(case, name)
+    models = state.models
+    params = compared.flat(models.params)
+    for m in range(M):
+        assert error(params[m], expected.w[-1][m]) < 1e-10
+        if server != "fedavg":
+            h = models.clients if server == "mifa" else models.clients.update
+            assert error(compared.flat(h)[m], expected.h[m]) < 1e-10
+        if server == "estimated":
+            assert models.server.decline[m] == pytest.approx(expected.decline[m], rel=1e-9)
+            assert expected.decline[m] != 0
+    counts = np.array(expected.counts) > 0
+    np.testing.assert_array_equal(trace.client_updates[1:], counts.sum(2))
+    np.testing.assert_array_equal(trace.idle_rounds[1:], counts.sum(2) == 0)
+    everybody = by == "update" or server == "exact"
+    trained = np.full((ROUNDS, M), N) if everybody else counts.sum(2)
+    np.testing.assert_array_equal(trace.gradients[1:], E * trained)
+    assert trace.upload_size == (compared.size,) * M
+
+
+def test_some_rounds_are_idle():
+    """What is compared above includes rounds in which nobody trains a model."""
+    for case in ("LVR, few", "MIFA", "FedVARP", "StaleVR"):
+        assert (np.array(expected_run(case, "least squares").counts).sum(2) == 0).any(), case
+
+
+MIXED = "least squares", "softmax", "least squares"
+WAYS = ["scan", 2, "auto", "two devices"]
+QUICK_WAYS = {("StaleVRE by updates", 2), ("StaleVR", "two devices")}
+
+
+def mixed_run(case, client_map, client_axis=None):
+    """Two seeds of five rounds, with models of different structure."""
+    server, by, *_ = CASES[case]
+    inactive = "train" if server == "exact" else "rest"
+    strategy = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
+    algorithm = SERVERS[server](0.1, local_steps=2, batch_size=2)
+
+    def one(rng_key, tasks):
+        how = {"client_map": client_map, "client_axis": client_axis}
+        tasks = [Quiet(task, N) for task in tasks]
+        state, trace = simulate(rng_key, tasks, algorithm, strategy, 5, **how)
+        return state.models, trace.client_updates, trace.gradients
+
+    return jax.vmap(one, (0, None))
+
+
+def mixed_arguments(seed):
+    return jax.random.split(jax.random.key(seed), 2), [PROBLEMS[name]().task for name in MIXED]
+
+
+@functools.cache
+def all_at_once(case):
+    with jax.enable_x64(True):
+        return jax.device_get(jax.jit(mixed_run(case, "vmap"))(*mixed_arguments(0)))
+
+
+@pytest.mark.parametrize(
+    ("case", "way"),
+    [
+        slow_unless((case, way) in QUICK_WAYS, case, way)
+        for case in ("GVR", "MIFA", "FedVARP", "StaleVRE by updates", "StaleVR")
+        for way in WAYS
+    ],
+)
+def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
+    """Who is drawn depends on norms, which all clients of all models report in chunks."""
+    chex.clear_trace_counter()
+    if way == "two devices":
+        where = layout(1, jax.devices()[:2], "clients")
+        program = where.over(mixed_run(case, 2, where.client_axis), (0, None))
+    else:
+        program = mixed_run(case, way)
+    compiled = jax.jit(chex.assert_max_traces(lambda *given: program(*given), n=1))
+    actual = compiled(*mixed_arguments(0))
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(all_at_once(case)), strict=True):
+        if jnp.issubdtype(a.dtype, jnp.floating):
+            np.testing.assert_allclose(a, b, rtol=0, atol=1e-10 * (1 + np.abs(b).max()))
+        else:
+            np.testing.assert_array_equal(a, b)
+    other = compiled(*mixed_arguments(1))
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (actual, other)), strict=True))
+
+
+def test_exact_factors_need_everybody():
+    """Nothing else would tell that the update lacks what the absent ones last sent."""
+    task = PROBLEMS["least squares"]().task
+    algorithm, everybody = stalevr(0.1, local_steps=1, beta="exact"), full_participation(N)
+
+    def assign(rng_key, round, state, look):
+        return Groups(jnp.arange(N)[None, : N - 1]), state
+
+    ends = [
+        jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
+            jax.random.key(0)
+        ).models.params
+        for who in (everybody, everybody._replace(assign=assign))
+    ]
+    assert np.isfinite(ends[0]).all()
+    assert np.isnan(ends[1]).all()
+
+
+def test_negative_losses_are_not_sampled_in_silence():
+    """They have no probability; the models are NaN, which ends a sweep with a message."""
+    task = quadratic(6, 1, mu=0.1)
+    strategy = variance_reduced(6, 2, expected_trainings=3)
+    algorithm = fedavg(0.1, local_steps=1, server_scale="1/N")
+    start = np.zeros(7) + 0.1
+    state = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 1, params=start)[0])(
+        jax.random.key(0)
+    )
+    assert np.isnan(state.models.params).any()
+
+
+FILE = """
+num_models = 2
+num_rounds = 4
+num_seeds = 1
+task = { num_clients = 6, block_size = 2, mu = 0.1, start = "normal" }
+
+[algorithms.A]
+name = "stalevr"
+beta = "exact"
+learning_rate = 0.1
+local_steps = 2
+
+[algorithms.A.assignment]
+name = "variance_reduced"
+expected_trainings = 5
+by = "update"
+processors = 2
+inactive = "train"
+
+[axes]
+assignment.expected_trainings = [3, 7.5]
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [FILE, FILE.replace("[algorithms.A.assignment]", "[assignment]")], ids=["own", "shared"]
+)
+def test_a_file_has_all_settings(text):
+    """Expected trainings are an axis that costs no program, of each algorithm or of all."""
+    experiment = validate(Experiment, tomllib.loads(text))
+    assert len(experiment.grid().programs) == 1
+    result = run(experiment)
+    algorithm = stalevr(0.1, local_steps=2, beta="exact")
+    task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
+    for expected in (3, 7.5):
+        how = {"by": "update", "processors": 2, "inactive": "train"}
+        strategy = variance_reduced(6, 2, expected_trainings=expected, **how)
+        _, trace = jax.jit(
+            lambda key, who=strategy: simulate(key, task, algorithm, who, 4, params=start)
+        )(seed_keys(0, 1)[0])
+        found = result.sel(expected_trainings=expected).isel(seed=0, algorithm=0)
+        np.testing.assert_allclose(found.loss.values, trace.metrics["loss"], rtol=1e-5)  # float32
+        drawn = np.cumsum(trace.client_updates, axis=0)
+        np.testing.assert_array_equal(found.client_updates.values, drawn)
+
+
+@pytest.mark.parametrize("algorithm", [mifa, stalevr])
+def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
+    """Two models of 51 numbers, and all that 50 clients last sent of each."""
+    bytes_of_updates = 8 * 2 * 50 * 51
+
+    def build(learning_rate):
+        how = algorithm(learning_rate, local_steps=1)
+        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2))
+
+    (program,) = Grid(build, {"learning_rate": [0.1]}, 2).programs
+    carried = num_bytes(program.traced.carry)
+    assert bytes_of_updates < carried < 1.2 * bytes_of_updates
+    outline = make_outline(program.grid)
+    assert outline.batch_bytes > 2 * bytes_of_updates
+    used = psutil.Process().memory_info().rss
+    with pytest.raises(ValueError, match=r"the state of one run takes .* take fewer clients"):
+        make_outline(program.grid, limit=used + carried // 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_clients": 0}, "num_clients is 0; it must be a positive whole number"),
+        ({"num_models": 0}, "num_models is 0"),
+        ({"expected_trainings": 0}, "expected_trainings is 0; it must be positive and at most"),
+        ({"expected_trainings": 4.5}, "at most the number of processors, 4"),
+        ({"expected_trainings": float("nan")}, "expected_trainings is nan"),
+        ({"expected_trainings": 11, "processors": (1, 2, 3, 4)}, "the number of processors, 10"),
+        ({"by": "norm"}, "by is 'norm'; it must be 'loss' or 'update'"),
+        ({"inactive": "sleep"}, "inactive is 'sleep'; it must be 'rest' or 'train'"),
+        ({"processors": 0}, "processors is 0; it must be a positive whole number"),
+        ({"processors": (1, 2)}, "processors are 2; give one number, or 4, one each"),
+        ({"processors": (1, 2, 0, 1)}, r"processors\[2\] is 0"),
+        ({"processors": 1.5}, "processors is 1.5"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments, message):
+    given = {"num_clients": 4, "num_models": 2, "expected_trainings": 2} | arguments
+    with pytest.raises(ValueError, match=message):
+        variance_reduced(given.pop("num_clients"), given.pop("num_models"), **given)
+
+
+def test_wrong_factors_are_refused():
+    with pytest.raises(ValueError, match="beta is 'two'; it must be 'estimated', 'exact' or 'one'"):
+        stalevr(0.1, local_steps=1, beta="two")

@@ -1,0 +1,228 @@
+"""Asynchronous training against a NumPy event loop, the law of its delays, and `simulate`."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fedjax_mm import fedavg, join_traces, keys, params_of, simulate
+from fedjax_mm.asynchrony import (
+    advance_async,
+    fedast,
+    on_clock,
+    shifted_exponential,
+    simulate_async,
+)
+from fedjax_mm.asynchrony.dispatch import draws_of
+from fedjax_mm.base import Batching
+from fedjax_mm.tasks import least_squares, quadratic, with_metrics
+from tests.helpers import replay, slow_unless
+from tests.oracles import asynchronous as oracle
+from tests.oracles import multi_model as reference
+from tests.simulator.test_oracle import regression, row_numbers
+
+KEY = jax.random.key(5)
+N, NUM_STEPS, RATE, SERVER_RATE = 7, 3, 0.02, 0.8
+CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stacked
+    "one model": ((7,), 3, False, 80, True),
+    "fully asynchronous": ((5, 4), 5, False, 80, True),
+    "unequal": ((9, 2, 4), 3, False, 80, True),
+    "reallocated": ((6, 6, 6), 2, True, 200, True),
+    "different structures, reallocated": ((10, 3), 3, True, 200, False),
+}
+QUICK = {"unequal", "different structures, reallocated"}
+
+
+def draws(dispatch, count):
+    """The clients and the delays of the first jobs."""
+    return jax.device_get(jax.jit(lambda: draws_of(dispatch, KEY, jnp.arange(count)))())
+
+
+def drawn_rows(store, client, how):
+    """The rows of each job's steps, ``[jobs, steps, B]``."""
+
+    def rows(number, client, step):
+        key = keys.training_key(keys.job_key(KEY, number))
+        return store.take(store.batch(key, client, step, how)[0])
+
+    over = jax.vmap(jax.vmap(rows, (None, None, 0)), (0, 0, None))
+    return jax.device_get(jax.jit(over)(jnp.arange(len(client)), client, jnp.arange(NUM_STEPS)))
+
+
+def fed(server_rate=SERVER_RATE, **options):
+    """FedAvg of equally weighted clients."""
+    options = {"local_steps": NUM_STEPS, "server_optimizer": optax.sgd(server_rate)} | options
+    return fedavg(options.pop("rate", RATE), weighted=False, **options)
+
+
+@functools.cache
+def regressions(num_models, alike):
+    """Features and targets of each model's clients; alike in shape, so that models are stacked."""
+    data = [regression(N, seed=m) for m in range(num_models)]
+    if not alike:
+        return data
+    rng = np.random.default_rng(3)
+    return [tuple([x + rng.normal(size=x.shape) for x in each] for each in data[0]) for _ in data]
+
+
+def models_of(trace, model, name):
+    """What a metric of a model is worth in every record after the first."""
+    return np.asarray(trace.metrics[name])[1:, model]
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in CASES])
+def test_every_arrival_is_the_event_loops(name):
+    """Minibatches of data that differ by model and client; every update, step and version."""
+    at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
+    dispatch = fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
+    data = regressions(len(at_work), alike)
+    tasks = [
+        with_metrics(least_squares(*each, ridge=0.3), {"w": lambda params: params}) for each in data
+    ]
+    problems = [reference.LeastSquares(*each, 0.3) for each in data]
+    start = list(np.random.default_rng(2).normal(size=(len(at_work), 4)))
+    drawn, how = draws(dispatch, sum(at_work) + num_arrivals), Batching(2)
+    rows = [
+        drawn_rows(
+            dataclasses.replace(task.task.data, examples=row_numbers(targets)), drawn.client, how
+        )
+        for task, (_, targets) in zip(tasks, data, strict=True)
+    ]
+
+    def train(m, k, w, number, t):
+        local = reference.full_gradient_steps(
+            lambda w, e: reference.least_squares_gradient(problems[m], k, w, rows[m][number, e]),
+            w,
+            RATE,
+            NUM_STEPS,
+        )
+        return local - w
+
+    expected = oracle.fedast(
+        train,
+        start,
+        at_work,
+        ratio,
+        drawn.client.item,
+        lambda *place: drawn.delay.item(*place),
+        num_arrivals,
+        SERVER_RATE,
+        reallocate,
+    )
+
+    @functools.partial(jax.jit, static_argnums=(1, 2))
+    def run(tasks, client_map, record_every):
+        how = {"client_map": client_map, "record_every": record_every, "params": start}
+        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)[1]
+
+    trace = jax.device_get(run(tasks, "vmap", 1))
+    times = [each.time for each in expected]
+    np.testing.assert_allclose(models_of(trace, 0, "time"), times, rtol=1e-12)
+    came = np.argmax(trace.client_updates[1:], axis=1)
+    assert came.tolist() == [each.model for each in expected]
+    for m in range(len(at_work)):
+        np.testing.assert_array_equal(
+            models_of(trace, m, "steps"), [each.steps[m] for each in expected]
+        )
+        np.testing.assert_array_equal(
+            models_of(trace, m, "at_work"), [each.targets[m] for each in expected]
+        )
+        np.testing.assert_allclose(
+            models_of(trace, m, "w"), [each.models[m] for each in expected], rtol=0, atol=1e-10
+        )
+    staleness = np.nansum(trace.metrics["staleness"][1:], axis=1)
+    assert staleness.tolist() == [each.staleness for each in expected]
+    assert (len({tuple(each.targets) for each in expected}) > 1) == reallocate
+
+
+TASK = quadratic(24, 2, mu=0.05)
+TWO = fedast(24, 2, at_work=(8, 4), ratio=2)
+
+
+def clock_of(state):
+    """What decides what happens next, without where it is stored."""
+    clock = state.assignment.clock
+    order = np.argsort(clock.jobs.number)
+    jobs = jax.tree.map(lambda x: x[order], clock.jobs._replace(place=clock.jobs.number))
+    return clock._replace(jobs=jobs, place=clock.steps)
+
+
+@functools.cache
+def program(dispatch, num_arrivals, record_every, client_map="auto"):
+    """A compiled run of the quadratic."""
+
+    def run(rng_key):
+        how = {"record_every": record_every, "client_map": client_map}
+        return simulate_async(rng_key, TASK, fed(1.0, rate=0.1), dispatch, num_arrivals, **how)
+
+    return jax.jit(run)
+
+
+def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice():
+    whole = jax.device_get(program(TWO, 120, 40)(KEY))
+    assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes on the way
+    for record_every, client_map in ((1, "vmap"), (40, "scan"), (40, 3)):
+        run = program(TWO, 120, record_every, client_map)
+        state, trace = jax.device_get(run(KEY))
+        chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
+        chex.assert_trees_all_close(params_of(state), params_of(whole[0]), rtol=1e-5, atol=1e-7)
+        for name in ("time", "steps", "at_work"):
+            records = trace.metrics[name][:: 40 // record_every]
+            np.testing.assert_array_equal(records, whole[1].metrics[name])
+        np.testing.assert_array_equal(trace.gradients.sum(0), whole[1].gradients.sum(0))
+        run(jax.random.key(6))
+        assert run._cache_size() == 1
+
+
+def test_a_run_that_is_continued_is_the_same_run():
+    whole, trace = program(TWO, 120, 20)(KEY)
+    state, first = program(TWO, 60, 20)(KEY)
+    go_on = jax.jit(
+        lambda state: advance_async(state, TASK, fed(1.0, rate=0.1), TWO, 60, record_every=20)
+    )
+    state, later = go_on(state)
+    chex.assert_trees_all_equal(state, whole)
+    chex.assert_trees_all_equal(join_traces(first, later), trace)
+    assert trace.round.tolist() == [0, 20, 40, 60, 80, 100, 120]
+
+
+def test_seeds_side_by_side_are_seeds_one_by_one():
+    seeds = jax.random.split(KEY, 3)
+    together = jax.device_get(jax.jit(jax.vmap(program(TWO, 120, 40).__wrapped__))(seeds))
+    for i, seed in enumerate(seeds):
+        alone, beside = (
+            jax.device_get(program(TWO, 120, 40)(seed)),
+            jax.tree.map(lambda x, i=i: x[i], together),
+        )
+        chex.assert_trees_all_equal(clock_of(alone[0]), clock_of(beside[0]))
+        chex.assert_trees_all_close(alone[1], beside[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", [0.0, 2.0])
+def test_full_buffers_and_equal_delays_are_rounds(shift):
+    """All R_m jobs come home at the same moment, and the next begin after the step."""
+    at_work, num_rounds = (6, 4), 5
+    delay = shifted_exponential(24, 0.0, shift=shift, slow=0.0, fast=0.0)
+    dispatch = fedast(24, 2, at_work=at_work, ratio=1, delay=delay, reallocate=False)
+    num_jobs = sum(at_work)
+    state, trace = program(dispatch, num_rounds * num_jobs, num_jobs)(KEY)
+    drawn = draws(dispatch, num_rounds * num_jobs).client.reshape(num_rounds, num_jobs)
+    groups = np.full((num_rounds, 2, 6), -1)
+    groups[:, 0], groups[:, 1, :4] = drawn[:, :6], drawn[:, 6:]
+    # The same number of clients in every group that is averaged: none is padded by -1 alone.
+    rounds = on_clock(replay(groups, 24), delay)
+    expected, records = jax.jit(
+        lambda: simulate(KEY, TASK, fed(1.0, rate=0.1), rounds, num_rounds)
+    )()
+    chex.assert_trees_all_close(params_of(state), params_of(expected), rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(trace.metrics["steps"][:, 0], range(num_rounds + 1))
+    assert np.nanmax(trace.metrics["staleness"]) == 0
+    delays = shift * np.arange(1, num_rounds + 1)
+    np.testing.assert_allclose(records.metrics["time"][1:, 0], delays, rtol=1e-6)
+    np.testing.assert_allclose(trace.metrics["time"][1:, 0], delays, rtol=1e-6)

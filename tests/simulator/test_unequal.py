@@ -1,0 +1,166 @@
+"""Sampling with unequal probabilities: its constraints, that it is unbiased, and its variance."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedjax_mm import (
+    advance,
+    fedavg,
+    full_participation,
+    init,
+    mifa,
+    simulate,
+    stalevr,
+    variance_reduced,
+)
+from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.assignments.sampling import draw_models, optimal_probabilities
+from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.tasks import least_squares
+from tests.oracles import sampling as oracle
+
+pytestmark = pytest.mark.usefixtures("x64")
+
+N, M, DRAWS = 6, 2, 20_000
+PROCESSORS = (1, 2, 1, 1, 3, 1)
+
+
+# Probabilities
+
+SIZES = [(1, 1), (1, 5), (2, 4), (3, 7)]  # models and processors; each compiles
+amounts = st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.0, 2.0, 1e6]) | st.floats(1e-12, 10)
+
+
+@st.composite
+def problems(draw):
+    """U, and m0 that may be all processors."""
+    num_models, num_processors = draw(st.sampled_from(SIZES))
+    row = st.lists(amounts, min_size=num_processors, max_size=num_processors)
+    sizes = draw(st.lists(row, min_size=num_models, max_size=num_models))
+    share = draw(st.sampled_from([0.25, 0.5, 1.0]) | st.floats(0.01, 1))
+    return np.array(sizes), share * num_processors
+
+
+@settings(deadline=None, max_examples=300)
+@given(problems())
+def test_probabilities_meet_their_constraints(problem):
+    """The sum, a processor's own sum, the oracle's numbers, and no more variance than uniform."""
+    sizes, expected = problem
+    with jax.enable_x64(True):
+        p = np.asarray(jax.jit(optimal_probabilities)(sizes, expected))
+    assert (p >= 0).all()
+    assert (p.sum(0) <= 1 + 1e-12).all()
+    trained = sizes.sum(0) > 0
+    assert p.sum() == pytest.approx(min(expected, trained.sum()), rel=1e-9)
+    assert ((p > 0) == (sizes > 0)).all()
+    np.testing.assert_allclose(p, np.transpose(oracle.probabilities(sizes.T, expected)), rtol=1e-9)
+    uniform = np.full(sizes.shape, expected / sizes.size)
+
+    def second_moment(p):
+        return (sizes[sizes > 0] ** 2 / p[sizes > 0]).sum()
+
+    assert second_moment(p) <= second_moment(uniform) * (1 + 1e-9)
+
+
+# Draws
+
+
+@functools.cache
+def task():
+    """Six regressions of 1 to 9 examples, which want quite different things."""
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 3)) for n in (1, 5, 2, 9, 3, 6)]
+    return least_squares(xs, [x.sum(1) * 2.0**k for k, x in enumerate(xs)], ridge=0.1)
+
+
+def uniform(expected):
+    """All processors and models alike."""
+    owners = np.repeat(np.arange(N), PROCESSORS)
+    p = np.full((M, len(owners)), expected / (M * len(owners)))
+
+    def assign(rng_key, round, state, look):
+        drawn = draw_models(rng_key, jnp.asarray(p))
+        counts = jnp.zeros((M, N)).at[drawn, owners].add(1, mode="drop")
+        clients = jnp.where(counts > 0, jnp.arange(N), -1)
+        return Groups(clients, counts / (np.array(PROCESSORS) * p[0, 0])), state
+
+    return Assignment(N, M, no_state, assign)
+
+
+def sampled(expected, **how):
+    return variance_reduced(N, M, expected_trainings=expected, processors=PROCESSORS, **how)
+
+
+CASES = {
+    "uniform": (uniform(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
+    "LVR": (sampled(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
+    "GVR": (sampled(3.0, by="update"), fedavg(0.05, local_steps=2, server_scale="1/N")),
+    "FedVARP": (sampled(3.0), stalevr(0.05, local_steps=2, beta="one")),
+    "StaleVRE": (sampled(3.0, by="update"), stalevr(0.05, local_steps=2)),
+    "StaleVR": (
+        sampled(3.0, by="update", inactive="train"),
+        stalevr(0.05, local_steps=2, beta="exact"),
+    ),
+    "MIFA": (sampled(3.0), mifa(0.05, local_steps=2)),
+}
+
+
+@functools.cache
+def steps(case):
+    """Of each draw the step ``[draws, models, 3]``, and that of full participation.
+
+    Methods with states have done eight rounds before, all others start from the same models.
+    """
+    strategy, algorithm = CASES[case]
+    plain, start = fedavg(0.05, local_steps=2), np.random.default_rng(1).normal(size=(M, 3))
+
+    @jax.jit
+    def run(task):
+        state = init(jax.random.key(3), task, algorithm, strategy, start)
+        if jax.tree.leaves(state.models.clients):
+            state, _ = advance(state, task, algorithm, strategy, 8)
+
+        def step(key):
+            again = state._replace(rng_key=key)
+            return advance(again, task, algorithm, strategy, 1)[0].models.params
+
+        def full(params):
+            how = task, plain, full_participation(N), 1
+            return simulate(jax.random.key(0), *how, params=params)[0].models.params[0]
+
+        before = state.models.params
+        drawn = jax.vmap(step)(jax.random.split(jax.random.key(1), DRAWS))
+        return drawn - before, jax.vmap(full)(before) - before
+
+    with jax.enable_x64(True):
+        return jax.device_get(run(task()))
+
+
+def distances(case):
+    """Of the mean step from that of full participation, in standard errors."""
+    drawn, full = steps(case)
+    return np.abs(drawn.mean(0) - full) / (drawn.std(0, ddof=1) / np.sqrt(len(drawn)))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "MIFA"])
+def test_the_mean_step_is_that_of_full_participation(case):
+    """Over 20,000 draws in the ninth round, within 4 standard errors."""
+    assert distances(case).max() < 4
+
+
+def test_mifa_is_biased():
+    """Its step does not count 1/p: the test above can fail."""
+    assert distances("MIFA").max() > 10
+
+
+def test_larger_losses_and_updates_are_worth_more_draws():
+    """The variance of a step is below that of uniform draws, and least with norms of updates."""
+    variance = {case: steps(case)[0].var(0).sum() for case in ("uniform", "LVR", "GVR")}
+    assert variance["LVR"] < 0.9 * variance["uniform"]
+    assert variance["GVR"] < variance["LVR"]
