@@ -100,7 +100,7 @@ def bandit(
             return at_random(rng_key, num_clients, num_models, cohort_size)
         bounds = upper_bounds(heard)
         if policy == "weighted-sum":
-            return weighted_sum(bounds, shares, cohort_size)
+            return weighted_sum(bounds, jnp.asarray(shares, float), cohort_size)
         if policy == "pareto":
             return pareto(rng_key, bounds, heard.last, cohort_size)
         return rank_list(bounds, round - 1 if num_models > 2 else jnp.int32(0), cohort_size)
@@ -188,20 +188,20 @@ def rank_list(
     return lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1]
 
 
-def _shares(weights: Any, policy: Policy, num_models: int) -> Float[Any, " models"]:
+def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     """Returns p of the weighted sum."""
-    # Without weights nothing of JAX is called: a factory must not start the devices.
+    # In NumPy, if they are not given as an array of JAX: no factory starts a device.
     if weights is None:
         return np.full(num_models, 1 / num_models)
     if policy != "weighted-sum":
         raise ValueError(f"weights are given, but the policy is {policy!r}; it must be without")
-    weights = jnp.asarray(weights) if isinstance(weights, tuple | list) else weights
+    weights = np.asarray(weights) if isinstance(weights, tuple | list) else weights
     checks.check_numbers("weights", weights, lambda x: x > 0, "be positive", ndim=1)
     if len(weights) != num_models:
         raise ValueError(
             f"weights has {len(weights)} numbers; give one for each of the {num_models} models"
         )
-    return jnp.asarray(weights, float)
+    return weights
 
 
 def _loss_in(reports: Any) -> Float[Array, "models group"]:

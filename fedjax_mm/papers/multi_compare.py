@@ -1,10 +1,13 @@
 """Who trains what, by what is seen: all multi-model methods on the same problems; in no paper.
 
-Every method is a line of a table. Each of its rounds trains K clients, except that bandits begin
-with M rounds of all clients; curves are therefore also drawn against local trainings and bytes.
+Every method is a line of a table. Each of its rounds trains K clients, or as many in the mean, but
+bandits begin with M rounds of all clients, and StaleVR has all clients train all models; curves are
+therefore also drawn against local trainings and bytes. GVR asks all clients for updates, too, which
+counts as gradients and not as trainings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -15,9 +18,12 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.algorithms.mifa import mifa
+from fedjax_mm.algorithms.stalevr import stalevr
 from fedjax_mm.assignments.bandits import bandit
 from fedjax_mm.assignments.fairness import fedfair
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
+from fedjax_mm.assignments.sampling import variance_reduced
 from fedjax_mm.base import Algorithm, Assignment
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate
@@ -68,6 +74,15 @@ def _of(factory: Callable[..., Assignment], **options: Any) -> Way:
     return Way(assign)
 
 
+def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
+    def assign(sizes: Sizes) -> Assignment:
+        # As many trainings a round as the others have, in the mean.
+        how = {"expected_trainings": float(sizes.cohort_size)} | options
+        return variance_reduced(sizes.num_clients, sizes.num_models, **how)
+
+    return Way(assign, algorithm)
+
+
 def _one_by_one(sizes: Sizes) -> Assignment:
     *three, num_rounds = sizes
     turn = max(1, num_rounds // sizes.num_models)
@@ -83,6 +98,11 @@ METHODS: Mapping[str, Way] = {
     "bandit: Pareto": _of(bandit, policy="pareto"),
     "bandit: rank list": _of(bandit, policy="rank-list"),
     "FedFairMMFL": _of(fedfair),
+    "LVR": _unequal(partial(fedavg, server_scale="1/N"), by="loss"),
+    "GVR": _unequal(partial(fedavg, server_scale="1/N"), by="update"),
+    "StaleVR": _unequal(partial(stalevr, beta="exact"), by="update", inactive="train"),
+    "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
+    "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
 }
 """All methods by name; a new one is a line here."""
 
@@ -361,6 +381,14 @@ def claims(measured: xr.Dataset, config: MultiCompare) -> Iterator[Claim]:
             yield exceeds(text, lead("worst", "FedFairMMFL", "MFA-Rand"))
             text = f"{problem}: FedFairMMFL's models vary less than MFA-Rand's"
             yield exceeds(text, lead("variance", "MFA-Rand", "FedFairMMFL"))
+        for name in ("LVR", "GVR"):
+            if both(name, "MFA-Rand"):
+                text = f"{problem}: the mean accuracy of {name} exceeds that of uniform sampling"
+                yield exceeds(text, lead("mean", name, "MFA-Rand"))
+        for name, without in (("StaleVR", "GVR"), ("StaleVRE", "LVR")):
+            if both(name, without):
+                text = f"{problem}: the mean accuracy of {name} exceeds that of {without}"
+                yield exceeds(text, lead("mean", name, without))
         for name in _BY_LOSSES:
             if both(name, "bandit: random"):
                 text = f"{problem}: the mean accuracy of {name} exceeds that of random choices"
