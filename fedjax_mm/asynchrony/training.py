@@ -326,7 +326,7 @@ def _train(
             key = keys.training_key(keys.job_key(rng_key, job.number))
             local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
             sent, _ = stack.algorithm.client(local, given.server, ())
-            return _dense(sent._replace(report=()), given.params)
+            return dense(sent._replace(report=()), given.params)
 
         present = lanes.number >= 0
         # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
@@ -338,7 +338,7 @@ def _train(
     return over_models(train_model, stack, lanes, one_by_one=one_by_one)
 
 
-def _dense(sent: Contribution, params: Params) -> Contribution:
+def dense(sent: Contribution, params: Params) -> Contribution:
     """Returns a contribution with dense arrays in place of the sparse parts of its update."""
     alone = jax.tree.map(lambda x: jnp.asarray(x)[None], sent)
     total = sums.add_chunk(sums.zero_sum(sent, params), alone, jnp.ones(1, bool))
