@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_mm import fedavg, keys, simulate_async
-from fedjax_mm.asynchrony import Dispatch, fedast
+from fedjax_mm import fedavg, keys
+from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.asynchrony.training import dense
 from fedjax_mm.base import Algorithm, LocalProblem
