@@ -329,4 +329,9 @@ def test_every_public_function_has_a_runnable_example():
         for module, name, value in public()
         if isinstance(value, types.FunctionType) and ">>>" not in value.__doc__
     ]
-    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # `simulate` has theirs
+    # `simulate` and `simulate_async` have theirs.
+    parts = ["fedjax_mm.advance", "fedjax_mm.init"]
+    assert without == [
+        *parts,
+        *(f"fedjax_mm.asynchrony.{name}_async" for name in ("advance", "init")),
+    ]
