@@ -235,11 +235,11 @@ CASES = {
     ),
     "stream of an nnx module missing": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net)),
-        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+        "No RngStream named 'dropout' found in Rngs.*; name it, as in class",
     ),
     "stream of an nnx module misspelt": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropuot",)),
-        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+        "No RngStream named 'dropout' found in Rngs.*; name it, as in class",
     ),
     "stream of an nnx module too many": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropout", "noise")),
