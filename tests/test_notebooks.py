@@ -73,6 +73,14 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         '["replicas", 4]': '["replicas", 2]',
         '["clients", 4]': '["clients", 2]',
     },
+    "07_who_trains_what": {
+        "= 30, 6, 60, 10": "= 6, 2, 6, 2",
+        # Of the methods, each of which is a program, three.
+        '    "bandit: weighted sum": bandit(**sizes, policy="weighted-sum"),\n': "",
+        '    "bandit: Pareto": bandit(**sizes, policy="pareto"),\n': "",
+        '"#2b5c8a", "#4c9a6a", ': "",
+        "[1.0, 2.0, 3.0, 5.0, 9.0]": "[1.0, 3.0]",
+    },
 }
 
 

@@ -1,9 +1,9 @@
 """Who trains what, by what is seen: all multi-model methods on the same problems; in no paper.
 
 Every method is a line of a table. Each of its rounds trains K clients, or as many in the mean, but
-bandits begin with M rounds of all clients, and StaleVR has all clients train all models; curves are
-therefore also drawn against local trainings and bytes. GVR asks all clients for updates, too, which
-counts as gradients and not as trainings.
+bandits begin with M rounds of all clients; curves are therefore also drawn against local trainings
+and bytes. GVR and StaleVR have all clients train all models before they draw, and only those that
+are drawn count as trainings.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
