@@ -328,4 +328,5 @@ def test_every_public_function_has_a_runnable_example():
         for module, name, value in public()
         if isinstance(value, types.FunctionType) and ">>>" not in value.__doc__
     ]
-    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # `simulate` has theirs
+    theirs = ["fedjax_mm.advance", "fedjax_mm.init", "fedjax_mm.asynchrony.advance_async"]
+    assert without == theirs  # in `simulate` and `simulate_async`

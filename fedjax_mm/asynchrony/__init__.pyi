@@ -2,14 +2,14 @@
 
 from .delays import Delay, on_clock, shifted_exponential
 from .dispatch import Dispatch, fedast
-from .training import advance_async, init_async
+from .training import advance_async, state_bytes
 
 __all__ = [
     "Delay",
     "Dispatch",
     "advance_async",
     "fedast",
-    "init_async",
     "on_clock",
     "shifted_exponential",
+    "state_bytes",
 ]
