@@ -179,7 +179,8 @@ def _stacks_of(
     remedy = "such as fedast(num_clients, num_models, at_work=20, ratio=4)"
     check_instance("dispatch", dispatch, Dispatch, f"give one, {remedy}")
     check_trained(tasks, algorithm)
-    return make_stacks(tasks, algorithm, dispatch.num_clients, dispatch.num_models)
+    sizes = dispatch.num_clients, dispatch.num_models
+    return make_stacks(tasks, algorithm, *sizes, by="dispatch")
 
 
 def _check_arrivals(num_arrivals: Any, record_every: Any) -> tuple[int, int]:
@@ -227,7 +228,7 @@ def state_bytes(
       >>> dispatch = fedast(24, 2, at_work=12, ratio=3, reallocate=False)
       >>> of_all = state_bytes(quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5), dispatch)
       >>> (24 + 2) * 97 * 4, of_all  # versions of 97 numbers; and all
-      (10088, 12400)
+      (10088, 12376)
     """
     shapes = jax.eval_shape(lambda: init_async(0, tasks, algorithm, dispatch))
     arrays = [
