@@ -226,3 +226,84 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     delays = shift * np.arange(1, num_rounds + 1)
     np.testing.assert_allclose(records.metrics["time"][1:, 0], delays, rtol=1e-6)
     np.testing.assert_allclose(trace.metrics["time"][1:, 0], delays, rtol=1e-6)
+
+
+def means(values):
+    """The mean over seeds, and four standard errors."""
+    values = np.asarray(values, float)
+    return values.mean(0), 4 * values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+@functools.cache
+def many(dispatch, num_arrivals, record_every, num_seeds=64):
+    """The metrics and the updates of many seeds, whose models do not matter."""
+    seeds = jax.random.split(jax.random.key(1), num_seeds)
+
+    def run(rng_key):
+        task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, local_steps=1)
+        how = {"record_every": record_every, "client_map": "vmap"}
+        trace = simulate_async(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
+        kept = {name: trace.metrics[name] for name in ("time", "staleness", "steps")}
+        return kept, trace.client_updates
+
+    return jax.device_get(jax.jit(jax.vmap(run))(seeds))
+
+
+def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
+    """R_m over the mean delay, which is 1.5 times the mean of the exponential part."""
+    at_work, mean_delays = np.array([8, 6, 4]), 1.5 * np.array([1.0, 3.0, 0.5])
+    delay = shifted_exponential(24, mean_delays / 1.5)
+    dispatch = fedast(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
+    metrics, updates = many(dispatch, 1200, 600)
+    rates = at_work / mean_delays
+    duration, error = means(metrics["time"][:, 2, 0] - metrics["time"][:, 1, 0])
+    assert abs(duration - 600 / rates.sum()) < error
+    shares, errors = means(updates[:, 2] / 600)
+    assert (np.abs(shares - rates / rates.sum()) < errors).all()
+    steps, errors = means((metrics["steps"][:, 2] - metrics["steps"][:, 1]) / updates[:, 2])
+    assert (np.abs(steps - 1 / np.ceil(at_work / 4)) < errors + 1 / 100).all()
+
+
+def arrivals_during_a_job(draw, num_others, size=20_000):
+    """How many other jobs come home during one, each of them followed by a new one at once."""
+    own = draw(size)
+    counts, largest = np.zeros(size, int), draw(10 * size)
+    for _ in range(num_others):
+        # What is left of the job that is at work: a moment falls into long ones more often.
+        met = RNG.choice(largest, size, p=largest / largest.sum())
+        time = met * RNG.random(size)
+        while (time < own).any():
+            counts += time < own
+            time = time + draw(size)
+    return counts
+
+
+RNG = np.random.default_rng(0)
+FACTORS = np.repeat([1.3, 1.0, 0.7], [6, 12, 6])
+LAWS = {
+    "exponential": (
+        {"shift": 0.0, "slow": 0.0, "fast": 0.0},
+        lambda size: RNG.exponential(size=size),
+    ),
+    "shifted": ({}, lambda size: RNG.choice(FACTORS, size) * (0.5 + RNG.exponential(size=size))),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_staleness_follows_the_law_of_the_delays(law):
+    """One model with buffers of one update: a step for each job that comes home meanwhile."""
+    options, draw = LAWS[law]
+    num_jobs, num_arrivals = 6, 400
+    delay = shifted_exponential(24, **options)
+    dispatch = fedast(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
+    staleness = many(dispatch, num_arrivals, 1)[0]["staleness"][:, 101:, 0]
+    average, error = means(staleness.mean(1))
+    assert abs(average - (num_jobs - 1)) < error + 0.02  # jobs still at work are the stale ones
+    expected = arrivals_during_a_job(draw, num_jobs - 1)
+    for value in range(12):
+        share, error = means((staleness == value).mean(1))
+        other = (expected == value).mean()
+        assert abs(share - other) < error + 4 * np.sqrt(other / len(expected)), value
+        if law == "exponential":  # anyone of them is the next with equal probability
+            geometric = (1 - 1 / num_jobs) ** value / num_jobs
+            assert abs(share - geometric) < error, value
