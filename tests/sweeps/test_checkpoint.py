@@ -688,7 +688,7 @@ def test_a_part_whose_checkpoints_are_all_damaged_starts_again(small, unfinished
 
 
 def test_whatever_byte_is_flipped_what_is_loaded_is_what_was_saved(tmp_path):
-    arrays = {rounds: some_arrays(rounds) for rounds in (1, 2)}
+    arrays = {rounds: some_arrays(rounds)[:5:2] for rounds in (1, 2)}  # one of them is empty
     with Checkpoints(tmp_path / "good") as checkpoints:
         for rounds in arrays:
             checkpoints.save(0, rounds, arrays[rounds])
