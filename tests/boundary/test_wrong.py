@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from fedjax_mm import simulate, simulate_async
+from fedjax_mm import simulate
+from fedjax_mm.asynchrony import simulate_async
 from fedjax_mm.sweeps.program import Program
 from tests.boundary import wrong_data, wrong_parts
 
