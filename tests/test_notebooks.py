@@ -74,7 +74,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         '["clients", 4]': '["clients", 2]',
     },
     "07_who_trains_what": {
-        "= 30, 6, 60, 10": "= 6, 2, 6, 2",
+        "= 30, 6, 60, 10": "= 6, 3, 6, 2",
         # Of the methods, each of which is a program, three.
         '    "bandit: weighted sum": bandit(**sizes, policy="weighted-sum"),\n': "",
         '    "bandit: Pareto": bandit(**sizes, policy="pareto"),\n': "",
