@@ -77,7 +77,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         "record_every=20": "record_every=2",
     },
     "07_who_trains_what": {
-        "= 30, 6, 60, 10": "= 6, 2, 6, 2",
+        "= 30, 6, 60, 10": "= 6, 3, 6, 2",
         # Of the methods, each of which is a program, three.
         '    "bandit: weighted sum": bandit(**sizes, policy="weighted-sum"),\n': "",
         '    "bandit: Pareto": bandit(**sizes, policy="pareto"),\n': "",
