@@ -24,7 +24,7 @@ from fedjax_mm.base import Algorithm, LocalProblem
 from fedjax_mm.data import synthetic
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
-NUM_MODELS, NUM_ARRIVALS = 3, 3000
+NUM_MODELS, NUM_ARRIVALS = 3, 10_000
 
 
 def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
