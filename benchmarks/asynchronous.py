@@ -24,21 +24,22 @@ from fedjax_mm.base import Algorithm, LocalProblem
 from fedjax_mm.data import synthetic
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
-NUM_MODELS, NUM_ARRIVALS = 3, 3000
+NUM_MODELS, NUM_ARRIVALS = 3, 10_000
 
 
 def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
     """Returns the task of three models, the method, and 300 jobs at work.
 
-    A quadratic with 24 clients and E = 5 full-gradient steps, as W1; or the classes of
-    Synthetic(1, 1) with 100 clients, E = 5 steps of B = 20 examples, as W2.
+    F1 is a quadratic with 24 clients and E = 5 full-gradient steps, as W1; F2 the classes of
+    Synthetic(1, 1) with 100 clients and E = 5 steps of B = 20 examples, as W2; F3 has E = 1.
     """
-    if name == "quadratic":
+    if name == "F1":
         task: Any = quadratic(24, 4, mu=2e-4)
         algorithm = fedavg(0.1, local_steps=5, weighted=False)
     else:
         task = classification(synthetic(100), LogisticRegression(5))
-        algorithm = fedavg(0.05, local_steps=5, batch_size=20, weighted=False)
+        steps = {"F2": 5, "F3": 1}[name]
+        algorithm = fedavg(0.05, local_steps=steps, batch_size=20, weighted=False)
     dispatch = fedast(task.num_clients, NUM_MODELS, at_work=100, ratio=10, reallocate=False)
     return task, algorithm, dispatch
 

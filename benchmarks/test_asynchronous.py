@@ -7,8 +7,7 @@ import pytest
 from benchmarks import asynchronous
 from fedjax_mm import params_of
 
-NAMES = "quadratic", "logistic"
-TITLES = {"quadratic": "F1", "logistic": "F2"}
+NAMES = "F1", "F2", "F3"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,14 +22,14 @@ def test_both_do_the_same_work(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_event_loop(benchmark, name):
-    _time(benchmark, (TITLES[name], "Python", "event loop"), asynchronous.event_loop(name))
+    _time(benchmark, (name, "Python", "event loop"), asynchronous.event_loop(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ours(benchmark, name):
     run, seconds = asynchronous.compiled(name)
     benchmark.extra_info.update(compile_seconds=seconds)
-    _time(benchmark, (TITLES[name], "fedjax_mm", "simulate_async"), run)
+    _time(benchmark, (name, "fedjax_mm", "simulate_async"), run)
 
 
 def _time(benchmark, row, run):
