@@ -22,7 +22,7 @@ num_clients = {3}
 name = "{5}"
 assignment = {{ name = "mfa_rr" }}
 learning_rate = 0.1
-local_steps = 5
+local_steps = 1
 
 [axes]
 learning_rate = {{ start = 0.05, stop = 0.1, num = {4} }}
