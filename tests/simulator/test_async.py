@@ -10,19 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import (
-    Setup,
-    fedavg,
-    join_traces,
-    keys,
-    params_of,
-    simulate,
+from fedjax_mm import fedavg, join_traces, keys, params_of, simulate, sweep
+from fedjax_mm.asynchrony import (
+    advance_async,
+    fedast,
+    on_clock,
+    shifted_exponential,
     simulate_async,
-    sweep,
 )
-from fedjax_mm.asynchrony import advance_async, fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Groups
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
