@@ -122,15 +122,24 @@ def test_every_arrival_is_the_event_loops(name):
     @functools.partial(jax.jit, static_argnums=(1, 2))
     def run(tasks, client_map, record_every):
         how = {"client_map": client_map, "record_every": record_every, "params": start}
-        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)[1]
+        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)
 
-    # Many together: of the longest batches more updates than reallocation remembers.
-    together = jax.device_get(run(tasks, 12, num_arrivals // 4))
+    # Many together: in the longest batches more updates than reallocation remembers.
+    every = num_arrivals // 4
+    state, together = jax.device_get(run(tasks, 12, every))
     for m in range(len(at_work)):
         for i in range(1, 5):
-            left = expected[i * num_arrivals // 4 - 1].models[m]
+            so_far = expected[: i * every]
+            left = so_far[-1].models[m]
             np.testing.assert_allclose(together.metrics["w"][i, m], left, rtol=0, atol=1e-10)
-    trace = jax.device_get(run(tasks, "vmap", 1))
+            stale = [each.staleness for each in so_far[-every:] if each.model == m]
+            assert together.metrics["staleness"][i, m] == pytest.approx(np.mean(stale))
+        if reallocate:
+            store = state.assignment.stores[0 if alike else m]
+            kept, wanted = store.recent[m if alike else 0], expected[-1].recent[m]
+            order = (len([each for each in expected if each.model == m]) + np.arange(8)) % 8
+            np.testing.assert_allclose(kept[order], wanted, rtol=0, atol=1e-10)
+    trace = jax.device_get(run(tasks, "vmap", 1)[1])
     times = [each.time for each in expected]
     np.testing.assert_allclose(models_of(trace, 0, "time"), times, rtol=1e-12)
     came = np.argmax(trace.client_updates[1:], axis=1)
