@@ -73,6 +73,11 @@ def regressions(num_models, alike):
     return [tuple([x + rng.normal(size=x.shape) for x in each] for each in data[0]) for _ in data]
 
 
+def itself(params):
+    """A metric; one function for all tasks, which would differ in structure otherwise."""
+    return params
+
+
 def models_of(trace, model, name):
     """What a metric of a model is worth in every record after the first."""
     return np.asarray(trace.metrics[name])[1:, model]
@@ -85,9 +90,7 @@ def test_every_arrival_is_the_event_loops(name):
     at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
     dispatch = fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
     data = regressions(len(at_work), alike)
-    tasks = [
-        with_metrics(least_squares(*each, ridge=0.3), {"w": lambda params: params}) for each in data
-    ]
+    tasks = [with_metrics(least_squares(*each, ridge=0.3), {"w": itself}) for each in data]
     problems = [reference.LeastSquares(*each, 0.3) for each in data]
     start = list(np.random.default_rng(2).normal(size=(len(at_work), 4)))
     drawn, how = draws(dispatch, sum(at_work) + num_arrivals), Batching(2)
@@ -127,6 +130,7 @@ def test_every_arrival_is_the_event_loops(name):
     # Many together: in the longest batches more updates than reallocation remembers.
     every = num_arrivals // 4
     state, together = jax.device_get(run(tasks, 12, every))
+    assert len(state.order.of_stacks) == (1 if alike else len(at_work))
     for m in range(len(at_work)):
         for i in range(1, 5):
             so_far = expected[: i * every]
