@@ -212,7 +212,7 @@ def test_a_proposal_is_a_key_of_the_same_table(key, fragment):
 
 
 def test_functions_of_our_own_are_no_assignments():
-    with pytest.raises(ValueError, match="choose from .*'fedcluster'"):
+    with pytest.raises(ValueError, match=r"choose from .*'fedcluster'"):
         validate(Experiment, values(assignment={"name": "_check_sizes"}))
 
 

@@ -257,7 +257,7 @@ def test_the_random_policy_and_alpha_1_are_uniform():
         (bandit(N, M, cohort_size=K, policy="random"), NOTHING_TO_SEE),
         (
             fedfair(N, M, cohort_size=K, alpha=1.0),
-            Look(None, None, lambda *names: jnp.array([5.0, 1.0, 0.0])),
+            Look(None, None, metric=lambda *names: jnp.array([5.0, 1.0, 0.0])),
         ),
     )
     seeds = jax.random.split(jax.random.key(0), num_seeds)
@@ -295,7 +295,6 @@ def mixed():
 
 STRATEGIES = {
     "rank-list": bandit(N, M, cohort_size=K, clock="client"),
-    "pareto": bandit(N, M, cohort_size=K, policy="pareto"),
     "fedfair": fedfair(N, M, cohort_size=K, by="accuracy"),
 }
 SHORT = 12
