@@ -55,7 +55,7 @@ REFERENCE = {
     "simulate": Area(
         "Simulating",
         "The compiled loop, what it returns, and its keys.",
-        ("simulate", "record", "progress"),
+        ("simulate", "asynchrony", "record", "progress"),
         ("fedjax_mm.keys",),
     ),
     "assignments": Area("Assignments", "Who trains what.", ("assignments",)),
@@ -91,7 +91,10 @@ NAMESPACES = (
     "fedjax_mm",
     *(
         f"fedjax_mm.{name}"
-        for name in ("data", "tasks", "theory", "metrics", "plots", "schedules", "sweeps", "base")
+        for name in (
+            *("asynchrony", "data", "tasks", "theory", "metrics", "plots", "schedules", "sweeps"),
+            "base",
+        )
     ),
 )
 

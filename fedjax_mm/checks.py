@@ -220,7 +220,9 @@ def check_client_map(client_map: Any) -> Any:
     return size
 
 
-def one_each(name: str, items: Any, *, is_one: bool, num_models: int) -> list[Any]:
+def one_each(
+    name: str, items: Any, *, is_one: bool, num_models: int, by: str = "assignment"
+) -> list[Any]:
     """Returns one item per model, from one for all of them or from a sequence.
 
     Raises:
@@ -229,18 +231,18 @@ def one_each(name: str, items: Any, *, is_one: bool, num_models: int) -> list[An
     items = [items] * num_models if is_one else list(items)
     if len(items) != num_models:
         raise ValueError(
-            f"there are {len(items)} {name} but the assignment has {num_models} models; give one "
+            f"there are {len(items)} {name} but the {by} has {num_models} models; give one "
             "for all models or one per model"
         )
     return items
 
 
-def check_num_clients(of_tasks: Sequence[int], of_assignment: int) -> None:
+def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assignment") -> None:
     """Raises `ValueError` unless tasks have as many clients as the assignment draws from."""
-    if set(of_tasks) != {of_assignment}:
+    if set(of_tasks) != {drawn_from}:
         raise ValueError(
-            f"the tasks have {sorted(set(of_tasks))} clients to train but the assignment draws "
-            f"from {of_assignment}; make them equal"
+            f"the tasks have {sorted(set(of_tasks))} clients to train but the {by} draws "
+            f"from {drawn_from}; make them equal"
         )
 
 

@@ -6,6 +6,7 @@ import _thread
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -40,12 +41,16 @@ def tidy_interrupts() -> Iterator[None]:
         for number in mine:
             signal.signal(number, handler)
 
-    def interrupt(number: int, _: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         came.append(signal.Signals(number))
+        if _is_in("report", frame):  # where the exception would be lost once more
+            _thread.start_new_thread(again, ())
+            return
         handle(signal.SIG_DFL)
         raise KeyboardInterrupt
 
     def again() -> None:
+        time.sleep(0.01)  # the callback's end is near
         if hasattr(signal, "pthread_kill"):  # which wakes the thread if it waits
             signal.pthread_kill(threading.main_thread().ident or 0, came[-1])
         else:
@@ -56,7 +61,7 @@ def tidy_interrupts() -> Iterator[None]:
             usual(lost)
         elif issubclass(lost.exc_type, KeyboardInterrupt):
             handle(interrupt)
-            threading.Timer(0.01, again).start()  # the callback's end is near
+            _thread.start_new_thread(again, ())
 
     sys.unraisablehook = report
     handle(interrupt)
@@ -104,3 +109,10 @@ def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
         yield noted
     finally:
         restore()
+
+
+def _is_in(name: str, frame: FrameType | None) -> bool:
+    """Returns whether a function of this file is being called in a frame."""
+    while frame and (frame.f_code.co_name, frame.f_code.co_filename) != (name, __file__):
+        frame = frame.f_back
+    return frame is not None

@@ -39,9 +39,9 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Returns an assignment; else raises `TypeError`, which says what to do."""
     remedy = "such as full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
-    for part in ("init", "assign", "observe"):
-        given = getattr(assignment, part)
-        if not callable(given) and (given is not None or part != "observe"):
+    for part in ("init", "assign", "observe", "metrics"):
+        given, is_needed = getattr(assignment, part), part in ("init", "assign")
+        if not callable(given) and (given is not None or is_needed):
             raise TypeError(f"the assignment's {part} is {described(given)}; give a function")
     return assignment
 

@@ -33,7 +33,11 @@ COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_PANELS = 6
 _MOST_BARS = 30  # of a line; more standard errors are a band
+_MOST_INSIDE = 3  # entries of a legend inside a panel
 GRAY = "0.55"
+
+Entries = Mapping[str, Any]
+"""Entries of a legend: what matplotlib drew, by its text."""
 
 
 class Line(NamedTuple):
@@ -191,8 +195,10 @@ def draw(
                     axes.sharey(columns[j - 1])
                 _fill(axes, panel)
                 ylabel = "" if is_shared else panel.ylabel
-                finish(axes, f"({next(letters)}) {panel.title}", panel.xlabel, ylabel)
-        arrange(figure, title, caption)
+                name = f"({next(letters)}) {panel.title}" if width * height > 1 else panel.title
+                finish(axes, name, panel.xlabel, ylabel)
+        below = _legends(figure, [panel for row in rows for panel in row])
+        arrange(figure, title, caption, below)
     return figure
 
 
@@ -207,12 +213,41 @@ def _fill(axes: Axes, panel: Panel) -> None:
     if panel.ticks:
         is_crowded = max(map(len, panel.ticks)) * len(panel.ticks) > 45
         turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if is_crowded else {}
-        texts = [textwrap.fill(text, 20) for text in panel.ticks]
+        # Turned words of two lines would lie on their neighbours'.
+        texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
-    if any(line.label for line in panel.lines):
-        # Where a panel is full, no place is free: the words stand on white.
-        full = {"frameon": len(panel.lines) > 3, "framealpha": 0.85, "edgecolor": "none"}
-        axes.legend(fontsize=7.5, loc="best", ncols=1 + (len(panel.lines) > 8), **full)
+
+
+def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
+    """Writes the legends of panels, and returns the entries of one for all, if that is better."""
+    entries: list[Entries] = []
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        entries.append(dict(zip(labels, handles, strict=True)))
+    # Where a panel is full, no place in it is free: a legend would hide what is drawn.
+    is_full = [len(texts) > _MOST_INSIDE for texts in entries]
+    looks = {entry for panel in panels for entry in _looks(panel)}
+    is_clear = all(len(set(part)) == len(looks) for part in zip(*looks, strict=True))
+    if any(is_full) and is_clear:
+        return {text: handle for each in entries for text, handle in each.items()}
+    for axes, texts, full in zip(figure.axes, entries, is_full, strict=True):
+        if full:  # below the panel's x-label
+            below: dict[str, Any] = {"bbox_to_anchor": (0.5, 0), "borderaxespad": 6, "ncols": 2}
+            axes.legend(fontsize=7.5, loc="upper center", **below)
+        elif texts:
+            axes.legend(fontsize=7.5, loc="best")
+    return {}
+
+
+def _looks(panel: Panel) -> list[tuple[str, Any]]:
+    """Returns the entries of a panel's legend with what they look like."""
+    found: list[tuple[str, Any]] = []
+    for number, line in enumerate(panel.lines):
+        color = number if line.color is None else line.color
+        found += [(line.label, (color, line.style, number * ("?" in line.style)))] * bool(
+            line.label
+        )
+    return found + [(label, ("mark", i)) for i, label in enumerate(panel.marks)]
 
 
 def _draw(axes: Axes, line: Line, number: int) -> None:
@@ -332,11 +367,26 @@ def finish(axes: Axes, title: str, xlabel: str, ylabel: str) -> None:
     axes.set_ylabel(ylabel)
 
 
-def arrange(figure: Figure, title: str, caption: str) -> None:
-    """Puts the title above, the caption below, and the panels between them."""
+def arrange(
+    figure: Figure, title: str, caption: str, entries: Entries = MappingProxyType({})
+) -> None:
+    """Puts the title above, the caption below, and panels and a legend for all between them."""
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(caption, int(width * 14.5))
-    bottom = (0.12 + 0.165 * len(lines)) / height
-    figure.suptitle(title, fontsize=11.5)
+    bottom, legend = 0.12 + 0.165 * len(lines), 0.0  # in inches
+    columns = max(1, int(width / (0.7 + 0.065 * max(map(len, entries), default=1))))
+    rows = -(-len(entries) // columns)
+    if entries:
+        columns, legend = -(-len(entries) // rows), 0.1 + 0.17 * rows
+        height += legend  # the panels keep their size
+        figure.set_size_inches(width, height)
+        # matplotlib fills one column after the other: in this order the rows are read.
+        texts = [text for i in range(columns) for text in list(entries)[i::columns]]
+        handles = [entries[text] for text in texts]
+        place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
+        figure.legend(handles, texts, fontsize=8, ncols=columns, loc="lower center", **place)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
-    figure.set_layout_engine("tight", rect=(0, bottom, 1, 1))
+    # In inches, too: a share of a tall figure is more than the room that the layout leaves.
+    figure.suptitle(title, fontsize=11.5, y=1 - 0.08 / height, va="top")
+    rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)
+    figure.set_layout_engine("tight", rect=rect)

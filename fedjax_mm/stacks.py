@@ -98,18 +98,22 @@ def make_stacks(
     algorithm: Algorithm | Sequence[Algorithm],
     num_clients: int,
     num_models: int,
+    by: str = "assignment",
 ) -> list[Stack]:
-    """Returns the models in stacks, from tasks and algorithms that are known to be such."""
+    """Returns the models in stacks, from tasks and algorithms that are known to be such.
+
+    Messages name what both numbers are `by`.
+    """
     # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
         tasks,
     )
-    each = partial(checks.one_each, num_models=num_models)
+    each = partial(checks.one_each, num_models=num_models, by=by)
     each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
     each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
-    checks.check_num_clients([task.num_clients for task in each_task], num_clients)
+    checks.check_num_clients([task.num_clients for task in each_task], num_clients, by)
     alike: dict[Any, list[int]] = {}
     for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
         leaves, structure = jax.tree.flatten(task)

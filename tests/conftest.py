@@ -33,6 +33,10 @@ os.environ |= {
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from tests.shapes import leave_others_alone  # noqa: E402
+
+leave_others_alone()  # before anything of the package is imported
+
 # JAX may have been imported before, and reads the environment then.
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

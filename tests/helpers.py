@@ -14,6 +14,7 @@ from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
+from fedjax_mm.sweeps.execute import Execution
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """For assignments that do not look."""
@@ -157,10 +158,10 @@ def share_grids(patch) -> None:
     """Equal experiments have one grid, so that a part of its tracing is done once."""
     grids, grid_of = {}, runs._grid
 
-    def grid(experiment: Experiment, *limit: float | None) -> Any:
-        name = experiment.model_dump_json()
+    def grid(experiment: Experiment, how: Execution, keep: Any = None) -> Any:
+        name = experiment.model_dump_json(), keep
         if name not in grids:
-            grids[name] = grid_of(experiment, *limit)
+            grids[name] = grid_of(experiment, how, keep)
         return grids[name]
 
     patch.setattr(runs, "_grid", grid)

@@ -16,7 +16,7 @@ import typer
 
 import fedjax_mm
 from docs import hooks
-from fedjax_mm import Experiment, run
+from fedjax_mm import Experiment, run, sweeps
 from fedjax_mm.cli import app, page
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
@@ -161,7 +161,7 @@ def pages_with(language):
 def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     # The tests have started JAX's devices before.
-    monkeypatch.setattr(fedjax_mm, "use_cpu_devices", lambda count: None)
+    monkeypatch.setattr(sweeps, "use_cpu_devices", lambda count: None)
     code = "\n".join(code for language, code in blocks(PAGES[name]) if language == "python")
     for old, new in SHORTER.get(name, {}).items():
         assert old in code, old

@@ -226,7 +226,8 @@ MORE = "from fedjax_mm import cli, bench, papers; list(papers.ITEMS.values())"
                     *("flax", "orbax", "sklearn"),
                     *(FILES + TERMINAL),
                 ),
-                "from fedjax_mm import fedavg, mfa_rr, sweep, tasks; from fedjax_mm.sweeps import Setup; tasks.quadratic": (
+                "from fedjax_mm import fedavg, mfa_rr, sweep, sweeps, tasks\n"
+                "sweeps.Setup; tasks.quadratic": (
                     *("flax", "orbax", "sklearn", "matplotlib", "PIL"),
                     *TERMINAL,
                 ),
@@ -328,4 +329,5 @@ def test_every_public_function_has_a_runnable_example():
         for module, name, value in public()
         if isinstance(value, types.FunctionType) and ">>>" not in value.__doc__
     ]
-    assert without == ["fedjax_mm.advance", "fedjax_mm.init"]  # `simulate` has theirs
+    theirs = ["fedjax_mm.advance", "fedjax_mm.init", "fedjax_mm.asynchrony.advance_async"]
+    assert without == theirs  # in `simulate` and `simulate_async`

@@ -38,9 +38,10 @@ def variance_reduced(
       num_models: M.
       expected_trainings: m, the expected number of processors that train in a round, at most all.
         It is less where fewer processors have anything to train.
-      by: "loss" (LVR) costs a look at all losses, which must not be negative: where one is, the
-        models become NaN. "update" (GVR) has all clients train all models in every round, and the
-        gradients that they compute are counted; see `Look.updates`.
+      by: "loss" (LVR) costs a look at all losses. They must not be negative, as the quadratic's
+        are: where one is, a model becomes NaN. A client whose loss is 0 does not train. "update"
+        (GVR) has all clients train all models in every round, and the gradients that they compute
+        are counted; see `Look.updates`.
       processors: B_k, one number, or one for each client.
       inactive: "rest", or "train": clients that are not drawn train too, with a factor of 0, as
         `stalevr` with exact factors needs it.

@@ -15,7 +15,7 @@ from fedjax_mm.checks import (
     check_positive,
     described,
 )
-from fedjax_mm.parts import check_assignment
+from fedjax_mm.parts import check_assignment, groups_of
 from fedjax_mm.shuffles import hash_words, shuffled
 
 
@@ -136,7 +136,7 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
     def assign(
         rng_key: PRNGKeyArray, round: Round, state: OnClock, look: Look
     ) -> tuple[Groups, OnClock]:
-        groups, inner = assignment.assign(rng_key, round, state.state, look)
+        groups, inner = groups_of(assignment, rng_key, round, state.state, look)
         models = jnp.arange(assignment.num_models, dtype=jnp.int32)
         model_keys = keys.model_keys(keys.delays_key(rng_key), models)
 

@@ -179,7 +179,8 @@ def _stacks_of(
     remedy = "such as fedast(num_clients, num_models, at_work=20, ratio=4)"
     check_instance("dispatch", dispatch, Dispatch, f"give one, {remedy}")
     check_trained(tasks, algorithm)
-    return make_stacks(tasks, algorithm, dispatch.num_clients, dispatch.num_models)
+    sizes = dispatch.num_clients, dispatch.num_models
+    return make_stacks(tasks, algorithm, *sizes, by="dispatch")
 
 
 def _check_arrivals(num_arrivals: Any, record_every: Any) -> tuple[int, int]:
@@ -204,6 +205,36 @@ def _store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models: Mode
 
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
+
+
+def state_bytes(
+    tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], dispatch: Dispatch
+) -> int:
+    """Returns the memory of one seed's state before it is made; nothing is computed.
+
+    Most of it are versions of models: R + M of each structure of models, as many as jobs may need.
+    Reallocation keeps 8 updates of each model. A batch needs more: the parameters of the jobs that
+    are trained together, several times; see `client_map`.
+
+    Args:
+      tasks: as in `simulate_async`.
+      algorithm: as in `simulate_async`.
+      dispatch: as in `simulate_async`.
+
+    Example:
+      >>> from fedjax_mm import fedavg
+      >>> from fedjax_mm.asynchrony import fedast, state_bytes
+      >>> from fedjax_mm.tasks import quadratic
+      >>> dispatch = fedast(24, 2, at_work=12, ratio=3, reallocate=False)
+      >>> of_all = state_bytes(quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5), dispatch)
+      >>> (24 + 2) * 97 * 4, of_all  # versions of 97 numbers; and all
+      (10088, 12376)
+    """
+    shapes = jax.eval_shape(lambda: init_async(0, tasks, algorithm, dispatch))
+    arrays = [
+        x for x in jax.tree.leaves(shapes) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    ]
+    return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
 def advance_async(
@@ -326,7 +357,7 @@ def _train(
             key = keys.training_key(keys.job_key(rng_key, job.number))
             local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
             sent, _ = stack.algorithm.client(local, given.server, ())
-            return _dense(sent._replace(report=()), given.params)
+            return dense(sent._replace(report=()), given.params)
 
         present = lanes.number >= 0
         # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
@@ -338,7 +369,7 @@ def _train(
     return over_models(train_model, stack, lanes, one_by_one=one_by_one)
 
 
-def _dense(sent: Contribution, params: Params) -> Contribution:
+def dense(sent: Contribution, params: Params) -> Contribution:
     """Returns a contribution with dense arrays in place of the sparse parts of its update."""
     alone = jax.tree.map(lambda x: jnp.asarray(x)[None], sent)
     total = sums.add_chunk(sums.zero_sum(sent, params), alone, jnp.ones(1, bool))

@@ -78,7 +78,7 @@ def run(
     check_instance("experiment", experiment, Experiment, "give one, or the path of a TOML file")
     config = experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
-        grid = dataclasses.replace(_grid(experiment, how), keep=keep)
+        grid = _grid(experiment, how, keep)
         plan = plan_for(grid, how, config)
         done = finish(
             plan,
@@ -101,7 +101,8 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
         return make_outline(_grid(experiment, how), split=how.split, limit=how.memory)
 
 
-@refusing()
-def _grid(experiment: Experiment, how: Execution) -> Grid:
+def _grid(experiment: Experiment, how: Execution, keep: Literal["params"] | None = None) -> Grid:
     """The runs; data that cannot be had are wrong input."""
-    return experiment.grid(how.memory)
+    with refusing():
+        grid = experiment.grid(how.memory)
+    return dataclasses.replace(grid, keep=keep)

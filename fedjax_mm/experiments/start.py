@@ -30,7 +30,8 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
     One algorithm or one seed in the file is for all; of several, each starts from its own.
 
     Raises:
-      ValueError: if the file has other algorithms or seeds than these, or several points.
+      ValueError: if the file has other algorithms or seeds than these, several points, or entries
+        that are not finite.
     """
     saved = load_params(path)
     for name, values in saved.labels.items():
@@ -52,10 +53,18 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
         return [values.index(value) for value in wanted]
 
     places = rows("seed", seeds)
-    return {
+    start = {
         label: {name: _at(saved, x, row)[places] for name, x in saved.arrays.items()}
         for label, row in zip(algorithms, rows("algorithm", algorithms), strict=True)
     }
+    # Now: as arguments of compiled programs they are traced.
+    arrays = [x for each in start.values() for x in each.values()]
+    if not all(x.dtype.kind in "biuf" and np.isfinite(x).all() for x in arrays):
+        raise ValueError(
+            f"params: {path} has entries that are no finite numbers; give those of a run that did "
+            "not diverge"
+        )
+    return start
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:

@@ -103,7 +103,8 @@ def heat_map(
             style: dict[str, Any] = {"color": ("w", COLORS[0])[i % 2], "marker": MARKERS[i]}
             axes.plot(x, places, ls=("-", "--")[i % 2], ms=6, label=name, mec="0.2", **style)
         axes.set(xscale="log", yscale="log")
-        axes.set_yticks(y, [f"{size:g}" for size in y], minor=False)
+        ticks = _apart(y)
+        axes.set_yticks(ticks, [f"{size:g}" for size in ticks], minor=False)
         axes.minorticks_off()
         finish(axes, "", xlabel, ylabel)
         axes.legend(loc="upper left", frameon=True, facecolor="0.6", framealpha=0.85)
@@ -116,3 +117,12 @@ def _edges(centers: np.ndarray) -> np.ndarray:
     logs = np.log(centers)
     middle = (logs[1:] + logs[:-1]) / 2
     return np.exp(np.concatenate([[2 * logs[0] - middle[0]], middle, [2 * logs[-1] - middle[-1]]]))
+
+
+def _apart(sizes: np.ndarray) -> np.ndarray:
+    """Returns those of rising sizes whose numbers do not overlap on a logarithmic axis."""
+    kept = list(sizes[:1])
+    for size in sizes[1:]:
+        if np.log(size / kept[-1]) >= 0.045 * np.log(sizes[-1] / sizes[0]):
+            kept.append(size)
+    return np.array(kept)

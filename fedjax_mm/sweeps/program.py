@@ -180,7 +180,9 @@ class Program:
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
         """Returns one replica before round 1."""
-        prepared = self.prepare(rng_key, numbers, shared)
+        return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
+
+    def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Carry:
         setup = self.setup(numbers, shared, prepared)
         state = init(rng_key, *setup)
         nothing = Counts(*[jnp.zeros(setup.assignment.num_models, jnp.int32)] * 3)
@@ -238,8 +240,8 @@ class Program:
         """
         facts: dict[str, Any] = {}
 
-        def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any) -> Any:
-            carry = self.start(rng_key, numbers, shared)
+        def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any) -> Any:
+            carry = self._start(rng_key, numbers, shared, prepared)
             stacks, assignment = self._parts(numbers, shared, carry)
             how = How(self.grid.client_map, None, with_reports=False)
             view = look(stacks, rng_key, round, carry.models, how)
@@ -258,9 +260,11 @@ class Program:
         # Shapes alone: nothing is computed or compiled, whatever the size of the data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
-        self._check_ends(key, numbers)
+        shared = self.grid.shared
         try:
-            shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), self.grid.shared)
+            prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once, for all below
+            self._check_ends(numbers, prepared)
+            shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), shared, prepared)
         except OverflowError as error:
             raise ValueError(
                 f"{self.label}: all models together have more numbers than 32 bits can count; take "
@@ -270,19 +274,18 @@ class Program:
             self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
         return Traced(*shapes, **facts)
 
-    def _check_ends(self, key: Any, numbers: Mapping[str, Any]) -> None:
+    def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
         """Builds the points of all least and of all largest values, for what factories refuse."""
         # Numbers are traced everywhere else, and factories let traced numbers pass.
         axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
 
-        def build(end: Any, key: Any, numbers: Any, shared: Any) -> Any:
-            prepared = self.prepare(key, numbers, shared)
+        def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
             known = {name: float(end(self.grid.axes[name])) for name in axes}
             setup = self.setup(numbers | known, shared, prepared)
             stacks_of(setup.tasks, setup.algorithm, setup.assignment)
 
         for end in (min, max) if axes else ():
-            jax.eval_shape(partial(build, end), key, numbers, self.grid.shared)
+            jax.eval_shape(partial(build, end), numbers, self.grid.shared, prepared)
 
     @property
     def num_models(self) -> int:
@@ -331,6 +334,7 @@ class Program:
           the target no more rounds are computed, and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
+        measure = jax.jit(self.measure, inline=True)  # one trace, for the start and for the loop
         root = jax.random.wrap_key_data(given.root)
         # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
@@ -359,7 +363,7 @@ class Program:
 
         def measured_if(is_record: Any, carry: Carry, round: Any) -> Record:
             def measured() -> Any:
-                return each(self.measure, carry, round=(round,))
+                return each(measure, carry, round=(round,))
 
             return (
                 measured() if is_record is True else lax.cond(is_record, measured, lambda: nothing)

@@ -93,6 +93,10 @@ def check_outputs(
         )
 
 
+class _StatisticsError(ValueError):
+    """A module keeps statistics of batches."""
+
+
 @functools.lru_cache(maxsize=64)  # a sweep builds its tasks again wherever it is traced
 def _traced(
     module: nn.Module,
@@ -101,7 +105,7 @@ def _traced(
     rngs: tuple[str, ...],
     takes_weights: bool,
 ) -> _Traced:
-    name, kept = getattr(module, "nnx_class", type(module)).__name__, set[str]()
+    name = getattr(module, "nnx_class", type(module)).__name__
     # Of nnx's layers flax tells nothing but these names, and they take one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
@@ -114,7 +118,11 @@ def _traced(
 
     def evaluated(rng_key: PRNGKeyArray, features: Array, weights: Array) -> Any:
         variables = initial(module, rng_key, features[:1], rngs)
-        kept.update(variables)
+        if "batch_stats" in variables:
+            raise _StatisticsError(
+                f"module {name} keeps batch_stats, which no client may change for others; give a "
+                "norm without them, such as GroupNorm"
+            )
         more = [weights] if takes_weights else []
         params = variables["params"]
         return logits_of(module, params, features, *more, rngs={}), params
@@ -133,12 +141,9 @@ def _traced(
         asked = {*rngs} if is_nnx else {"dropout", *allowed, *rngs}
         streams = dict.fromkeys(sorted(asked), key)
         is_used = _used(jax.make_jaxpr(trained)(streams, params, *inputs).jaxpr)
+    except _StatisticsError as error:
+        raise ValueError(str(error)) from None
     except Exception as error:  # flax, and the module itself, may raise anything
-        if "batch_stats" in kept:  # without which it cannot be evaluated
-            raise ValueError(
-                f"module {name} keeps batch_stats, which no client may change for others; give a "
-                "norm without them, such as GroupNorm"
-            ) from None
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
         if "rng" in line.lower():

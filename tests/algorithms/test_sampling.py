@@ -63,7 +63,7 @@ CASES = {  # the server, what is looked at, trainings that are expected, process
     "StaleVR": ("exact", "update", 2.5, SINGLE),
     "StaleVR by losses": ("exact", "loss", 2.5, SEVERAL),
 }
-QUICK = {"GVR, several processors", "MIFA", "FedVARP", "StaleVRE by updates", "StaleVR"}
+QUICK = {"GVR, several processors", "FedVARP", "StaleVRE by updates", "StaleVR"}
 
 
 def start_of(name):
@@ -269,8 +269,12 @@ assignment.expected_trainings = [3, 7.5]
 """
 
 
+SHARED = FILE.replace("[algorithms.A.assignment]", "[assignment]")
+
+
 @pytest.mark.parametrize(
-    "text", [FILE, FILE.replace("[algorithms.A.assignment]", "[assignment]")], ids=["own", "shared"]
+    "text",
+    [pytest.param(FILE, id="own"), pytest.param(SHARED, id="shared", marks=pytest.mark.slow)],
 )
 def test_a_file_has_all_settings(text):
     """Expected trainings are an axis that costs no program, of each algorithm or of all."""

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from fedjax_mm import simulate
+from fedjax_mm.asynchrony import simulate_async
 from fedjax_mm.sweeps.program import Program
 from tests.boundary import wrong_data, wrong_parts
 
@@ -24,7 +25,8 @@ def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
     def computed(*args, **kwargs):
         raise AssertionError("a round is traced")
 
-    # Everything that is compiled for long is made of these two.
+    # Everything that is compiled for long is made of these three.
+    monkeypatch.setattr(sys.modules[simulate_async.__module__], "next_batch", computed)
     monkeypatch.setattr(sys.modules[simulate.__module__], "round_of", computed)
     monkeypatch.setattr(Program, "segment", computed)
     with pytest.raises(kind, match=words) as refusal:

@@ -201,6 +201,10 @@ CASES = {
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),
         r'needs PRNG for "dropout"; where it is tested there is none',
     ),
+    "batch norm of nnx": (
+        learn(lambda: DATA, nnx.bridge.to_linen(nnx.BatchNorm, 4)),
+        "module BatchNorm keeps batch_stats",
+    ),
     "a stream without a name": (
         learn(lambda: DATA, Dropping()),
         r"module Dropping draws from a stream: .*; name it, as in classification\(..., rngs=",
@@ -231,11 +235,11 @@ CASES = {
     ),
     "stream of an nnx module missing": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net)),
-        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+        "No RngStream named 'dropout' found in Rngs.*; name it, as in class",
     ),
     "stream of an nnx module misspelt": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropuot",)),
-        "No RngStream named 'dropout' found in Rngs.*; name what it draws from",
+        "No RngStream named 'dropout' found in Rngs.*; name it, as in class",
     ),
     "stream of an nnx module too many": (
         learn(lambda: DATA, nnx.bridge.to_linen(Net), rngs=("dropout", "noise")),

@@ -20,6 +20,7 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     mfa_rr,
+    mifa,
     mwfed,
     noisy,
     params_of,
@@ -30,7 +31,16 @@ from fedjax_mm import (
     scaffold,
     sequential,
     simulate,
+    stalevr,
     to_dataset,
+    variance_reduced,
+)
+from fedjax_mm.asynchrony import (
+    advance_async,
+    fedast,
+    on_clock,
+    shifted_exponential,
+    simulate_async,
 )
 from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
@@ -48,12 +58,23 @@ from fedjax_mm.tasks import (
 )
 from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
 from fedjax_mm.theory import maxfl as maxfl_theory
-from tests.boundary.parts import DATA, EVERYBODY, FEDAVG, KEY, QUADRATIC, TASK, X, Y, swept
+from tests.boundary.parts import ALL, DATA, EVERYBODY, FEDAVG, KEY, QUADRATIC, TASK, X, Y, swept
 
 
 def simulated(key=KEY, tasks=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=2, **more):
     """A call of `simulate`."""
     return lambda: simulate(key, tasks, algorithm, assignment, rounds, **more)
+
+
+def dispatched(num_models=1, **options):
+    """A call of `fedast`."""
+    return lambda: fedast(4, num_models, **{"at_work": 4, "ratio": 2} | options)
+
+
+def asynchronous(algorithm=FEDAVG, dispatch=None, arrivals=4, tasks=QUADRATIC, **more):
+    """A call of `simulate_async`."""
+    rule = dispatched()() if dispatch is None else dispatch
+    return lambda: simulate_async(KEY, tasks, algorithm, rule, arrivals, **more)
 
 
 def averaged(rate=0.1, **options):
@@ -94,6 +115,64 @@ ORDER = r"the order is simulate\(rng_key, tasks, algorithm, assignment, num_roun
 
 CASES = {
     # Seeds.
+    "no jobs": (dispatched(at_work=0), "at_work is 0; it must be a positive whole number"),
+    "jobs of others": (dispatched(2, at_work=(3, 3, 3)), "at_work has 3 numbers; .* each of 2"),
+    "half a job": (dispatched(at_work=2.5), "at_work is 2.5; it must be a positive whole"),
+    "ratio 0": (dispatched(ratio=0), "ratio is 0; it must be a positive whole number"),
+    "ratio too large": (
+        dispatched(2, at_work=2, ratio=3),
+        "at_work is 4 in all, fewer than ratio = 3 for each of 2 models; give more jobs",
+    ),
+    "reallocate how": (dispatched(reallocate="variance"), "reallocate is 'variance'; it must be"),
+    "delay a number": (dispatched(delay=1.5), "delay is 1.5; give a function of a key", TypeError),
+    "mean delay negative": (lambda: shifted_exponential(4, -1.0), "mean is -1.0; it must not be"),
+    "one mean delay of two": (
+        lambda: shifted_exponential(4, np.array([1.0, np.nan])),
+        "mean is nan; it must not be negative",
+    ),
+    "too many slow and fast": (
+        lambda: shifted_exponential(4, slow=0.6, fast=0.6),
+        r"slow \+ fast is 1.2; it must lie between 0 and 1",
+    ),
+    "clock of no assignment": (
+        lambda: on_clock(FEDAVG, shifted_exponential(4)),
+        "assignment is an Algorithm, not an assignment",
+        TypeError,
+    ),
+    "clock without a delay": (lambda: on_clock(ALL, 2.0), "delay is 2.0; give a func", TypeError),
+    "assignment for dispatch": (
+        asynchronous(dispatch=EVERYBODY),
+        "dispatch is an Assignment, not a Dispatch; give one, such as fedast",
+        TypeError,
+    ),
+    "task for algorithm, asynchronous": (
+        asynchronous(algorithm=QUADRATIC),
+        "algorithm is a Quadratic, not an algorithm",
+        TypeError,
+    ),
+    "two tasks for one model, asynchronous": (
+        asynchronous(tasks=[QUADRATIC] * 2),
+        "there are 2 tasks but the dispatch has 1 models",
+    ),
+    "other clients, asynchronous": (
+        asynchronous(tasks=quadratic(5, 2, mu=0.1)),
+        r"tasks have \[5\] clients to train but the dispatch draws from 4",
+    ),
+    "states of clients, asynchronous": (
+        asynchronous(scaffold(0.1, local_steps=2)),
+        "keeps states of clients, which may have several jobs",
+    ),
+    "arrivals 0": (asynchronous(arrivals=0), "num_arrivals is 0; it must be a positive whole"),
+    "record_every, asynchronous": (
+        asynchronous(record_every=3),
+        "record_every is 3; it must be a divisor of num_arrivals = 4",
+    ),
+    "client map, asynchronous": (asynchronous(client_map="all"), "client_map is 'all'; it must"),
+    "state of rounds, asynchronous": (
+        lambda: advance_async(init(KEY, QUADRATIC, FEDAVG, ALL), QUADRATIC, FEDAVG, ALL, 4),
+        "state.assignment is a tuple.*, not a Flight; give the first of the two that simulate_asy",
+        TypeError,
+    ),
     "key None": (simulated(None), "rng_key is None; give a seed, such as 0, or a key", TypeError),
     "key text": (simulated("0"), "rng_key is '0'; give a seed", TypeError),
     "key fractional": (simulated(1.5), "rng_key is 1.5; give a seed", TypeError),
@@ -416,6 +495,29 @@ CASES = {
     "cohort too small": (lambda: mfa_rr(4, 3, cohort_size=2), "more than the clients a cohort has"),
     "redraw": (lambda: mfa_rr(4, 2, redraw="x"), "redraw is 'x'; it must be 'frame' or 'round'"),
     "clusters 0": (lambda: fedcluster(4, 0), "num_clusters is 0; it must be a positive whole"),
+    "expected trainings": (
+        lambda: variance_reduced(4, 2, expected_trainings=5),
+        "expected_trainings is 5; it must be positive and at most the number of processors, 4",
+    ),
+    "expected trainings text": (
+        lambda: variance_reduced(4, 2, expected_trainings="half"),
+        "expected_trainings is 'half'; it must be a number",
+        NOT_A_NUMBER,
+    ),
+    "processors": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, processors=[1, 2]),
+        "processors are 2; give one number, or 4, one each",
+    ),
+    "processors text": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, processors="all"),
+        "processors is 'all'; it must be a positive whole number",
+    ),
+    "by": (
+        lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),
+        "by is 'x'; it must be 'loss' or 'update'",
+    ),
+    "beta": (lambda: stalevr(0.1, beta=1, **STEPS), "beta is 1; it must be 'estimated', 'exact'"),
+    "mifa rate": (lambda: mifa(None, **STEPS), "learning_rate is None; it must be", NOT_A_NUMBER),
     "rounds_per_model 0": (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
     # Tasks.
     "quadratic clients": (

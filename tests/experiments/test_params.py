@@ -110,6 +110,16 @@ def test_a_file_that_is_none_is_refused(kept, tmp_path):
         run(experiment(params=str(tmp_path / "points.npz")))
 
 
+def test_parameters_that_are_not_finite_are_refused(kept, tmp_path):
+    result, params, _ = kept
+    other = [x.copy() for x in params]
+    other[1][0, 1, 2] = np.nan  # of algorithm A and seed 1
+    save_params(other, result, tmp_path / "other.npz")
+    with pytest.raises(ValueError, match=r"params: .*other.npz has entries that are no finite"):
+        run(experiment(params=str(tmp_path / "other.npz")))
+    run(experiment(params=str(tmp_path / "other.npz"), num_seeds=1))  # which asks for seed 0
+
+
 def test_pytrees_of_every_kind_come_back(tmp_path):
     """By their paths, in the structure of the task's."""
     from fedjax_mm.results.params import params_like

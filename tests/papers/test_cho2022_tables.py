@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -432,7 +433,10 @@ def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
 
 
 def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypatch):
-    """Steps, batches, variants and demands at once, two devices; floats, so to round-off."""
+    """Steps, batches, variants and demands at once, two devices; floats, so to round-off.
+
+    Of the points as many that every two values of different axes meet in one of them.
+    """
     changes = {
         "local_steps": (1, 3),
         "batch_sizes": (4, 8, 16),
@@ -444,15 +448,16 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypa
     }
     config = config_of("maxfl-table4", **SMALL | changes)
     shared = run_comparison(config)
-    for tau in config.local_steps:
-        for size in config.batch_sizes:
-            point = {"local_steps": (tau,), "batch_sizes": (size,)}
-            for q in (1.0, 2.0):
-                alone = {**changes, **point, "methods": {"qFFL": {"name": "qffl", "q": [q]}}}
-                expected = run_comparison(config_of("maxfl-table4", **SMALL | alone))
-                got = shared.sel(local_steps=[tau], batch_size=[size], variant=expected["variant"])
-                for name in ("loss", "appeal", "preferred_accuracy", "gradients"):
-                    np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
+    for (i, tau), (j, size) in itertools.product(
+        enumerate(config.local_steps), enumerate(config.batch_sizes)
+    ):
+        q = (1.0, 2.0)[(i + j) % 2]
+        point = {"local_steps": (tau,), "batch_sizes": (size,)}
+        alone = {**changes, **point, "methods": {"qFFL": {"name": "qffl", "q": [q]}}}
+        expected = run_comparison(config_of("maxfl-table4", **SMALL | alone))
+        got = shared.sel(local_steps=[tau], batch_size=[size], variant=expected["variant"])
+        for name in ("loss", "appeal", "preferred_accuracy", "gradients"):
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
 
 
 def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():

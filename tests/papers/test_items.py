@@ -12,7 +12,7 @@ import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
-from fedjax_mm import papers
+from fedjax_mm import papers, plots
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
@@ -512,6 +512,47 @@ def check_line(line, x, y):
     np.testing.assert_allclose(line[2], [value for value in y if not np.isnan(value)])
 
 
+def boxes(figure, artists):
+    """Where they are in the picture."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return [artist.get_window_extent(canvas.get_renderer()) for artist in artists]
+
+
+def panel_of(labels, style="-"):
+    return plots.Panel("", "x", "y", [plots.Line(each, X, X, style=style) for each in labels])
+
+
+X = np.array([1.0, 2.0])
+
+
+@pytest.mark.parametrize("height", [1, 5])
+def test_a_legend_of_many_stands_below_the_panels_and_nothing_overlaps(height):
+    labels = [*"abcde", "a long one, too"]
+    figure = plots.draw([[panel_of(labels)] * 2] * height, title="Title", caption="Caption " * 40)
+    (legend,) = figure.legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(labels)
+    assert not any(axes.get_legend() for axes in figure.axes)
+    title, below, caption, *panels = boxes(
+        figure, [figure._suptitle, legend, figure.texts[0], *[axes.title for axes in figure.axes]]
+    )
+    assert not any(title.overlaps(panel) for panel in panels)
+    drawn = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(below.overlaps(panel) for panel in drawn)
+    assert not below.overlaps(caption)
+
+
+def test_legends_that_differ_stay_with_their_panels():
+    several, few = panel_of("abcd"), panel_of("ab", "--")  # "a" looks otherwise there
+    figure = plots.draw([[several, few]], title="Title", caption="Caption")
+    assert not figure.legends
+    assert [legend_texts(axes) for axes in figure.axes] == [list("abcd"), list("ab")]
+    full, axes = figure.axes[0].get_legend(), figure.axes[0]
+    below, label, inside = boxes(figure, [full, axes.xaxis.label, axes.patch])
+    assert not below.overlaps(label)
+    assert not below.overlaps(inside)
+
+
 @pytest.mark.parametrize(
     ("labels", "shown"),
     [
@@ -547,7 +588,7 @@ def test_counts_and_words_are_drawn_where_there_are_no_numbers():
     for labels, places in (([2, 12], [2, 12]), (["half", "all"], [0, 1])):
         figure = sweep_overview(sweep_result(size=labels))
         ((title, panel),) = drawn(figure).items()
-        assert title == "(a) "
+        assert title == ""
         check_line(panel["B"], places, [1e-2, 1e-3])
         axes = figure.axes[0]
         assert [tick.get_text() for tick in axes.get_xticklabels()] == [str(x) for x in labels]

@@ -238,7 +238,7 @@ def test_wrong_sizes_are_refused(build, message):
         build()
 
 
-CLIENTS = np.arange(4, dtype=np.int32).reshape(2, 2)
+CLIENTS = np.arange(4, dtype=np.int32).reshape(2, 2)  # refused before anything is computed
 EVENS = np.zeros(4, np.int32)  # a state
 
 
@@ -299,12 +299,13 @@ def test_a_refusal_of_what_observe_returns_names_the_assignment():
 
 
 def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers():
-    simulated(evens_first((Groups(CLIENTS), (EVENS, 1)), lambda *args: EVENS))
-    alone = evens_first((Groups(CLIENTS), jnp.float32(0.5)))
+    groups = Groups(jnp.asarray(CLIENTS))
+    simulated(evens_first((groups, (EVENS, 1)), lambda *args: EVENS))
+    alone = evens_first((groups, jnp.float32(0.5)))
     simulated(alone._replace(init=lambda rng_key: 0))
 
 
-@pytest.mark.parametrize("part", ["init", "assign", "observe"])
+@pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
 def test_parts_that_are_no_functions_are_refused(part):
     wrong = full_participation(4)._replace(**{part: 3})
     with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):

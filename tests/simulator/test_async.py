@@ -10,16 +10,19 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, join_traces, keys, params_of, simulate
-from fedjax_mm.asynchrony import (
-    advance_async,
-    fedast,
-    on_clock,
-    shifted_exponential,
+from fedjax_mm import (
+    Setup,
+    fedavg,
+    join_traces,
+    keys,
+    params_of,
+    simulate,
     simulate_async,
+    sweep,
 )
+from fedjax_mm.asynchrony import advance_async, fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.base import Batching
+from fedjax_mm.base import Assignment, Batching, Groups
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
@@ -33,7 +36,7 @@ CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stack
     "fully asynchronous": ((5, 4), 5, False, 80, True),
     "unequal": ((9, 2, 4), 3, False, 80, True),
     "reallocated": ((6, 6, 6), 2, True, 200, True),
-    "different structures, reallocated": ((10, 3), 3, True, 200, False),
+    "different structures, reallocated": ((24, 3), 3, True, 200, False),
 }
 QUICK = {"unequal", "different structures, reallocated"}
 
@@ -121,6 +124,12 @@ def test_every_arrival_is_the_event_loops(name):
         how = {"client_map": client_map, "record_every": record_every, "params": start}
         return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)[1]
 
+    # Many together: of the longest batches more updates than reallocation remembers.
+    together = jax.device_get(run(tasks, 12, num_arrivals // 4))
+    for m in range(len(at_work)):
+        for i in range(1, 5):
+            left = expected[i * num_arrivals // 4 - 1].models[m]
+            np.testing.assert_allclose(together.metrics["w"][i, m], left, rtol=0, atol=1e-10)
     trace = jax.device_get(run(tasks, "vmap", 1))
     times = [each.time for each in expected]
     np.testing.assert_allclose(models_of(trace, 0, "time"), times, rtol=1e-12)
@@ -226,3 +235,141 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     delays = shift * np.arange(1, num_rounds + 1)
     np.testing.assert_allclose(records.metrics["time"][1:, 0], delays, rtol=1e-6)
     np.testing.assert_allclose(trace.metrics["time"][1:, 0], delays, rtol=1e-6)
+
+
+def means(values):
+    """The mean over seeds, and four standard errors."""
+    values = np.asarray(values, float)
+    return values.mean(0), 4 * values.std(0, ddof=1) / np.sqrt(len(values))
+
+
+@functools.cache
+def many(dispatch, num_arrivals, record_every, num_seeds=64):
+    """The metrics and the updates of many seeds, whose models do not matter."""
+    seeds = jax.random.split(jax.random.key(1), num_seeds)
+
+    def run(rng_key):
+        task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, local_steps=1)
+        how = {"record_every": record_every, "client_map": "vmap"}
+        trace = simulate_async(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
+        kept = {name: trace.metrics[name] for name in ("time", "staleness", "steps")}
+        return kept, trace.client_updates
+
+    return jax.device_get(jax.jit(jax.vmap(run))(seeds))
+
+
+def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
+    """R_m over the mean delay, which is 1.5 times the mean of the exponential part."""
+    at_work, mean_delays = np.array([8, 6, 4]), 1.5 * np.array([1.0, 3.0, 0.5])
+    delay = shifted_exponential(24, mean_delays / 1.5)
+    dispatch = fedast(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
+    metrics, updates = many(dispatch, 1200, 600)
+    rates = at_work / mean_delays
+    duration, error = means(metrics["time"][:, 2, 0] - metrics["time"][:, 1, 0])
+    assert abs(duration - 600 / rates.sum()) < error
+    shares, errors = means(updates[:, 2] / 600)
+    assert (np.abs(shares - rates / rates.sum()) < errors).all()
+    steps, errors = means((metrics["steps"][:, 2] - metrics["steps"][:, 1]) / updates[:, 2])
+    assert (np.abs(steps - 1 / np.ceil(at_work / 4)) < errors + 1 / 100).all()
+
+
+def arrivals_during_a_job(draw, num_others, size=20_000):
+    """How many other jobs come home during one, each of them followed by a new one at once."""
+    own = draw(size)
+    counts, largest = np.zeros(size, int), draw(10 * size)
+    for _ in range(num_others):
+        # What is left of the job that is at work: a moment falls into long ones more often.
+        met = RNG.choice(largest, size, p=largest / largest.sum())
+        time = met * RNG.random(size)
+        while (time < own).any():
+            counts += time < own
+            time = time + draw(size)
+    return counts
+
+
+RNG = np.random.default_rng(0)
+FACTORS = np.repeat([1.3, 1.0, 0.7], [6, 12, 6])
+LAWS = {
+    "exponential": (
+        {"shift": 0.0, "slow": 0.0, "fast": 0.0},
+        lambda size: RNG.exponential(size=size),
+    ),
+    "shifted": ({}, lambda size: RNG.choice(FACTORS, size) * (0.5 + RNG.exponential(size=size))),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_staleness_follows_the_law_of_the_delays(law):
+    """One model with buffers of one update: a step for each job that comes home meanwhile."""
+    options, draw = LAWS[law]
+    num_jobs, num_arrivals = 6, 400
+    delay = shifted_exponential(24, **options)
+    dispatch = fedast(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
+    staleness = many(dispatch, num_arrivals, 1)[0]["staleness"][:, 101:, 0]
+    average, error = means(staleness.mean(1))
+    assert abs(average - (num_jobs - 1)) < error + 0.02  # jobs still at work are the stale ones
+    expected = arrivals_during_a_job(draw, num_jobs - 1)
+    for value in range(12):
+        share, error = means((staleness == value).mean(1))
+        other = (expected == value).mean()
+        assert abs(share - other) < error + 4 * np.sqrt(other / len(expected)), value
+        if law == "exponential":  # anyone of them is the next with equal probability
+            geometric = (1 - 1 / num_jobs) ** value / num_jobs
+            assert abs(share - geometric) < error, value
+
+
+def test_a_round_lasts_as_long_as_its_slowest_client():
+    """In a sweep too; groups have padding, and one round has nobody."""
+    groups = np.array([[[3, -1], [5, 8]], [[-1, 2], [9, 9]], [[-1, -1], [-1, -1]]])
+    delay = shifted_exponential(24, np.array([1.0, 3.0]))
+    rounds = on_clock(replay(groups, 24), delay)
+
+    def longest(t):
+        each = keys.model_keys(
+            keys.delays_key(keys.assignment_key(keys.round_key(KEY, t))), jnp.arange(2)
+        )
+        return max(
+            (
+                delay(keys.client_key(each[m], jnp.int32(k)), jnp.int32(m), jnp.int32(k))
+                for m in range(2)
+                for k in groups[t - 1, m]
+                if k >= 0
+            ),
+            default=0.0,
+        )
+
+    time = simulate(KEY, TASK, fed(), rounds, 3)[1].metrics["time"]
+    expected = np.cumsum([0.0, *(longest(t) for t in (1, 2, 3))])
+    np.testing.assert_allclose(time, np.stack([expected] * 2, 1), rtol=1e-6)
+    result = sweep(
+        lambda rate: Setup(TASK, fed(rate=rate), rounds), {"rate": [0.1, 0.2]}, num_rounds=3
+    )
+    assert result["time"].dims == ("rate", "seed", "round", "model")
+    assert (np.diff(result["time"].values, axis=2)[:, :, :2] > 0).all()
+    assert (result["time"].isel(rate=0) == result["time"].isel(rate=1)).all()
+
+
+def test_the_clock_passes_on_what_an_assignment_observes_and_records():
+    def observe(round, groups, reports, state):
+        return state + jnp.where(groups.clients >= 0, 1 + reports["loss"], 0).sum(1)
+
+    counting = Assignment(
+        24,
+        2,
+        lambda rng_key: jnp.zeros(2),
+        lambda rng_key, t, state, look: (Groups(jnp.array([[1, 2], [3, -1]])), state),
+        observe,
+        lambda state: {"seen": state},
+    )
+    delay = shifted_exponential(24, 0.0, shift=1.0, slow=0.0, fast=0.0)
+    alone = simulate(KEY, TASK, fed(), counting, 3)[1].metrics
+    timed = simulate(KEY, TASK, fed(), on_clock(counting, delay), 3)[1].metrics
+    assert timed["time"][:, 1].tolist() == [0, 1, 2, 3]
+    assert (np.diff(alone["seen"], axis=0) != 0).all()
+    np.testing.assert_array_equal(timed["seen"], alone["seen"])
+
+
+def test_a_metric_of_a_task_has_a_name_of_its_own():
+    task = with_metrics(TASK, {"staleness": lambda params: params[0]})
+    with pytest.raises(ValueError, match="'staleness', as one that is recorded anyway; rename it"):
+        simulate_async(KEY, task, fed(), TWO, 2)

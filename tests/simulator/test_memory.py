@@ -22,7 +22,7 @@ num_clients = {3}
 name = "{5}"
 assignment = {{ name = "mfa_rr" }}
 learning_rate = 0.1
-local_steps = 5
+local_steps = 1
 
 [axes]
 learning_rate = {{ start = 0.05, stop = 0.1, num = {4} }}
@@ -34,8 +34,8 @@ SHAPES = [  # models, rounds, seeds, clients, rates, method
     pytest.param((10, 3, 1, 1_000_000, 2, "fedavg"), marks=pytest.mark.slow, id="a million"),
     pytest.param((200, 10, 10, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="many models"),
     pytest.param((200, 100, 100, 1000, 2, "fedavg"), marks=pytest.mark.slow, id="as many for long"),
-    pytest.param((4, 2, 2, 1000, 2, "mifa"), marks=pytest.mark.slow, id="MIFA's updates"),
-    pytest.param((4, 2, 2, 1000, 2, "stalevr"), marks=pytest.mark.slow, id="StaleVRE's updates"),
+    pytest.param((4, 2, 2, 3000, 2, "mifa"), marks=pytest.mark.slow, id="MIFA's updates"),
+    pytest.param((4, 2, 2, 3000, 2, "stalevr"), marks=pytest.mark.slow, id="StaleVRE's updates"),
 ]
 PEAK = r"""
 import pathlib, re
