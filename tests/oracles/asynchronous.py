@@ -26,6 +26,7 @@ class Arrival(NamedTuple):
     steps: list[int]  # of every model
     targets: list[int]  # R_m
     models: list[Array]
+    recent: list[list[Array]]  # the last updates
 
 
 class Job(NamedTuple):
@@ -123,6 +124,16 @@ def fedast(
         if reallocate and arrived % period == 0 and min(map(len, recent)) == window:
             targets = share_out(R, ratio, [relative_variance(each) for each in recent])
         done.append(
-            Arrival(time, number, m, job.client, staleness, list(steps), list(targets), list(w))
+            Arrival(
+                time,
+                number,
+                m,
+                job.client,
+                staleness,
+                list(steps),
+                list(targets),
+                list(w),
+                list(recent),
+            )
         )
     return done

@@ -10,19 +10,17 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import (
-    Setup,
-    fedavg,
-    join_traces,
-    keys,
-    params_of,
-    simulate,
+from fedjax_mm import fedavg, join_traces, keys, params_of, simulate, sweep
+from fedjax_mm.asynchrony import (
+    advance_async,
+    fedast,
+    on_clock,
+    shifted_exponential,
     simulate_async,
-    sweep,
 )
-from fedjax_mm.asynchrony import advance_async, fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Groups
+from fedjax_mm.sweeps import Setup
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
@@ -73,6 +71,11 @@ def regressions(num_models, alike):
     return [tuple([x + rng.normal(size=x.shape) for x in each] for each in data[0]) for _ in data]
 
 
+def itself(params):
+    """A metric; one function for all tasks, which would differ in structure otherwise."""
+    return params
+
+
 def models_of(trace, model, name):
     """What a metric of a model is worth in every record after the first."""
     return np.asarray(trace.metrics[name])[1:, model]
@@ -85,9 +88,7 @@ def test_every_arrival_is_the_event_loops(name):
     at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
     dispatch = fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
     data = regressions(len(at_work), alike)
-    tasks = [
-        with_metrics(least_squares(*each, ridge=0.3), {"w": lambda params: params}) for each in data
-    ]
+    tasks = [with_metrics(least_squares(*each, ridge=0.3), {"w": itself}) for each in data]
     problems = [reference.LeastSquares(*each, 0.3) for each in data]
     start = list(np.random.default_rng(2).normal(size=(len(at_work), 4)))
     drawn, how = draws(dispatch, sum(at_work) + num_arrivals), Batching(2)
@@ -122,15 +123,25 @@ def test_every_arrival_is_the_event_loops(name):
     @functools.partial(jax.jit, static_argnums=(1, 2))
     def run(tasks, client_map, record_every):
         how = {"client_map": client_map, "record_every": record_every, "params": start}
-        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)[1]
+        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)
 
-    # Many together: of the longest batches more updates than reallocation remembers.
-    together = jax.device_get(run(tasks, 12, num_arrivals // 4))
+    # Many together: in the longest batches more updates than reallocation remembers.
+    every = num_arrivals // 4
+    state, together = jax.device_get(run(tasks, 12, every))
+    assert len(state.order.of_stacks) == (1 if alike else len(at_work))
     for m in range(len(at_work)):
         for i in range(1, 5):
-            left = expected[i * num_arrivals // 4 - 1].models[m]
+            so_far = expected[: i * every]
+            left = so_far[-1].models[m]
             np.testing.assert_allclose(together.metrics["w"][i, m], left, rtol=0, atol=1e-10)
-    trace = jax.device_get(run(tasks, "vmap", 1))
+            stale = [each.staleness for each in so_far[-every:] if each.model == m]
+            assert together.metrics["staleness"][i, m] == pytest.approx(np.mean(stale))
+        if reallocate:
+            store = state.assignment.stores[0 if alike else m]
+            kept, wanted = store.recent[m if alike else 0], expected[-1].recent[m]
+            order = (len([each for each in expected if each.model == m]) + np.arange(8)) % 8
+            np.testing.assert_allclose(kept[order], wanted, rtol=0, atol=1e-10)
+    trace = jax.device_get(run(tasks, "vmap", 1)[1])
     times = [each.time for each in expected]
     np.testing.assert_allclose(models_of(trace, 0, "time"), times, rtol=1e-12)
     came = np.argmax(trace.client_updates[1:], axis=1)
