@@ -187,7 +187,7 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
 def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice():
     whole = jax.device_get(program(TWO, 120, 40)(KEY))
     assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes on the way
-    for record_every, client_map in ((1, "vmap"), (40, "scan"), (40, 3)):
+    for record_every, client_map in ((1, "scan"), (40, 3)):
         run = program(TWO, 120, record_every, client_map)
         state, trace = jax.device_get(run(KEY))
         chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
@@ -201,15 +201,15 @@ def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_t
 
 
 def test_a_run_that_is_continued_is_the_same_run():
-    whole, trace = program(TWO, 120, 20)(KEY)
-    state, first = program(TWO, 60, 20)(KEY)
+    whole, trace = program(TWO, 120, 40)(KEY)
+    state, first = program(TWO, 80, 40)(KEY)
     go_on = jax.jit(
-        lambda state: advance_async(state, TASK, fed(1.0, rate=0.1), TWO, 60, record_every=20)
+        lambda state: advance_async(state, TASK, fed(1.0, rate=0.1), TWO, 40, record_every=40)
     )
     state, later = go_on(state)
     chex.assert_trees_all_equal(state, whole)
     chex.assert_trees_all_equal(join_traces(first, later), trace)
-    assert trace.round.tolist() == [0, 20, 40, 60, 80, 100, 120]
+    assert trace.round.tolist() == [0, 40, 80, 120]
 
 
 def test_seeds_side_by_side_are_seeds_one_by_one():
@@ -224,7 +224,7 @@ def test_seeds_side_by_side_are_seeds_one_by_one():
         chex.assert_trees_all_close(alone[1], beside[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("shift", [0.0, 2.0])
+@pytest.mark.parametrize("shift", [0.0, slow_unless(False, 2.0)])
 def test_full_buffers_and_equal_delays_are_rounds(shift):
     """All R_m jobs come home at the same moment, and the next begin after the step."""
     at_work, num_rounds = (6, 4), 5
@@ -309,7 +309,7 @@ LAWS = {
 }
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("law", [slow_unless(law == "shifted", law) for law in LAWS])
 def test_staleness_follows_the_law_of_the_delays(law):
     """One model with buffers of one update: a step for each job that comes home meanwhile."""
     options, draw = LAWS[law]
