@@ -35,6 +35,7 @@ SMALL = {
     "learning_rates": (0.1, 0.05),
     "local_steps": (2,),
     "batch_sizes": (8,),
+    "requirement": {"num_steps": (10,)},
     "record_every": 2,
 }
 NAMES = (

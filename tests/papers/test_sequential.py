@@ -267,6 +267,7 @@ SIZES = {
         "learning_rates": (0.05,),
         "local_steps": (2,),
         "batch_sizes": (8,),
+        "requirement": {"num_steps": (10,)},
         "record_every": 2,
         "methods": {"MaxFL": {"name": "maxfl"}},
     },

@@ -96,6 +96,7 @@ def saved(directory):
 
 
 TELLING = """\
+import functools
 import importlib
 import json
 import sys
@@ -104,7 +105,16 @@ from fedjax_mm.cli import terminal
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
+plan._lower = functools.cache(plan._lower)
 importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
+runs = importlib.import_module("fedjax_mm.experiments.run")
+grids, grid_of = [], runs._grid
+
+def shared(*of):
+    grids[:] = grids or [grid_of(*of)]
+    return grids[0]
+
+runs._grid = shared
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
@@ -119,9 +129,9 @@ for command in json.loads(sys.argv[1]):
         print("code", code, file=sys.stderr, flush=True)
 sys.exit(code)
 """
-"""Commands one after the other, a replica a device and a record at a time.
+"""Commands on one experiment one after the other, a replica a device and a record at a time.
 
-They tell of every record, and wait for an answer if their input is a pipe.
+It is traced once. They tell of every record, and wait for an answer if their input is a pipe.
 """
 
 
