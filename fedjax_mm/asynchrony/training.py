@@ -54,14 +54,14 @@ from fedjax_mm.stacks import (
 
 
 class Given(NamedTuple):
-    """What a job gets: a version of its model, and of the server's state."""
+    """Version of a model that a job begins from, with the server's state."""
 
     params: Params
     server: base.ServerState
 
 
 class Store(NamedTuple):
-    """What is kept for the models of one stack.
+    """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
       versions: `Given`, ``[places, ...]``: those that jobs began from, and the current ones.

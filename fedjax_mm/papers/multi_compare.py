@@ -1,4 +1,4 @@
-"""Who trains what, by what is seen: all multi-model methods on the same problems; in no paper.
+"""All multi-model methods on the same problems, a comparison that is in no paper.
 
 Every method is a line of a table. Each of its rounds trains K clients, or as many in the mean, but
 bandits begin with M rounds of all clients; curves are therefore also drawn against local trainings
