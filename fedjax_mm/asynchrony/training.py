@@ -1,9 +1,9 @@
 """Asynchronous training in simulated time: arrive -> train -> come home -> step -> record.
 
 Which jobs come home, and when, does not depend on what they bring: `dispatch.py` finds the next
-arrivals by numbers alone. Those that began from versions that exist already are independent: they
-are trained together, in a batch, by one compiled step. Then they come home one by one, in their
-order, so that sums, steps and versions do not depend on how arrivals were cut into batches.
+arrivals by numbers alone, of all models at once. Up to the first that began after one of them they
+are independent: they are trained together, in a batch, and then the servers' steps are made, in
+their order. How arrivals are cut into batches changes results by the order of summation alone.
 
 A job is trained when it comes home, not when it begins, from the version that it was given: a
 version is stored as long as a job needs it. Every job may have begun from another one, and every
