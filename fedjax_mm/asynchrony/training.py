@@ -1,7 +1,7 @@
 """Asynchronous training in simulated time: arrive -> train -> come home -> step -> record.
 
-Which jobs come home, and when, does not depend on what they bring: `dispatch.py` finds the next
-arrivals by numbers alone, of all models at once. Up to the first that began after one of them they
+Which jobs come home, and when, does not depend on what they bring: `arrivals.py` finds the
+next ones by numbers alone, of all models at once. Up to the first that began after one of them they
 are independent: they are trained together, in a batch, and then the servers' steps are made, in
 their order. How arrivals are cut into batches changes results by the order of summation alone.
 
@@ -26,15 +26,13 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
+from fedjax_mm.asynchrony.arrivals import Batch, Lanes, next_batch
 from fedjax_mm.asynchrony.dispatch import (
     WINDOW,
-    Batch,
     Clock,
     Dispatch,
-    Lanes,
     draws_of,
     first_jobs,
-    next_batch,
     share_out,
 )
 from fedjax_mm.base import Algorithm, Contribution, Params, Task, Trace
