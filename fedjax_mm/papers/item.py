@@ -95,5 +95,6 @@ def published(module: str, id: str) -> Mapping[str, Any]:
     tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
     own = tables.get(id, {})
     shared = tables.get(own.pop("shares", ""), {})
-    # The item's own entries come first, and count where both tables have one.
-    return own | shared | own
+    # The item's own entries come first, and count where both tables have one; lists are joined.
+    lists = {key for key, value in own.items() if isinstance(value, list) and key in shared}
+    return own | shared | own | {key: own[key] + shared[key] for key in sorted(lists)}
