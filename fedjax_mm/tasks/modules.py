@@ -133,7 +133,8 @@ def _traced(
 
     shapes = (size, *example.shape)
     kind = example.dtype if jnp.issubdtype(example.dtype, jnp.floating) else jnp.result_type(float)
-    inputs = jax.ShapeDtypeStruct(shapes, kind), jax.ShapeDtypeStruct((size,), float)
+    weights = jax.ShapeDtypeStruct((size,), jnp.result_type(float))
+    inputs = jax.ShapeDtypeStruct(shapes, kind), weights
     key = jax.eval_shape(lambda: jax.random.key(0))
     try:
         with nn.intercept_methods(note):
