@@ -63,7 +63,7 @@ def groups_of(
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
         case Groups() as groups, new:
             pass
-        case first, _:
+        case [first, _] as found if isinstance(found, tuple | list):  # jax's arrays are sequences
             raise TypeError(f"{what} returns as groups {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
