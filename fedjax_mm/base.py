@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
@@ -68,15 +69,15 @@ Steps: TypeAlias = int | Int[Array, ""]
 
 
 class Padded(NamedTuple):
-    """Batches of a traced number of examples, in arrays of a known size.
+    """A traced number of things in arrays of a known size: of a batch's examples, or of models.
 
     Attributes:
       size: the rows of an array.
-      rows: B, the examples among them; the rows after them have weight 0.
+      number: those that are used; the rows after them have weight 0, or train nothing.
     """
 
     size: int
-    rows: Int[Array, ""]
+    number: Int[Array, ""]
 
 
 BatchSize: TypeAlias = int | Padded | None
@@ -168,7 +169,7 @@ class AnalyticTask(Task, Protocol):
     """A task with a closed form of full-gradient local SGD."""
 
     def local_sgd(
-        self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
+        self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
         """Returns local minus global parameters after full-gradient steps, dense or sparse."""
 
@@ -303,25 +304,37 @@ class Algorithm(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Clients that train each model in a round.
+    """Clients that train each model in a round: a row for each model, or one list of them all.
+
+    A list costs one local training for each place, whatever the sizes of the groups, which may be
+    traced; rows cost as many as the largest group has, for every model, and are computed faster.
 
     Attributes:
-      clients: client numbers. -1 is padding, at any place of a row, and contributes nothing. A
-        client may be in several rows, but only once in each.
+      clients: client numbers. -1 is padding, at any place, and contributes nothing. A client may
+        train several models, but each only once.
       scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1. Clients
         with a factor of 0 train, and their gradients count, but they do not take part.
       num_gradients: all gradients of the round, where clients computed some before they were
         chosen; None counts those of the groups.
+      models: the model that each client of a list trains; None if there is a row for each model.
     """
 
-    clients: Int[Array, "models group"]
-    scale: Float[Array, "models group"] | None = None
+    clients: Int[Array, "models group"] | Int[Array, " places"]
+    scale: Float[Array, "models group"] | Float[Array, " places"] | None = None
     num_gradients: Int[Array, " models"] | None = None
+    models: Int[Array, " places"] | None = None
 
-    def participates(self) -> Bool[Array, "*models group"]:
+    def participates(self) -> Bool[Array, "*places"]:
         """Returns the places of clients with a factor other than 0."""
         is_there = self.clients >= 0
         return is_there if self.scale is None else is_there & (self.scale != 0)
+
+    def sizes(self, num_models: int) -> Int[Array, " models"]:
+        """Returns the number of participants of each model."""
+        counted = self.participates().astype(jnp.int32)
+        if self.models is None:
+            return counted.sum(1)
+        return jnp.zeros(num_models, jnp.int32).at[self.models].add(counted, mode="drop")
 
 
 class Updates(NamedTuple):
@@ -379,7 +392,8 @@ class ObserveFn(Protocol):
     def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
         """Returns the new state, from the one that `assign` returned.
 
-        Reports ``[models, group, ...]`` are in the order of the groups; padding has zeros.
+        Reports ``[models, group, ...]``, or ``[places, ...]`` of a list, are in the order of the
+        groups; padding has zeros.
         """
 
 
@@ -388,12 +402,13 @@ class Assignment(NamedTuple):
 
     Attributes:
       num_clients: N, the number of clients to choose from.
-      num_models: M.
+      num_models: M, or what arrays have room for if that is padded.
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded beside
         the tasks' metrics; None has none.
+      num_used: M, if that is padded; sweeps then leave out the models from M on.
     """
 
     num_clients: int
@@ -402,6 +417,7 @@ class Assignment(NamedTuple):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
+    num_used: Steps | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -47,12 +47,18 @@ def is_lockstep(algorithm: Algorithm, task: Task, server_state: ServerState) -> 
 
 
 def longest_first(
-    algorithm: Algorithm, task: Task, server_state: ServerState, clients: Int[Array, " group"]
+    num_steps: Callable[..., int | Int[Array, ""]], clients: Int[Array, " group"], models: Any
 ) -> Int[Array, " group"] | None:
-    """Returns a group's places, most local steps first; None if all clients take equally many."""
-    if is_lockstep(algorithm, task, server_state):
+    """Returns a group's places, most local steps first; None if all clients take equally many.
+
+    Args:
+      num_steps: of a client and its model.
+      clients: their numbers; -1 is padding.
+      models: of the clients of a list, else None.
+    """
+    if isinstance(num_steps(*jax.tree.map(itemgetter(0), (clients, models))), int):
         return None
-    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server_state)
+    steps = jax.vmap(num_steps)(clients, models)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
 
 

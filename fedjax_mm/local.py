@@ -142,7 +142,7 @@ class LocalSGD(NamedTuple):
         if callable(self.batch_size):
             return Batching(limit=self.batch_size(round))
         if isinstance(self.batch_size, Padded):
-            return Batching(self.batch_size.size, self.order, self.batch_size.rows)
+            return Batching(self.batch_size.size, self.order, self.batch_size.number)
         return Batching(self.batch_size, self.order)
 
     def train(
@@ -177,9 +177,8 @@ class LocalSGD(NamedTuple):
         if the task does not give clients' losses.
         """
         task, is_plain = local.task, self.batch_size is None and self.optimizer is optax.sgd
-        # The exponent of a matrix's power must be known: traced steps are taken one by one.
         steps = self.local_steps if is_plain else None
-        if not (isinstance(steps, int) and isinstance(task, base.AnalyticTask)):
+        if steps is None or not isinstance(task, base.AnalyticTask):
             return self.train(local)
         update = task.local_sgd(local.params, local.client, self.rate(local.round), steps)
         loss = local.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)

@@ -75,10 +75,15 @@ def groups_of(
             f"{what} returns as clients {described(clients)}{kind}; give an array of their "
             "numbers, int32[models, group]"
         )
-    if clients.ndim != 2 or len(clients) != num_models:
+    if groups.models is None and (clients.ndim != 2 or len(clients) != num_models):
         raise ValueError(
             f"{what} returns clients of shape {clients.shape}; give [models, group], a row for "
-            f"each of {num_models} models"
+            f"each of {num_models} models, or a list with the model of each"
+        )
+    if groups.models is not None and (clients.ndim != 1 or clients.shape != groups.models.shape):
+        raise ValueError(
+            f"{what} returns clients of shape {clients.shape} and models of shape "
+            f"{groups.models.shape}; give a list of clients, and the model of each"
         )
     if scale is not None and np.shape(scale) != clients.shape:
         raise ValueError(

@@ -182,7 +182,7 @@ def count(
     stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
-    participants = jnp.sum(groups.participates(), axis=1, dtype=jnp.int32)
+    participants = groups.sizes(sum(len(stack.models) for stack in stacks))
     gradients = groups.num_gradients
     if gradients is None:
         gradients = by_model(stacks, [total.num_gradients for total in totals])

@@ -5,7 +5,7 @@ sums in `sums.py`, and every key in `keys.py`.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -133,13 +133,15 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
     """Trains every model's group, stack by stack."""
 
     def train_stack(stack: Stack, models: Models) -> Trained:
-        groups = stack.rows(now.groups._replace(num_gradients=None))
+        groups = stack.groups(now.groups)
         model_keys = keys.model_keys(now.rng_key, stack.models)
         size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
+        one = partial(train_group, stack.algorithm, now.round, how, size)
+        if groups.models is not None:
+            return one(stack, model_keys, groups, models)
         server_state = jax.tree.map(itemgetter(0), models.server)
         is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
         one_by_one = size is not None or not is_lockstep
-        one = partial(train_group, stack.algorithm, now.round, how, size)
         return over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
 
     return [train_stack(*each) for each in split(stacks, models)]
@@ -150,53 +152,78 @@ def train_group(
     round: Round,
     how: How,
     chunk_size: int | None,
-    task: Task,
+    task: Task | Stack,
     model_key: PRNGKeyArray,
     group: Groups,
     model: Models,
 ) -> Trained:
     """Trains one group: returns the sum of its contributions, new client states and reports.
 
-    With a client axis, every device of the axis trains a share of the group.
+    With a client axis, every device of the axis trains a share of the group. A list of the clients
+    of all models takes a stack in place of the task; the keys, the models and the sums that are
+    returned then have a models axis.
     """
     # Memory does not grow with the group: `chunk_size` clients at a time are computed and added up,
     # and of the states of all clients only the participants' rows are written.
-    size = len(group.clients)
+    size, is_list = len(group.clients), isinstance(task, Stack)
+    each_model = jax.vmap if is_list else lambda function: function
+
+    def known(row: Any) -> tuple[Task, PRNGKeyArray, Params, base.ServerState]:
+        """Returns what a client knows of the model that it trains."""
+        if not isinstance(task, Stack):
+            return task, model_key, model.params, model.server
+        given = model_key, model.params, model.server
+        return task.task_at(row), *jax.tree.map(itemgetter(row), given)
+
+    def num_steps(client: base.Index, row: Any) -> int | Int[Array, ""]:
+        task, *_, server_state = known(row)
+        return algorithm.num_steps(task, client, server_state)
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
-    def contribute(client: base.Index, scale: Any, client_state: base.ClientState) -> Trained:
+    def contribute(
+        client: base.Index, row: Any, scale: Any, client_state: base.ClientState
+    ) -> Trained:
+        task, model_key, params, server_state = known(row)
         key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
-        local = base.LocalProblem(key, round, task, client, model.params, scale)
-        sent, client_state = algorithm.client(local, model.server, client_state)
+        local = base.LocalProblem(key, round, task, client, params, scale)
+        sent, client_state = algorithm.client(local, server_state, client_state)
         report = sent.report if how.with_reports else ()
         return Trained(sent._replace(report=()), client_state, report)
 
-    def add_clients(so_far: Trained, rows: tuple[Array, Groups]) -> tuple[Trained, None]:
-        place, (number, scale, _) = rows
+    def add_clients(so_far: Trained, places: tuple[Array, Groups]) -> tuple[Trained, None]:
+        place, (number, scale, _, row) = places
         present = number >= 0
         # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
         # chunk's first client, which takes the most.
-        client = jnp.where(present, number, jnp.maximum(number[0], 0))
-        states = jax.tree.map(itemgetter(client), so_far.client_states)
-        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
-        new = chunks.unless_empty(together, present, client, scale, states, skip=may_skip)
+        client, row = jax.tree.map(
+            lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), (number, row)
+        )
         # Index -1 would write to the last client; an index out of range is dropped.
-        home = jnp.where(present, client, task.num_clients), jnp.where(present, place, size)
-        came = home, (new.client_states, new.reports)
+        home = jnp.where(present, client, clients_of.num_clients)
+        states = jax.tree.map(
+            itemgetter((row, client) if is_list else client), so_far.client_states
+        )
+        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
+        new = chunks.unless_empty(together, present, client, row, scale, states, skip=may_skip)
+        homes = (row, home) if is_list else home, jnp.where(present, place, size)
+        came = homes, (new.client_states, new.reports)
         if how.client_axis is not None and jax.tree.leaves(came[1]):
             came = lax.all_gather(came, how.client_axis, tiled=True)
         put = map(chunks.put_rows, (so_far.client_states, so_far.reports), *came)
-        return Trained(sums.add_chunk(so_far.total, new.total, present), *put), None
+        return Trained(sums.add_chunk(so_far.total, new.total, present, row), *put), None
 
-    order = chunks.longest_first(algorithm, task, model.server, group.clients)
+    clients_of = task.task if isinstance(task, Stack) else task
+    order = chunks.longest_first(num_steps, group.clients, group.models)
     may_skip = chunk_size is not None or order is not None
-    first = group.clients, group.scale, model.clients
-    one = jax.eval_shape(contribute, *jax.tree.map(itemgetter(0), first))
+    state = jax.tree.map(itemgetter((0, 0) if is_list else 0), model.clients)
+    first = jax.tree.map(itemgetter(0), (group.clients, group.models, group.scale))
+    one = jax.eval_shape(contribute, *first, state)
     reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one.reports)
-    trained = Trained(sums.zero_sum(one.total, model.params), model.clients, reports)
+    nothing = each_model(partial(sums.zero_sum, one.total))(model.params)
+    trained = Trained(nothing, model.clients, reports)
     for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, how.client_axis):
         trained, _ = lax.scan(add_clients, trained, some)
-    total = sums.finish_sum(trained.total, model.params)
+    total = each_model(sums.finish_sum)(trained.total, model.params)
     total = total if how.client_axis is None else lax.psum(total, how.client_axis)
     return trained._replace(total=total)
 
@@ -208,8 +235,8 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
     """
 
     def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
-        def of_model(task: Task, group: Groups, trained: Trained, model: Models) -> Models:
-            is_trained = stack.algorithm.steps_idle or jnp.any(group.participates())
+        def of_model(task: Task, size: Array, trained: Trained, model: Models) -> Models:
+            is_trained = stack.algorithm.steps_idle or size > 0
             # An idle model's sums are 0, and the gradient of 0/0 is NaN even where `jnp.where`
             # drops the value: ones take their place.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
@@ -219,8 +246,9 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return Models(params, server_state, states)
 
-        return over_models(of_model, stack, stack.rows(now.groups), trained, models)
+        return over_models(of_model, stack, stack.rows(sizes), trained, models)
 
+    sizes = now.groups.sizes(sum(len(stack.models) for stack in stacks))
     parts = zip(split(stacks, models), trained, strict=True)
     return join([of_stack(*each, came_back) for each, came_back in parts])
 
@@ -239,5 +267,9 @@ def observe(
         return state
     reports = [each.reports for each in trained]
     checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
-    given = (now.round, now.groups, by_model(stacks, reports), state)
+    if now.groups.models is None:
+        all_reports = by_model(stacks, reports)
+    else:  # zeros of the stacks that a client does not train
+        all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
+    given = (now.round, now.groups, all_reports, state)
     return after_observing(assignment, *given, like=like)

@@ -10,6 +10,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
+from fedjax_mm.base import Padded
+
 RANK_LIMIT = 128
 """Size up to which an order is drawn by ranking (n^2 comparisons); above, by a keyed bijection."""
 
@@ -17,29 +19,40 @@ _FEISTEL_ROUNDS = 16  # with 8, orders of five to seven are measurably uneven
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, odd: counters are far apart
 
 
-def permutation(rng_key: PRNGKeyArray, size: int, length: int | None = None) -> Int[Array, " n"]:
+def permutation(
+    rng_key: PRNGKeyArray, size: int | Padded, length: int | None = None
+) -> Int[Array, " n"]:
     """Returns the first `length` entries of a random permutation of ``0, ..., size - 1``.
 
     Up to `RANK_LIMIT` the entries are the ranks of independent 32-bit words: uniform, except for
     ties (probability below 2^-19). Above it entry i is the image of i under a keyed bijection,
     which costs O(length): drawing a thousand of a million clients does not touch the others.
 
+    A padded size of a traced number n gives the permutation of n, and then the numbers from n on.
+    It is that of the size n alone if `RANK_LIMIT` is not between the two.
+
     Example:
       >>> import jax
       >>> sorted(permutation(jax.random.key(0), 5).tolist())
       [0, 1, 2, 3, 4]
     """
-    length = size if length is None else length
+    size, drawn = size if isinstance(size, Padded) else (size, None)
+    places = jnp.arange(size if length is None else length, dtype=jnp.int32)
     if size <= RANK_LIMIT:
-        return _by_rank(rng_key, size)[:length]
-    return shuffled(hash_words(rng_key), jnp.arange(length, dtype=jnp.int32), size)
+        return _by_rank(rng_key, size, drawn)[places]
+    order = shuffled(hash_words(rng_key), places, size if drawn is None else drawn)
+    return order if drawn is None else jnp.where(places < drawn, order, places)
 
 
-def _by_rank(rng_key: PRNGKeyArray, size: int) -> Int[Array, " size"]:
+def _by_rank(rng_key: PRNGKeyArray, size: int, drawn: Int[Array, ""] | None) -> Int[Array, " size"]:
     words = jax.random.bits(rng_key, (size,), jnp.uint32)
     number = jnp.arange(size, dtype=jnp.int32)
     tie = (words[None, :] == words[:, None]) & (number[None, :] < number[:, None])
-    rank = jnp.sum((words[None, :] < words[:, None]) | tie, axis=1, dtype=jnp.int32)
+    is_before = (words[None, :] < words[:, None]) | tie
+    if drawn is not None:  # words do not depend on how many are drawn
+        is_in = number < drawn
+        is_before = jnp.where(is_in[:, None], is_before & is_in, number[None, :] < number[:, None])
+    rank = jnp.sum(is_before, axis=1, dtype=jnp.int32)
     return jnp.sum(jnp.where(rank[None, :] == number[:, None], number, 0), axis=1, dtype=jnp.int32)
 
 

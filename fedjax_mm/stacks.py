@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm import checks
-from fedjax_mm.base import Algorithm, Assignment, ClientState, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, Assignment, ClientState, Groups, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
 from fedjax_mm.parts import check_parts
 
@@ -74,6 +74,15 @@ class Stack(NamedTuple):
     def rows(self, tree: Any) -> Any:
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
+
+    def groups(self, groups: Groups) -> Groups:
+        """Returns the groups of this stack's models, which are numbered by their rows."""
+        groups = groups._replace(num_gradients=None)
+        if groups.models is None:
+            return self.rows(groups)
+        is_mine = groups.models[:, None] == np.array(self.models)
+        clients = jnp.where(is_mine.any(1), groups.clients, -1)
+        return groups._replace(clients=clients, models=jnp.argmax(is_mine, axis=1))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
         """Returns the task of one of the stack's models; `row` may be traced."""

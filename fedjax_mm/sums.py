@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Int
 
 from fedjax_mm.base import Contribution, Params, Scalar, SparseUpdate
 
@@ -40,9 +40,15 @@ def zero_sum(contribution: Contribution, params: Params) -> Contribution:
 
 
 def add_chunk(
-    total: Contribution, chunk: Contribution, present: Bool[Array, " chunk"]
+    total: Contribution,
+    chunk: Contribution,
+    present: Bool[Array, " chunk"],
+    models: Int[Array, " chunk"] | None = None,
 ) -> Contribution:
-    """Returns the sum plus contributions ``[chunk, ...]``; absent clients add nothing."""
+    """Returns the sum plus contributions ``[chunk, ...]``; absent clients add nothing.
+
+    With the clients' models, there is a sum for each model.
+    """
 
     def select(leaf: Array) -> Array:
         # 0 * NaN is NaN: absent clients are replaced by zeros, never multiplied by 0.
@@ -51,9 +57,12 @@ def add_chunk(
 
     def add(total: Any, leaf: Any) -> Any:
         if _is_sparse(leaf):
-            values = total.values.at[leaf.indices].add(leaf.values)
-            return SparseUpdate(total.scale + leaf.scale.sum(0), (), values)
-        return total + leaf.sum(0, dtype=total.dtype)
+            place = leaf.indices if models is None else (models[:, None], leaf.indices)
+            values = total.values.at[place].add(leaf.values)
+            return SparseUpdate(add(total.scale, leaf.scale), (), values)
+        if models is None:
+            return total + leaf.sum(0, dtype=total.dtype)
+        return total.at[models].add(leaf.astype(total.dtype))
 
     return jax.tree.map(add, total, jax.tree.map(select, chunk), is_leaf=_is_sparse)
 

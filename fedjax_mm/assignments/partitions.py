@@ -13,18 +13,20 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.base import Assignment, Groups, Look, Padded, Round
 from fedjax_mm.shuffles import permutation
 
 
-def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = None) -> Assignment:
+def mfa_rand(
+    num_clients: int, num_models: int | Padded, *, cohort_size: int | None = None
+) -> Assignment:
     """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
 
     With one model this is FedAvg with a uniform cohort.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size.
+      num_models: M <= cohort size. Of a padded number the models from M on train nothing.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
 
     Raises:
@@ -40,18 +42,18 @@ def mfa_rand(num_clients: int, num_models: int, *, cohort_size: int | None = Non
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
-    num_clients, num_models, cohort_size = checks.check_sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del round, look
-        return Groups(draw_groups(rng_key, num_clients, num_models, cohort_size)), state
+        return draw_groups(rng_key, num_clients, num_models, cohort_size), state
 
-    return Assignment(num_clients, num_models, no_state, assign)
+    return _partition(num_clients, num_models, no_state, assign)
 
 
 def mfa_rr(
     num_clients: int,
-    num_models: int,
+    num_models: int | Padded,
     *,
     cohort_size: int | None = None,
     redraw: Literal["frame", "round"] = "frame",
@@ -63,7 +65,7 @@ def mfa_rr(
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size.
+      num_models: M <= cohort size. Of a padded number the models from M on train nothing.
       cohort_size: K of the N clients; all of them if None.
       redraw: "frame", the default, keeps a cohort for a frame. "round" draws a new cohort and
         partition in every round, which is what the paper's text on partial participation says;
@@ -84,13 +86,17 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    num_clients, num_models, cohort_size = checks.check_sizes(num_clients, num_models, cohort_size)
+    num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
     checks.check_choice("redraw", redraw, "frame", "round")
-    rounds_held = num_models if redraw == "frame" else 1
+    number = num_models.number if isinstance(num_models, Padded) else num_models
+    rounds_held = number if redraw == "frame" else 1
+
+    def draw(rng_key: PRNGKeyArray) -> Groups:
+        return draw_groups(rng_key, num_clients, num_models, cohort_size)
 
     def init(rng_key: PRNGKeyArray) -> Any:
-        del rng_key
-        return jnp.full((num_models, -(-cohort_size // num_models)), -1, jnp.int32)
+        groups = jax.eval_shape(draw, rng_key)
+        return jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), groups)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del look
@@ -98,12 +104,14 @@ def mfa_rr(
         # The state is the partition before the rotation, so that it can be rotated in every round.
         groups = lax.cond(
             turn % rounds_held == 0,
-            lambda: draw_groups(rng_key, num_clients, num_models, cohort_size),
+            lambda: draw(rng_key),
             lambda: state,
         )
-        return Groups(jnp.roll(groups, turn % num_models, axis=0)), groups
+        if groups.models is None:
+            return Groups(jnp.roll(groups.clients, turn % number, axis=0)), groups
+        return groups._replace(models=(groups.models + turn) % number), groups
 
-    return Assignment(num_clients, num_models, init, assign)
+    return _partition(num_clients, num_models, init, assign)
 
 
 def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
@@ -133,7 +141,7 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
     )
 
     def init(rng_key: PRNGKeyArray) -> Any:
-        clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients)
+        clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients).clients
         return clusters, jnp.arange(num_clusters, dtype=jnp.int32)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
@@ -180,8 +188,9 @@ def sequential(
     Example:
       >>> import jax
       >>> strategy = sequential(2, 2, rounds_per_model=10)
-      >>> strategy.assign(jax.random.key(0), 11, (), None)[0].clients.tolist()
-      [[-1, -1], [0, 1]]
+      >>> groups, _ = strategy.assign(jax.random.key(0), 11, (), None)
+      >>> groups.clients.tolist(), groups.models.tolist()
+      ([0, 1], [1, 1])
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
     """
@@ -195,27 +204,50 @@ def sequential(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del look
         turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
-        its_turn = jnp.arange(num_models) == turn
         cohort = jnp.arange(num_clients, dtype=jnp.int32)
         if num_drawn is not None:
             cohort = permutation(rng_key, num_clients, num_drawn)
-        return Groups(jnp.where(its_turn[:, None], cohort, -1)), state
+        if num_models == 1:
+            return Groups(cohort[None]), state
+        return Groups(cohort, models=jnp.broadcast_to(turn, cohort.shape)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 
 
 def draw_groups(
-    rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int
-) -> Int[Array, "models group"]:
-    """Draws a uniform cohort, divides it into M near-equal groups and matches them to models."""
+    rng_key: PRNGKeyArray, num_clients: int, num_models: int | Padded, cohort_size: int
+) -> Groups:
+    """Draws a uniform cohort, divides it into M near-equal groups and matches them to models.
+
+    With a padded number of models the same groups are a list.
+    """
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
+    if isinstance(num_models, Padded):
+        group = _parts(jnp.arange(cohort_size, dtype=jnp.int32), cohort_size, num_models.number)
+        order = permutation(order_key, num_models)
+        models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
+        is_equal = cohort_size % num_models.number == 0
+        return Groups(cohort, models=jnp.where(is_equal, group, models[group]))
     # Equal groups of a random order need no second shuffle: the match is random already.
     if cohort_size % num_models == 0:
-        return cohort.reshape(num_models, -1)
+        return Groups(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
     groups = jnp.where(slots >= 0, cohort[slots], -1)
-    return groups[permutation(order_key, num_models)]
+    return Groups(groups[permutation(order_key, num_models)])
+
+
+def _parts(
+    places: Int[Array, " places"], size: int, number: Int[Array, ""]
+) -> Int[Array, " places"]:
+    """Returns the part of each place where `size` places are cut in near-equal ones, large first.
+
+    They are those of `numpy.array_split`.
+    """
+    least, num_larger = size // number, size % number
+    up_to = num_larger * (least + 1)
+    smaller = num_larger + (places - up_to) // least
+    return jnp.where(places < up_to, places // (least + 1), smaller).astype(jnp.int32)
 
 
 def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
@@ -223,6 +255,27 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
     parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
     width = len(parts[0])
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
+
+
+def _checked(
+    num_clients: int, num_models: int | Padded, cohort_size: int | None
+) -> tuple[int, Any, int]:
+    """Returns the sizes after checking them; see `check_sizes`."""
+    size, number = num_models if isinstance(num_models, Padded) else (num_models, num_models)
+    num_clients, size, cohort_size = checks.check_sizes(num_clients, size, cohort_size)
+    if not isinstance(num_models, Padded):
+        return num_clients, size, cohort_size
+    number = checks.check_count("num_models", number)
+    if isinstance(number, int):
+        checks.check_between("num_models", number, 1, size, "the padded size")
+    return num_clients, Padded(size, number), cohort_size
+
+
+def _partition(num_clients: int, num_models: int | Padded, init: Any, assign: Any) -> Assignment:
+    if isinstance(num_models, Padded):
+        size, number = num_models
+        return Assignment(num_clients, size, init, assign, num_used=number)
+    return Assignment(num_clients, num_models, init, assign)
 
 
 def no_state(rng_key: PRNGKeyArray) -> Any:

@@ -145,8 +145,11 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
             drawn = delay(keys.client_key(key, number), model, number)
             return jnp.where(client >= 0, drawn, 0.0)
 
-        of_group = jax.vmap(of_job, (None, None, 0))
-        longest = jnp.max(jax.vmap(of_group)(model_keys, models, groups.clients), initial=0.0)
+        if groups.models is None:
+            took = jax.vmap(jax.vmap(of_job, (None, None, 0)))(model_keys, models, groups.clients)
+        else:
+            took = jax.vmap(of_job)(model_keys[groups.models], groups.models, groups.clients)
+        longest = jnp.max(took, initial=0.0)
         return groups, OnClock(inner, state.time + longest.astype(state.time.dtype))
 
     def observe(round: Round, groups: Groups, reports: Any, state: OnClock) -> OnClock:

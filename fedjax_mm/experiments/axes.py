@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import numpy as np
@@ -10,7 +10,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number, Numbers
+from fedjax_mm.experiments.methods import Method
+from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import replaced, validate
+from fedjax_mm.experiments.tasks import QuadraticConfig
+from fedjax_mm.shuffles import RANK_LIMIT
 
 if TYPE_CHECKING:
     from fedjax_mm.experiments.experiment import Experiment
@@ -76,6 +80,7 @@ class Points:
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
       data_axes: the keys of axes of numbers that change the data, and nothing else.
+      joined: the keys of axes of counts whose values share a program; see `_joined`.
     """
 
     def __init__(self, experiment: "Experiment") -> None:
@@ -105,6 +110,8 @@ class Points:
             if (key in real or key == "task.data_seed")
             and any(here.sources != at[key][0].sources for here in at[key])
         ]
+        everywhere = [here for each in at.values() for here in each] or [experiment]
+        self.joined = [key for key in at if all(_can_join(key, here) for here in everywhere)]
         # Floats become arguments of one program, unless tables stand beside them.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
@@ -148,9 +155,9 @@ class Points:
         return list(self._experiments.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns the places of a point on the structural axes."""
+        """Returns the places of a point on the structural axes; of a joined one, the largest's."""
         return tuple(
-            self.values[key].index(point[name])
+            self.values[key].index(max(point[name].values) if key in self.joined else point[name])
             for name, key in self.names.items()
             if key in self._structural
         )
@@ -176,14 +183,27 @@ class Points:
         """Returns the checked experiment at a point, and its numbers, which may be traced.
 
         Args:
-          point: values by the names of dimensions; axes without a table of their own are of the
-            settings of its `algorithm`.
+          point: values by the names of dimensions, those on joined axes as `OneOf`; axes without a
+            table of their own are of the settings of its `algorithm`.
         """
         here, numbers = self._experiments[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
-            if key not in (*self._structural, *self.data_axes):
-                numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), point[name])
+            value = point[name]
+            if key in self.joined:
+                value = value.padded if key == "num_models" else value.number
+            elif key in (*self._structural, *self.data_axes):
+                continue
+            numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), value)
         return here, numbers
+
+    @property
+    def together(self) -> dict[str, Callable[[Any], Hashable]]:
+        """The axes whose values share programs, by name; see `Grid`."""
+        # All draws of the data are computed by one program. Numbers of models on two sides of the
+        # limit are drawn in two ways.
+        alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
+        several = {"num_models": lambda number: number > RANK_LIMIT}
+        return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
     def _at(self, point: Mapping[str, Any]) -> "Experiment":
         """Returns the checked experiment at one point."""
@@ -214,6 +234,37 @@ class Points:
         for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
+
+
+def _can_join(key: str, here: "Experiment") -> bool:
+    """Returns whether the values of an axis of counts can be numbers of one program.
+
+    That are E and M of FedAvg in closed form, where a step and a model that are not used cost less
+    than a program of their own; the groups have to be those of a partition.
+    """
+    in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.each_task)
+    if not in_closed_form or here.requirement is not None or here.byzantine is not None:
+        return False
+    if not all(map(_is_plain_fedavg, here.algorithms.values())):
+        return False
+    if key != "num_models":
+        return key.rpartition(".")[2] == "local_steps"
+    assigned = [each.assignment or here.assignment for each in here.algorithms.values()]
+    return here.params is None and all(
+        each is not None and each.name in ("mfa_rand", "mfa_rr") and each.appealing is None
+        for each in assigned
+    )
+
+
+def _is_plain_fedavg(method: Method) -> bool:
+    """Returns whether a method is FedAvg with nothing but a rate and a number of local steps."""
+    own = {"name", "assignment", "learning_rate", "local_steps"}
+    rest = {key: field for key, field in type(method).model_fields.items() if key not in own}
+    return (
+        method.name == "fedavg"
+        and isinstance(method.learning_rate, float | InverseTime)
+        and all(getattr(method, key) == field.default for key, field in rest.items())
+    )
 
 
 def _check_known(experiment: "Experiment") -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedjax_mm.base import Assignment, Task
+from fedjax_mm.base import Assignment, Padded, Task
 from fedjax_mm.checks import check_epochs
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.axes import Axes, Points
@@ -191,7 +191,7 @@ class Experiment(Seeded):
                 )
         for task in self.each_task:
             if task.num_clients is not None:
-                self._assigned(method, task.num_clients)
+                self._assigned(method, task.num_clients, self.num_models)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
 
@@ -201,7 +201,9 @@ class Experiment(Seeded):
         assert assignment is not None
         return assignment
 
-    def _assigned(self, method: Method, num_clients: int, **numbers: Any) -> Assignment:
+    def _assigned(
+        self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
+    ) -> Assignment:
         """Builds the assignment of the clients that are seen; `numbers` replace its settings."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
@@ -210,7 +212,7 @@ class Experiment(Seeded):
                 f"most {num_clients - 1} may be unseen"
             )
         try:
-            sizes = num_clients - num_unseen, self.num_models
+            sizes = num_clients - num_unseen, num_models
             return self._assignment_of(method).build(*sizes, **numbers)
         except ValueError as error:
             unseen = (
@@ -298,8 +300,7 @@ class Experiment(Seeded):
             client_map=self.client_map,
             prepare=None if self.requirement is None else prepare,
             until=None if self.until is None else Until(**dict(self.until)),
-            # All draws of the data are computed by one program.
-            together={points.name_of(key): lambda _: 0 for key in points.data_axes},
+            together=points.together,
             first_seed=self.first_seed,
         )
 
@@ -327,8 +328,12 @@ class Experiment(Seeded):
         method = self.algorithms[algorithm]
         given = numbers.get("algorithms", {}).get(algorithm, {})
         dealt = given.get("assignment") or numbers.get("assignment", {})
-        assignment = self._assigned(method, tasks[0].num_clients, **dealt)
-        trained = method.build(self.num_models, self.num_rounds, **given)
+        padded = numbers.get("num_models")
+        num_models = self.num_models if padded is None else padded.number
+        assignment = self._assigned(
+            method, tasks[0].num_clients, num_models if padded is None else padded, **dealt
+        )
+        trained = method.build(num_models, self.num_rounds, **given)
         if self.requirement is not None and own is not None:
             rate = method.schedule(1, self.num_rounds, given)
             tasks = self.requirement.wrap(tasks, own, method, rate)

@@ -17,7 +17,16 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
-from fedjax_mm.base import Algorithm, Assignment, Batching, DemandingTask, Index, LocalProblem, Task
+from fedjax_mm.base import (
+    Algorithm,
+    Assignment,
+    Batching,
+    DemandingTask,
+    Index,
+    LocalProblem,
+    Padded,
+    Task,
+)
 from fedjax_mm.checks import MissingError
 from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
@@ -49,7 +58,7 @@ class Assigned(Config):
     name: str
     appealing: Appealing | None = None
 
-    def build(self, num_clients: int, num_models: int, **numbers: Any) -> Assignment:
+    def build(self, num_clients: int, num_models: int | Padded, **numbers: Any) -> Assignment:
         """Builds the assignment; `numbers`, which may be traced, take the place of settings."""
         factory = strategies()[self.name]
         # A strategy whose factory takes no `num_models` trains one.

@@ -31,6 +31,7 @@ class Result:
         }
         counts = Counts(*np.zeros((len(Counts._fields), *shape), np.int32))
         self.records = Record(metrics, counts, np.ones(shape, bool))
+        self.is_there = np.zeros((*grid.shape, shape[-1]), bool)
         self.ended = np.full(grid.shape, -1, np.int32)
         self.params = (
             None if grid.keep is None else jax.tree.map(self._empty, kept_shapes(programs))
@@ -46,9 +47,11 @@ class Result:
         index = tuple(each[replicas] for each in program.index)
         each = program.traced.order.each(params, 1)
         # Models that the program does not have stay empty: zip ends with those that it has.
-        for kept, given in zip(self.params or (), each, strict=False):
+        for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
+            is_there = self.is_there[(*index, model)]
+            there = tuple(place[is_there] for place in index)
             for array, values in zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True):
-                array[index] = values
+                array[there] = np.asarray(values)[is_there]
 
     def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
         """Writes the records of a batch's first rounds where they belong."""
@@ -56,6 +59,11 @@ class Result:
         rows = slice(1 + done // every)
         records, ends = cut(records, self.plan.grid, done)
         self.ended[index] = np.where(ends < 0, -1, ends * every)
+        models = slice(program.num_models)
+        self.is_there[(*index, models)] = True
+        if not isinstance(records.is_there, tuple):
+            self.is_there[(*index, models)] = records.is_there[0]
+            records = _of_those_there(records)
         # Metrics are missing in programs whose tasks do not have them.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
@@ -71,7 +79,7 @@ class Result:
             cells: Any = (*program.index, 0, slice(program.num_models))
             sizes["upload_size"][cells] = program.message_sizes.up
             sizes["download_size"][cells] = program.message_sizes.down
-        return sizes
+        return {name: x * self.is_there[..., None, :] for name, x in sizes.items()}
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """Returns the labelled result."""
@@ -105,6 +113,17 @@ def no_records(compiled: Compiled) -> Record:
     return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
 
 
+def _of_those_there(records: Record) -> Record:
+    """Returns the records without those of models that are not there."""
+    is_there = np.asarray(records.is_there)
+    metrics = {
+        name: np.where(is_there.reshape(*is_there.shape, *[1] * (x.ndim - 3)), x, np.nan)
+        for name, x in records.metrics.items()
+    }
+    counts = jax.tree.map(lambda x: np.where(is_there, x, 0), records.counts)
+    return Record(metrics, counts, records.is_finite)
+
+
 def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
     """Returns the records with nothing after each replica's end, and the ends, or -1."""
     if grid.until is None:
@@ -121,7 +140,9 @@ def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
     }
     is_over = is_over[..., None]
     counts = jax.tree.map(lambda x: np.where(is_over, 0, x), records.counts)
-    return Record(metrics, counts, records.is_finite | is_over), ends
+    return records._replace(
+        metrics=metrics, counts=counts, is_finite=records.is_finite | is_over
+    ), ends
 
 
 def first_not_finite(is_finite: np.ndarray) -> np.ndarray:

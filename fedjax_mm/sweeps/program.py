@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Assignment
+from fedjax_mm.base import AnalyticTask, Assignment, Padded
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.parts import groups_of
 from fedjax_mm.record import Counts, Sizes, measure
@@ -47,6 +47,11 @@ class OneOf(NamedTuple):
     def number(self) -> Any:
         """Returns the replica's own value, of values that are numbers; it is traced."""
         return jnp.asarray(self.values)[self.place]
+
+    @property
+    def padded(self) -> Padded:
+        """Returns the number, in arrays that have room for the largest."""
+        return Padded(max(self.values), self.number)
 
 
 class Given(NamedTuple):
@@ -100,12 +105,14 @@ class Carry(NamedTuple):
 class Record(NamedTuple):
     """Record of a replica, ``[models]`` each; see `Trace`.
 
-    `is_finite` says whether a model's parameters and its loss are.
+    `is_finite` says whether a model's parameters and its loss are. `is_there` is () unless the
+    number of models is padded.
     """
 
     metrics: dict[str, Any]
     counts: Counts
     is_finite: Any
+    is_there: Any = ()
 
 
 class Traced(NamedTuple):
@@ -218,7 +225,16 @@ class Program:
         stacks, assignment = self._parts(numbers, shared, carry)
         own = assignment.metrics and assignment.metrics(carry.assignment)
         measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map, own)
-        return Record(measured.metrics, carry.since, measured.is_finite)
+        record = Record(measured.metrics, carry.since, measured.is_finite)
+        if assignment.num_used is None:
+            return record
+        is_there = jnp.arange(assignment.num_models) < assignment.num_used
+
+        # All models have to meet a target: one that is not there repeats what the first one has.
+        def repeat(x: Array) -> Array:
+            return jnp.where(is_there.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
+
+        return jax.tree.map(repeat, record)._replace(is_there=is_there)
 
     def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
         """Resets the counts after a record, and compares the record with the target."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Index, Metrics, Scalar
+from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
 from fedjax_mm.checks import check_numbers, check_positive
 from fedjax_mm.parts import key_of
 
@@ -114,7 +114,7 @@ class MeanEstimation:
         return self.satisfied(params)
 
     def local_sgd(
-        self, params: Float[Array, ""], client: Index, learning_rate: Scalar, num_steps: int
+        self, params: Float[Array, ""], client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Float[Array, ""]:
         """Returns the change of E gradient steps, ``((1 - 2 eta)^E - 1) (w - hat theta_k)``."""
         decay = (1 - 2 * learning_rate) ** num_steps - 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate
+from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate, Steps
 from fedjax_mm.checks import check_count, check_positive
 
 Vector: TypeAlias = Float[Array, " dim"]
@@ -83,7 +83,7 @@ class Quadratic:
         return {"loss": loss, "excess_loss": excess, "distance": distance}
 
     def local_sgd(
-        self, params: Vector, client: Index, learning_rate: Scalar, num_steps: int
+        self, params: Vector, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> SparseUpdate:
         """Returns the change of E gradient steps: the client's block, and a factor for the rest."""
         first, last = self._ends(client)
@@ -92,15 +92,15 @@ class Quadratic:
 
         # The loop carries the change since the start and ``decay = (1 - eta mu)^E - 1``: parameters
         # minus their start, and their factor minus 1, would lose digits in float32.
-        def step(carry: tuple[Block, Array], _: None) -> tuple[tuple[Block, Array], None]:
+        def step(_: Index, carry: tuple[Block, Array]) -> tuple[Block, Array]:
             change, decay = carry
             x = block + change
             flow = jnp.concatenate([(first * (x[0] - 1))[None], jnp.diff(x), (-last * x[-1])[None]])
             change = change + learning_rate * jnp.diff(flow) - decay_per_step * x
-            return (change, decay - decay_per_step * (1 + decay)), None
+            return change, decay - decay_per_step * (1 + decay)
 
         start = (jnp.zeros_like(block), jnp.zeros((), block.dtype))
-        (change, decay), _ = lax.scan(step, start, length=num_steps)
+        change, decay = lax.fori_loop(0, num_steps, step, start)
         indices = client * self.block_size + jnp.arange(self.block_size + 1)
         return SparseUpdate(decay, indices, change - decay * block)
 

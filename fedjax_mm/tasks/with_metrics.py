@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Index, Metrics, Params, Scalar, Task
+from fedjax_mm.base import AnalyticTask, Index, Metrics, Params, Scalar, Steps, Task
 from fedjax_mm.tasks.view import View
 
 Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params], Mapping[str, Any]]
@@ -44,7 +44,7 @@ class AnalyticWithMetrics(WithMetrics):
     """A task with a closed form of local SGD, which metrics do not take from it."""
 
     def local_sgd(
-        self, params: Params, client: Index, learning_rate: Scalar, num_steps: int
+        self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
         """Returns local minus global parameters."""
         return self.task.local_sgd(params, client, learning_rate, num_steps)
