@@ -77,7 +77,7 @@ class Padded(NamedTuple):
     """
 
     size: int
-    number: Int[Array, ""]
+    number: int | Int[Array, ""]
 
 
 BatchSize: TypeAlias = int | Padded | None
@@ -324,9 +324,9 @@ class Groups(NamedTuple):
     num_gradients: Int[Array, " models"] | None = None
     models: Int[Array, " places"] | None = None
 
-    def participates(self) -> Bool[Array, "*places"]:
+    def participates(self) -> Bool[Array, "*axes"]:
         """Returns the places of clients with a factor other than 0."""
-        is_there = self.clients >= 0
+        is_there = jnp.asarray(self.clients) >= 0
         return is_there if self.scale is None else is_there & (self.scale != 0)
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:

@@ -246,7 +246,8 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return Models(params, server_state, states)
 
-        return over_models(of_model, stack, stack.rows(sizes), trained, models)
+        came = trained._replace(reports=())  # those of a list have no models axis
+        return over_models(of_model, stack, stack.rows(sizes), came, models)
 
     sizes = now.groups.sizes(sum(len(stack.models) for stack in stacks))
     parts = zip(split(stacks, models), trained, strict=True)

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from fedjax_mm import Experiment, fedcluster, full_participation, keys, mfa_rand, mfa_rr, sequential
+from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
@@ -45,7 +46,7 @@ def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
     def one_round(state: Any, t: Any) -> Any:
         key = keys.assignment_key(keys.round_key(rng_key, t))
         groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
-        return state, groups.clients
+        return state, in_rows(groups, assignment.num_models).clients
 
     start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
     return lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1]

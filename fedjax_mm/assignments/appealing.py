@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
+from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.parts import check_assignment, groups_of
 
@@ -46,7 +47,8 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
-        groups, state = groups_of(assignment, draw_key, round, state, look)
+        drawn, state = groups_of(assignment, draw_key, round, state, look)
+        groups = in_rows(drawn, assignment.num_models)
         is_there = groups.clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))

@@ -9,7 +9,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.assignments.rows import Pairs, rows_of
+from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.shuffles import permutation
 
@@ -95,7 +95,7 @@ def bandit(
         nothing = jnp.zeros(shape)
         return Heard(nothing, nothing, jnp.zeros(()), jnp.zeros(shape, jnp.int32))
 
-    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Pairs:
+    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Groups:
         if policy == "random":
             return at_random(rng_key, num_clients, num_models, cohort_size)
         bounds = upper_bounds(heard)
@@ -112,7 +112,7 @@ def bandit(
         groups = lax.cond(
             t <= num_models,
             lambda: jnp.where(its_turn[:, None], everybody.astype(jnp.int32), -1),
-            lambda: rows_of(choose(rng_key, t, state), num_models, num_clients),
+            lambda: in_rows(choose(rng_key, t, state), num_models, num_clients).clients,
         )
         return Groups(groups), state
 
@@ -139,19 +139,20 @@ def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
 
-def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Pairs:
+def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Groups:
     """Draws K clients without replacement, and a model for each."""
     client_key, model_key = jax.random.split(rng_key)
     models = jax.random.randint(model_key, (cohort_size,), 0, num_models, jnp.int32)
-    return Pairs(permutation(client_key, num_clients, cohort_size), models)
+    return Groups(permutation(client_key, num_clients, cohort_size), models=models)
 
 
 def weighted_sum(
     bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
-) -> Pairs:
+) -> Groups:
     """Takes the K clients with the largest ``sum_m p_m A_m``, for their models of largest A."""
     _, clients = lax.top_k(shares @ bounds, cohort_size)
-    return Pairs(clients.astype(jnp.int32), jnp.argmax(bounds[:, clients], axis=0))
+    models = jnp.argmax(bounds[:, clients], axis=0)
+    return Groups(clients.astype(jnp.int32), models=models)
 
 
 def pareto(
@@ -159,7 +160,7 @@ def pareto(
     bounds: Float[Array, "models clients"],
     last: Int[Array, "models clients"],
     cohort_size: int,
-) -> Pairs:
+) -> Groups:
     """Draws K clients of the Pareto set, for the models that they trained least recently."""
 
     def is_dominated(own: Float[Array, " models"]) -> Bool[Array, ""]:
@@ -171,18 +172,18 @@ def pareto(
     lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
     clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
     models = jnp.argmin(last[:, clients], axis=0)
-    return Pairs(jnp.where(outside[clients], -1, clients), models)
+    return Groups(jnp.where(outside[clients], -1, clients), models=models)
 
 
 def rank_list(
     bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
-) -> Pairs:
+) -> Groups:
     """Lets the models in turn, from `first` on, take the free client of their largest A."""
 
-    def take(is_taken: Array, turn: Array) -> tuple[Array, Pairs]:
+    def take(is_taken: Array, turn: Array) -> tuple[Array, Groups]:
         model = (first + turn) % len(bounds)
         client = jnp.argmax(jnp.where(is_taken, -jnp.inf, bounds[model])).astype(jnp.int32)
-        return is_taken.at[client].set(True), Pairs(client, model)
+        return is_taken.at[client].set(True), Groups(client, models=model)
 
     turns = jnp.arange(cohort_size, dtype=jnp.int32)
     return lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1]

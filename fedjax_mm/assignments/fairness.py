@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.assignments.rows import Pairs, rows_of
+from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.shuffles import permutation
 
@@ -67,7 +67,7 @@ def fedfair(
         lot = jax.random.uniform(model_key, (cohort, 1), jnp.float32)
         # Rounding may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
-        return Groups(rows_of(Pairs(clients, models), num_models, cohort)), state
+        return in_rows(Groups(clients, models=models), num_models), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 

@@ -1,41 +1,38 @@
-"""Rows of groups, from choices client by client."""
-
-from typing import NamedTuple
+"""Rows of groups, from a list of clients and their models."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array
+
+from fedjax_mm.base import Groups
 
 
-class Pairs(NamedTuple):
-    """Choices of a round, one after the other.
+def in_rows(groups: Groups, num_models: int, width: int | None = None) -> Groups:
+    """Returns a list's groups as rows, in the order of the list; -1 fills them up.
 
-    Attributes:
-      clients: client numbers, of which -1 is nobody.
-      models: the model that each of them trains.
-    """
-
-    clients: Int[Array, "*choices"]
-    models: Int[Array, "*choices"]
-
-
-def rows_of(pairs: Pairs, num_models: int, width: int) -> Int[Array, "models width"]:
-    """Returns each model's clients in the order of their choice; -1 fills the rows up.
-
-    Clients stand at the front, so that chunks of padding can be skipped.
+    Clients stand at the front, so that chunks of padding can be skipped. Rows stay as they are.
 
     Args:
-      pairs: a model has at most `width` of them.
+      groups: a model has at most `width` clients.
       num_models: M.
-      width: of the rows.
+      width: of the rows; by default the length of the list.
 
     Example:
-      >>> rows_of(Pairs(jnp.array([4, -1, 2, 0]), jnp.array([1, 0, 1, 0])), 2, 3).tolist()
+      >>> listed = Groups(jnp.array([4, -1, 2, 0]), models=jnp.array([1, 0, 1, 0]))
+      >>> in_rows(listed, 2, 3).clients.tolist()
       [[0, -1, -1], [4, 2, -1]]
     """
-    clients, models = pairs
+    clients, models = groups.clients, groups.models
+    if models is None:
+        return groups
     mine = (models[:, None] == jnp.arange(num_models)) & (clients >= 0)[:, None]
     place = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0] - 1
     # Nobody's place may be -1, which is the last one: a row out of range is dropped.
     row = jnp.where(clients >= 0, models, num_models)
-    empty = jnp.full((num_models, width), -1, jnp.int32)
-    return empty.at[row, place].set(clients.astype(jnp.int32), mode="drop")
+
+    def put(values: Array, fill: float) -> Array:
+        shape = num_models, len(clients) if width is None else width
+        empty = jnp.full(shape, fill, values.dtype)
+        return empty.at[row, place].set(values, mode="drop")
+
+    scale = None if groups.scale is None else put(groups.scale, 0)
+    return Groups(put(clients.astype(jnp.int32), -1), scale, groups.num_gradients)

@@ -1,0 +1,213 @@
+"""Groups as one list of clients, and numbers of models that are traced."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, scaffold, simulate
+from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.assignments.rows import in_rows
+from fedjax_mm.base import Groups, Look, Padded
+from fedjax_mm.experiments import axes
+from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import MLP, LogisticRegression
+from tests.helpers import labelled_data, remembering, roll_out, rounds_of
+
+N, M, T = 7, 3, 6
+
+
+@pytest.mark.parametrize("strategy", [mfa_rand, mfa_rr])
+@pytest.mark.parametrize(
+    ("sizes", "room", "cohort"),
+    [(range(1, 9), 8, 13), (range(1, 9), 8, 24), ([129, 140, 150], 150, 300)],
+    ids=str,
+)
+def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, sizes, room, cohort):
+    """One program for all numbers; 13 clients are no equal groups of any, 24 are of some."""
+    num_clients, key = (24 if room == 8 else 310), jax.random.key(3)
+
+    @jax.jit
+    @jax.vmap
+    def draw(number):
+        padded = strategy(num_clients, Padded(room, number), cohort_size=cohort)
+        return rounds_of(padded, key, 9)
+
+    for number, actual in zip(sizes, draw(jnp.array(sizes)), strict=True):
+        expected = roll_out(strategy(num_clients, number, cohort_size=cohort), key, 9)
+        for rows, right in zip(np.asarray(actual), expected, strict=True):
+            assert [set(row) - {-1} for row in rows[:number]] == [set(row) - {-1} for row in right]
+            assert (rows[number:] == -1).all()
+
+
+def test_a_number_of_models_beyond_the_room_is_refused():
+    with pytest.raises(
+        ValueError, match="num_models is 9; it must lie between 1 and the padded size = 8"
+    ):
+        mfa_rand(24, Padded(8, 9))
+    with pytest.raises(ValueError, match="num_models is 30, more than the clients there are"):
+        mfa_rr(24, Padded(30, 2))
+
+
+def listed(assignment):
+    """The assignment, whose groups are a list with the rows' padding."""
+
+    def assign(rng_key, round, state, look):
+        groups, state = assignment.assign(rng_key, round, state, look)
+        models = jnp.broadcast_to(jnp.arange(M)[:, None], groups.clients.shape)
+        scale = None if groups.scale is None else groups.scale.ravel()
+        return Groups(groups.clients.ravel(), scale, groups.num_gradients, models.ravel()), state
+
+    def observe(round, groups, reports, state):
+        rows = Groups(groups.clients.reshape(M, -1))
+        reports = jax.tree.map(lambda x: x.reshape(M, -1, *x.shape[1:]), reports)
+        return assignment.observe(round, rows, reports, state)
+
+    return assignment._replace(assign=assign, observe=observe)
+
+
+@functools.cache
+def mixed():
+    """A perceptron, a regression of other classes and the perceptron again."""
+    data, other = labelled_data(N), labelled_data(N, num_classes=2, seed=1)
+    module = MLP(3, hidden=(4,))
+    second = classification(other, LogisticRegression(2))
+    return [classification(data, module), second, classification(data, module)]
+
+
+@pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
+@pytest.mark.parametrize("algorithm", ["scaffold", "epochs"])
+def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
+    """States, reports, counts and sums; clients of unequal lengths are computed longest first."""
+    how = {
+        "scaffold": scaffold(0.2, local_steps=2, batch_size=2),
+        "epochs": fedavg(0.2, epochs=2, batch_size=2),
+    }[algorithm]
+    inner = remembering(mfa_rand(N, M, cohort_size=5), T, 2)
+
+    @jax.jit
+    def both(rng_key, tasks):
+        return [
+            simulate(rng_key, tasks, how, assignment, T, client_map=client_map)
+            for assignment in (inner, listed(inner))
+        ]
+
+    (rows, trace), (state, of_list) = both(jax.random.key(0), mixed())
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-13)
+    jax.tree.map(close, state.models, rows.models)
+    jax.tree.map(close, state.assignment, rows.assignment)
+    jax.tree.map(close, of_list, trace)
+    assert trace.client_updates.sum() == 5 * T
+
+
+def test_rows_of_a_list_keep_their_scales():
+    listed = Groups(jnp.array([4, -1, 2]), jnp.array([0.5, 9.0, 2.0]), None, jnp.array([1, 0, 1]))
+    rows = in_rows(listed, 2, 2)
+    assert rows.clients.tolist() == [[-1, -1], [4, 2]]
+    assert rows.scale.tolist() == [[0, 0], [0.5, 2.0]]
+
+
+def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
+    appeals = jnp.arange(M)[:, None] == jnp.arange(N) % M  # one model to each client
+    look = Look(losses=None, appeals=lambda: appeals)
+    one_each = mfa_rand(N, Padded(M, jnp.int32(2)))
+    strategy = appealing(one_each, cohort_size=N, from_round=1)
+    for seed in range(5):
+        key = jax.random.key(seed)
+        drawn = one_each.assign(jax.random.split(key)[0], 1, (), None)[0]
+        pairs = zip(drawn.clients.tolist(), drawn.models.tolist(), strict=True)
+        clients = strategy.assign(key, 1, (), look)[0].clients
+        assert {(int(c), m) for m in range(M) for c in clients[m] if c >= 0} == {
+            (c, m) for c, m in pairs if c % M == m
+        }
+
+
+@pytest.mark.parametrize(
+    "change", [{"clients": jnp.zeros((2, 3), jnp.int32)}, {"models": jnp.zeros(4, jnp.int32)}]
+)
+def test_a_list_without_a_model_for_each_client_is_refused(change):
+    groups = Groups(jnp.arange(3), models=jnp.zeros(3, jnp.int32))._replace(**change)
+    assignment = mfa_rand(N, M)._replace(assign=lambda *args: (groups, ()))
+    with pytest.raises(ValueError, match="give a list of clients, and the model of each"):
+        simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
+
+
+def test_models_that_are_not_there_are_not_in_a_sweep():
+    """M is a number of one program; a target asks nothing of the models from M on."""
+    task = quadratic(12, 2, mu=0.05)
+
+    def build(num_models, learning_rate):
+        padded = num_models.padded if hasattr(num_models, "padded") else num_models
+        return Setup(task, fedavg(learning_rate, local_steps=3), mfa_rr(12, padded))
+
+    axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3]}
+    target = Until("distance", at_most=0.7 * float(jnp.linalg.norm(task.minimizer)))
+    how = {"num_rounds": 20, "num_seeds": 2, "until": target}
+    apart, params_apart = sweep(build, axes, keep="params", **how)
+    one, params = sweep(build, axes, keep="params", together={"num_models": lambda _: 0}, **how)
+    xr.testing.assert_allclose(one, apart, rtol=1e-5)
+    for each, other in zip(params, params_apart, strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-5)
+    assert one.ended.max() > one.ended.min() > 0
+    assert np.isnan(one.distance.sel(num_models=3).values).any()
+
+
+# Axes of files
+
+
+def experiment(**changes):
+    settings = {
+        "task": {"name": "quadratic", "num_clients": 8, "block_size": 2},
+        "num_rounds": 12,
+        "num_seeds": 2,
+        "algorithms": {
+            "MFA-Rand": {"learning_rate": 0.1, "assignment": {"name": "mfa_rand"}},
+            "MFA-RR": {
+                "learning_rate": {"schedule": "inverse_time", "beta": 3.0, "gamma": 9.0}
+                | {"per": "frame"},
+                "assignment": {"name": "mfa_rr"},
+            },
+        },
+        "axes": {"num_models": [1, 3, 4], "local_steps": [1, 3]},
+    }
+    for method in settings["algorithms"].values():
+        method |= {"local_steps": 1}
+    return Experiment.model_validate(settings | changes)
+
+
+@pytest.mark.parametrize("execution", [None, Execution(split="clients")], ids=["auto", "clients"])
+def test_axes_of_models_and_steps_share_a_program(monkeypatch, execution):
+    assert len(experiment().grid().programs) == 2  # one for each algorithm
+    together = run(experiment(), execution)
+    monkeypatch.setattr(axes, "_can_join", lambda key, here: False)
+    assert len(experiment().grid().programs) == 12
+    xr.testing.assert_allclose(together, run(experiment()), rtol=1e-5, atol=1e-7)
+
+
+CHANGES = {
+    "another method": {
+        "algorithms": {
+            "A": {"name": "fedprox", "mu": 0.1, "learning_rate": 0.1, "local_steps": 1}
+            | {"assignment": {"name": "mfa_rr"}}
+        }
+    },
+    "another assignment": {"assignment": {"name": "bandit", "cohort_size": 4}},
+    "a task without a closed form": {
+        "task": {"name": "classification", "source": "digits", "num_clients": 8}
+    },
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_has_no_closed_form_or_no_partition_has_programs_of_its_own(name):
+    given = {"algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}} | CHANGES[name]
+    given = {"assignment": {"name": "mfa_rr"}} | given
+    programs = experiment(**given).grid().programs
+    assert len(programs) == (3 if name == "another assignment" else 6)
