@@ -319,7 +319,7 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
     if grid.keep is not None:
         params = where.fetch(carry.models.params)
-        result.keep(compiled.program, compiled.replicas(batch), params)
+        result.keep(compiled.program, compiled.replicas(batch), params, records)
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:

@@ -42,16 +42,17 @@ class Result:
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
-    def keep(self, program: Program, replicas: np.ndarray, params: Params) -> None:
-        """Writes the final parameters of a batch where they belong."""
+    def keep(self, program: Program, replicas: np.ndarray, params: Params, records: Record) -> None:
+        """Writes the final parameters of a batch where they belong; its records say of whom."""
         index = tuple(each[replicas] for each in program.index)
+        is_there = _is_there(program, records)
         each = program.traced.order.each(params, 1)
         # Models that the program does not have stay empty: zip ends with those that it has.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
-            is_there = self.is_there[(*index, model)]
-            there = tuple(place[is_there] for place in index)
+            mine = is_there[:, model]
+            there = tuple(place[mine] for place in index)
             for array, values in zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True):
-                array[there] = np.asarray(values)[is_there]
+                array[there] = np.asarray(values)[mine]
 
     def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
         """Writes the records of a batch's first rounds where they belong."""
@@ -59,11 +60,9 @@ class Result:
         rows = slice(1 + done // every)
         records, ends = cut(records, self.plan.grid, done)
         self.ended[index] = np.where(ends < 0, -1, ends * every)
-        models = slice(program.num_models)
-        self.is_there[(*index, models)] = True
-        if not isinstance(records.is_there, tuple):
-            self.is_there[(*index, models)] = records.is_there[0]
-            records = _of_those_there(records)
+        is_there = _is_there(program, records)
+        self.is_there[(*index, slice(program.num_models))] = is_there
+        records = _of_those(is_there, records)
         # Metrics are missing in programs whose tasks do not have them.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
@@ -113,9 +112,17 @@ def no_records(compiled: Compiled) -> Record:
     return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
 
 
-def _of_those_there(records: Record) -> Record:
+def _is_there(program: Program, records: Record) -> np.ndarray:
+    """Returns whether each model is there, ``bool[replicas, models]``."""
+    if isinstance(records.is_there, tuple):
+        return np.ones((records.is_finite.shape[1], program.num_models), bool)
+    return np.asarray(records.is_there[0])
+
+
+def _of_those(is_there: np.ndarray, records: Record) -> Record:
     """Returns the records without those of models that are not there."""
-    is_there = np.asarray(records.is_there)
+    if is_there.all():
+        return records._replace(is_there=())
     metrics = {
         name: np.where(is_there.reshape(*is_there.shape, *[1] * (x.ndim - 3)), x, np.nan)
         for name, x in records.metrics.items()

@@ -159,7 +159,7 @@ class Program:
     fixed: dict[str, Any]
     index: tuple[np.ndarray, ...]
     numbers: dict[str, np.ndarray]
-    message_sizes: Sizes = dataclasses.field(init=False)
+    message_sizes: Sizes = dataclasses.field(init=False, repr=False)
 
     def __len__(self) -> int:
         """The number of replicas."""
