@@ -15,6 +15,7 @@ from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
+from tests.helpers import traced_once
 
 ROUNDS = 10
 SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}
@@ -438,6 +439,7 @@ def check_ends(dataset):
         assert end == last or curve[end] <= 0
 
 
+@traced_once()
 def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkeypatch):
     """FedAvg on one model, which sets the targets, is not computed again."""
     monkeypatch.setattr(fig6_and_7, "_ALGORITHMS", ("MFA-RR",))  # each is six programs
