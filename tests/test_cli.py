@@ -18,7 +18,7 @@ import pytest
 import rich.progress
 import xarray as xr
 
-from fedjax_mm import bench, cli, open_result, workloads
+from fedjax_mm import bench, cli, open_result, plots, workloads
 from fedjax_mm.cli import commands, terminal
 from fedjax_mm.papers import ITEMS
 
@@ -91,6 +91,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
     first = ITEMS[one]._replace(run=run)
     items = {item.id: item for item in (first, first._replace(id=two))}
     monkeypatch.setattr(commands, "ITEMS", items)
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.touch())
     command = ("reproduce", *names, "--rounds", 30, "--seeds", 3, "--out", tmp_path)
     assert call(*command).code in (0, 3)
     assert len(runs) == 1

@@ -21,11 +21,10 @@ from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
 from fedjax_mm.papers.pawlik2020.fig2_and_3 import CohortAccuracy, published_means
 from fedjax_mm.papers.pawlik2020.optimal_cohort import OptimalCohort, bowls
 from fedjax_mm.papers.pawlik2020.table1 import Trials
-from fedjax_mm.tasks.networks import LogisticRegression
 from fedjax_mm.theory.cohorts import cohort_bound
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
-from tests.helpers import slow_unless
+from tests.helpers import plain, slow_unless
 from tests.oracles.cohorts import Quadratics, exact_training
 
 ITEM = ITEMS["cb-table1"]
@@ -203,7 +202,7 @@ def test_excess_noise_is_measured():
 @pytest.fixture
 def linear(monkeypatch):
     """The figures' pipeline with a model that compiles at once."""
-    monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", LogisticRegression)
+    monkeypatch.setattr("fedjax_mm.papers.pawlik2020.clients.McMahanCNN", plain)
 
 
 FIG1, FIG2, FIG3 = (ITEMS[f"cb-fig{number}"] for number in (1, 2, 3))
