@@ -18,7 +18,7 @@ from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.execute import Execution
-from fedjax_mm.tasks.networks import MLP, LogisticRegression
+from fedjax_mm.tasks.networks import LogisticRegression
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """For assignments that do not look."""
@@ -174,11 +174,6 @@ def share_grids(patch) -> None:
 def plain(num_classes: int, *_: Any) -> LogisticRegression:
     """Logistic regression in the place of a network, which takes several times as long to trace."""
     return LogisticRegression(num_classes)
-
-
-def narrow(num_classes: int, hidden: Any, dropout_rate: float = 0.0) -> MLP:
-    """A perceptron with one small hidden layer, in the place of a larger one."""
-    return MLP(num_classes, hidden[:1], dropout_rate)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from fedjax_mm import appealing, fedavg, full_participation, simulate
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import clients, comparison, table2, table4
+from fedjax_mm.papers.cho2022 import comparison, table2, table4
 from fedjax_mm.papers.cho2022 import grid as grid_of_papers
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.cho2022.grid import DIMS, best_points, run_comparison, warm_up
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks import own_models, quadratic, requiring
-from tests.helpers import narrow, traced_once
+from tests.helpers import traced_once
 
 SMALL = {
     "num_clients": 4,
@@ -376,8 +376,8 @@ def test_own_models_are_where_the_grid_looks_for_them():
     population = config.population
     data = draw_clients("digits", None, population, partition="clusters", flipped=0.3, seeds=[7, 8])
     own = warm_up(config, data, None)
-    number = population.num_clients + population.num_unseen
-    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, number)
+    clients = population.num_clients + population.num_unseen
+    assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, clients)
     assert len(np.unique(own.threshold)) == own.threshold.size
 
     @functools.partial(jax.jit, static_argnames="num_steps")
@@ -440,7 +440,6 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypa
         return own[0]
 
     monkeypatch.setattr(grid_of_papers, "warm_up", once)
-    monkeypatch.setattr(clients, "MLP", narrow)
     shared = run_comparison(config)
     for tau, size, q in points:
         point = {"local_steps": (tau,), "batch_sizes": (size,)}

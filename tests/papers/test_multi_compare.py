@@ -11,7 +11,6 @@ from fedjax_mm import bandit, fedavg, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
 from fedjax_mm.plots import save_figure
-from tests.helpers import narrow
 
 ITEM = ITEMS["multi-compare"]
 SMALL = validate(
@@ -31,9 +30,7 @@ SMALL = validate(
 
 @pytest.fixture(scope="module")
 def result():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multi_compare, "MLP", narrow)
-        return ITEM.make(SMALL)
+    return ITEM.make(SMALL)
 
 
 def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):

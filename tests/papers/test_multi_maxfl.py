@@ -8,13 +8,12 @@ import pytest
 
 from fedjax_mm import appealing, maxfl, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.papers import ITEMS, cho2022, multi_maxfl
+from fedjax_mm.papers import ITEMS, multi_maxfl
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
 from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.plots import save_figure
 from fedjax_mm.tasks import classification, own_models, requiring
 from fedjax_mm.tasks.networks import MLP
-from tests.helpers import narrow
 
 ITEM = ITEMS["multi-maxfl"]
 SMALL = validate(
@@ -37,19 +36,18 @@ SMALL = validate(
 @pytest.fixture(
     scope="module",
     params=[
-        (["MFA-RR"], QUESTIONS[:2], narrow),
-        pytest.param((["MFA-Rand", "MFA-RR"], QUESTIONS, MLP), marks=pytest.mark.slow),
+        (["MFA-RR"], QUESTIONS[:2]),
+        pytest.param((["MFA-Rand", "MFA-RR"], QUESTIONS), marks=pytest.mark.slow),
     ],
     ids=lambda param: f"{' and '.join(param[0])}, {len(param[1])} models",
 )
 def result(request):
     """Of some of the assignments and questions: each is two programs, or traced in each."""
-    names, questions, network = request.param
+    names, questions = request.param
     some = {name: multi_maxfl._ASSIGNMENTS[name] for name in names}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(multi_maxfl, "_ASSIGNMENTS", some)
         patch.setattr(multi_maxfl, "QUESTIONS", questions)
-        patch.setattr(cho2022.clients, "MLP", network)
         yield ITEM.make(SMALL)
 
 
@@ -113,8 +111,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
 
 def test_it_is_what_one_puts_together_by_hand(result):
     """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
-    seed, num_models = 1, result.sizes["model"]
-    module = cho2022.clients.MLP(10, (64, 30), 0.5)
+    seed, module, num_models = 1, MLP(10, (64, 30), 0.5), result.sizes["model"]
     algorithm = maxfl(SMALL.learning_rate, local_steps=3, batch_size=8)
     how = {"learning_rate": SMALL.learning_rate, "batch_size": 8, "num_steps": 2}
     staying = appealing(mfa_rr(6, num_models), cohort_size=6, from_round=2)

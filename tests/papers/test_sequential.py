@@ -11,7 +11,6 @@ from fedjax_mm.cli import commands
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.papers.claims import Claim, exceeds
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.sequential import Budget, decide
@@ -19,7 +18,6 @@ from fedjax_mm.papers.tables import Table
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execute import Execution
-from tests.helpers import narrow
 from tests.test_cli import call, files, read_json
 
 SEEDS = ("--seeds", "auto")
@@ -278,9 +276,8 @@ SIZES = {
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_added_seeds_are_those_of_a_longer_run(name, monkeypatch):
+def test_added_seeds_are_those_of_a_longer_run(name):
     """Starts, clients, what they require, draws and labels; up to the order of sums."""
-    monkeypatch.setattr(clients, "MLP", narrow)
     item = ITEMS[name]
     values = item.settings.model_dump() | SIZES[name] | {"num_seeds": 4}
     config = validate(type(item.settings), values)
