@@ -48,8 +48,8 @@ jax.config.update("jax_disable_most_optimizations", True)
 jax.config.update("jax_traceback_in_locations_limit", 0)
 # Before anything is computed: the device count is fixed once JAX has started.
 jax.config.update("jax_num_cpu_devices", 8)
-# JAX makes a context for every program that it lowers, with all dialects, and what it compiled keeps
-# it: a fifth of the time, and half of the memory. One context serves all.
+# JAX makes a context with all dialects for every program that it lowers, and the compiled program
+# keeps it: a fifth of the time, and half of the memory. One context serves all.
 with contextlib.suppress(ImportError, AttributeError):  # inside JAX, where nothing is promised
     mlir = importlib.import_module("jax._src.interpreters.mlir")
     mlir.make_ir_context = functools.cache(mlir.make_ir_context)

@@ -1,6 +1,8 @@
 """What several tests build: strategies by name, replayed assignments, toy tasks and algorithms."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +17,9 @@ from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
+from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.tasks.networks import LogisticRegression
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
 """For assignments that do not look."""
@@ -166,6 +170,31 @@ def share_grids(patch) -> None:
         return grids[name]
 
     patch.setattr(runs, "_grid", grid)
+
+
+def plain(num_classes: int, *_: Any) -> LogisticRegression:
+    """Logistic regression in the place of a network, which takes several times as long to trace."""
+    return LogisticRegression(num_classes)
+
+
+@contextlib.contextmanager
+def traced_once(lowered: dict[Any, Any] | None = None) -> Iterator[None]:
+    """The programs of one sweep are traced once for all its runs: most of what a run costs.
+
+    They are kept in `lowered`, if it is given, until the next time.
+    """
+    lower, lowered = plan._lower, {} if lowered is None else lowered
+
+    def once(program: Any, size: int, where: Any) -> Any:
+        key = program.label, size
+        if key not in lowered:
+            lowered[key] = lower(program, size, where), program.message_sizes
+        text, program.message_sizes = lowered[key]
+        return text
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_lower", once)
+        yield
 
 
 def labelled_data(

@@ -44,16 +44,14 @@ def test_a_point_on_the_axes_of_the_data_is_that_experiment():
     assert (grid.shape, len(grid.programs)) == ((1, 2, 2), 1)
     result = run(experiment)
     assert result.attrs["manifest"]["data"] == "real"
-    seeds = experiment.data_seeds
     last = result.loss.isel(round=-1)
     assert len(np.unique(last)) == 2 * 2 * 2
-    for number, seed in enumerate(seeds):
-        here = {"data_seed": seed, "partition": {"name": "dirichlet", "alpha": 0.1}}
-        single = run(validate(Experiment, values(task=DIGITS | here)))
-        found = result.sel(alpha=0.1).isel(seed=number)
-        np.testing.assert_allclose(found.loss, single.loss.isel(seed=number), rtol=1e-5)
-        counts = single.gradients.isel(seed=number)
-        np.testing.assert_array_equal(found.gradients, counts)
+    of_seed_1 = {"data_seed": experiment.data_seeds[1]}
+    here = of_seed_1 | {"partition": {"name": "dirichlet", "alpha": 0.1}}
+    single = run(validate(Experiment, values(task=DIGITS | here))).isel(seed=1)
+    found = result.sel(alpha=0.1).isel(seed=1)
+    np.testing.assert_allclose(found.loss, single.loss, rtol=1e-5)
+    np.testing.assert_array_equal(found.gradients, single.gradients)
 
 
 def test_every_seed_has_its_own_draw_without_axes_too():

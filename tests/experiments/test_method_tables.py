@@ -4,6 +4,7 @@ import inspect
 import json
 import operator
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,6 @@ from fedjax_mm import (
     maxfl,
     mfa_rand,
     noisy,
-    qffl,
     run,
 )
 from fedjax_mm.algorithms import methods
@@ -42,8 +42,9 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
-from tests.helpers import roll_out
+from tests.helpers import roll_out, slow_unless
 
+ROOT = Path(__file__).parent.parent.parent
 METHOD = TypeAdapter(MethodConfig)
 
 
@@ -162,17 +163,15 @@ def own_by_hand(rng_key, task, start=None, **how):
 
 
 ALL = [*EXAMPLES, "without a name"]
+QUICK = [label for label in ALL if f"{label}, all set" not in EXAMPLES]  # each method, all set
 WHOLE = "maxfl"  # of which the whole program is compared in the ordinary run
 
 
 @pytest.mark.parametrize(
     ("label", "told"),
     [
-        *((label, described) for label in ALL),
-        *(
-            pytest.param(label, lowered, marks=[pytest.mark.slow] * (label != WHOLE))
-            for label in ALL
-        ),
+        *(slow_unless(label in QUICK, label, described) for label in ALL),
+        *(slow_unless(label == WHOLE, label, lowered) for label in ALL),
     ],
 )
 def test_every_method_of_a_file_is_that_of_python(label, told):
@@ -375,45 +374,27 @@ def test_so_many_clients_attack(fraction, expected):
 
 # Everything of Cho et al. together
 
-FULL = """
-num_models = 1
-num_rounds = 6
-num_seeds = 2
-record_every = 3
-assignment = { name = "full_participation", appealing = { cohort_size = 3, from_round = 3 } }
+DOCUMENTED, *_ = re.findall(
+    r"```toml\n(.*?)```", (ROOT / "docs" / "experiments.md").read_text(), re.DOTALL
+)
+SMALLER = [
+    *("num_rounds=6", "num_seeds=2", "record_every=3", "byzantine={fraction=0.25, seed=3}"),
+    *("task.num_clients=12", "task.data_seed=7", "assignment.appealing.cohort_size=3"),
+    *("assignment.appealing.from_round=3", "requirement.num_steps=20"),
+    *("requirement.num_unseen=4", "requirement.tuning_steps=2"),
+    *(
+        f"algorithms.{label}.{number}"
+        for label in ("MaxFL", "FedAvg")
+        for number in ("learning_rate=0.1", "local_steps=5", "batch_size=16")
+    ),
+]
 
-[task]
-name = "digits"
-num_clients = 12
-test_fraction = 0.4
-flipped = 0.3
-model = "mlp"
-dropout_rate = 0.5
-data_seed = 7
-partition = { name = "dirichlet", alpha = 0.5, min_examples = 20 }
 
-[requirement]
-num_steps = 20
-num_unseen = 4
-tuning_steps = 2
-
-[byzantine]
-fraction = 0.25
-seed = 3
-
-[algorithms.MaxFL]
-name = "maxfl"
-learning_rate = 0.1
-local_steps = 5
-batch_size = 16
-
-[algorithms.q-FFL]
-name = "qffl"
-q = 1.5
-learning_rate = 0.1
-local_steps = 5
-batch_size = 16
-"""
+def full(*labels):
+    """The experiment that the documentation shows, smaller and with some of its algorithms."""
+    experiment = validate(Experiment, tomllib.loads(DOCUMENTED), SMALLER)
+    algorithms = {label: experiment.algorithms[label] for label in labels}
+    return experiment.model_copy(update={"algorithms": algorithms})
 
 
 def cho_clients(seed=7):
@@ -426,8 +407,8 @@ def cho_clients(seed=7):
     ("labels", "told"),
     [
         (["MaxFL"], described),
-        pytest.param(["MaxFL", "q-FFL"], described, marks=pytest.mark.slow),
-        pytest.param(["MaxFL", "q-FFL"], lowered, marks=pytest.mark.slow),
+        pytest.param(["MaxFL", "FedAvg"], described, marks=pytest.mark.slow),
+        pytest.param(["MaxFL", "FedAvg"], lowered, marks=pytest.mark.slow),
     ],
     ids=["one described", "described", "lowered"],
 )
@@ -435,7 +416,7 @@ def test_a_file_with_everything_is_that_of_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
         "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
-        "q-FFL": qffl(0.1, q=1.5, local_steps=5, batch_size=16),
+        "FedAvg": fedavg(0.1, local_steps=5, batch_size=16),
     }
 
     def task(data):
@@ -463,16 +444,11 @@ def test_a_file_with_everything_is_that_of_python(labels, told):
         record_every=3,
         shared={"data": cho_clients()},
     )
-    experiment = read(FULL)
-    algorithms = {label: experiment.algorithms[label] for label in labels}
-    some = experiment.model_copy(update={"algorithms": algorithms})
-    assert told(some.grid()) == told(expected)
+    assert told(full(*labels).grid()) == told(expected)
 
 
 def test_a_file_with_everything_runs():
-    experiment = read(FULL)
-    algorithms = {"MaxFL": experiment.algorithms["MaxFL"]}
-    result = run(experiment.model_copy(update={"algorithms": algorithms}))
+    result = run(full("MaxFL"))
     for name in ("accuracy", "appeal", "preferred_accuracy", "train_loss", "train_appeal"):
         for prefix in ("", "unseen_"):
             assert np.isfinite(result[prefix + name]).all()
@@ -483,7 +459,7 @@ def test_a_file_with_everything_runs():
 
 
 def test_flips_and_tests_of_their_own_reach_the_data():
-    task = read(FULL).task
+    task = full().task
     data, expected = task.data(), cho_clients()
     for x, y in zip(jax.tree.leaves(data), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(x, y)
@@ -690,10 +666,8 @@ def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     (program,) = base.grid().programs
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
     assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
-    for key, values in points.items():
-        more = validate(Experiment, base.model_dump() | {"axes": base.axes | {key: values}})
-        assert len(more.grid().programs) == 1
-        assert len(more.grid().programs[0]) == 2
+    (program,) = validate(Experiment, base.model_dump() | {"axes": points}).grid().programs
+    assert len(program) == 2 ** len(points)
 
 
 def test_a_point_of_all_axes_is_that_experiment():

@@ -12,7 +12,7 @@ from fedjax_mm.results.params import load_params, save_params
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import quadratic
-from tests.helpers import Towards
+from tests.helpers import Towards, traced_once
 
 N, DIM, ROUNDS = 5, 11, 4
 METHOD = {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 2}
@@ -174,6 +174,7 @@ def test_parameters_with_a_target_are_those_that_met_it():
     np.testing.assert_allclose(norms, last.squeeze("model"), rtol=1e-6)
 
 
+@traced_once()
 def test_parameters_of_finished_batches_are_saved_with_an_unfinished_run(tmp_path, monkeypatch):
     """The first program ends, the second is stopped: what the first left is not lost."""
     sizes = {"num_rounds": 3, "num_seeds": 2, "keep": "params"}

@@ -10,11 +10,13 @@ import xarray as xr
 
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.bhuyan2022 import fig6_and_7
+from fedjax_mm.papers.bhuyan2022 import fig6_and_7, learners
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
+from fedjax_mm.tasks.networks import CelebACNN
+from tests.helpers import plain, slow_unless, traced_once
 
 ROUNDS = 10
 SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}
@@ -438,6 +440,7 @@ def check_ends(dataset):
         assert end == last or curve[end] <= 0
 
 
+@traced_once()
 def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkeypatch):
     """FedAvg on one model, which sets the targets, is not computed again."""
     monkeypatch.setattr(fig6_and_7, "_ALGORITHMS", ("MFA-RR",))  # each is six programs
@@ -465,10 +468,14 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
     check_ends(result)
 
 
-def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli):
-    """A logistic regression and a CNN train in one compiled round."""
-    learners = '[{name="synthetic", batch_size=200}, {name="faces", image_size=16, batch_size=50}]'
-    options = ["--rounds", 1, "--seeds", 1, "--clients", 2, "--set", f"learners={learners}"]
+@pytest.mark.parametrize(
+    "network", [slow_unless(each is plain, each) for each in (plain, CelebACNN)]
+)
+def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli, monkeypatch, network):
+    """A logistic regression and another one, or the CNN, train in one compiled round."""
+    monkeypatch.setattr(learners, "CelebACNN", network)
+    two = '[{name="synthetic", batch_size=200}, {name="faces", image_size=16, batch_size=50}]'
+    options = ["--rounds", 1, "--seeds", 1, "--clients", 2, "--set", f"learners={two}"]
     summary, dataset = reproduce("mfa-table5", tmp_path, run_cli, *options)
     assert summary["data"] == "surrogate"
     assert dataset.sizes["model"] == 2

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import json
 from pathlib import Path
 
@@ -21,10 +20,11 @@ from fedjax_mm.papers.cho2022 import grid as grid_of_papers
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.cho2022.grid import DIMS, best_points, run_comparison, warm_up
 from fedjax_mm.plots import save_figure
-from fedjax_mm.sweeps import execute, plan
+from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks import own_models, quadratic, requiring
+from tests.helpers import traced_once
 
 SMALL = {
     "num_clients": 4,
@@ -290,26 +290,7 @@ def small_instance(name, tuning_steps, *methods):
     return config, run_comparison(config)
 
 
-@contextlib.contextmanager
-def traced_once(*which):
-    """A small instance's programs are traced once for all its runs: most of what a run costs."""
-    lower, lowered = plan._lower, _LOWERED.setdefault(which, {})
-
-    def once(program, size, where):
-        key = program.label, size
-        if key not in lowered:
-            lowered[key] = lower(program, size, where), program.message_sizes
-        text, program.message_sizes = lowered[key]
-        return text
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_lower", once)
-        yield
-
-
-_LOWERED: dict = {}
-
-
+LOWERED: dict = {}  # the programs of the quick instance
 QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers and tuning at once
 
 
@@ -326,7 +307,7 @@ QUICK = pytest.param("maxfl-table2", 5, id="maxfl-table2, tuned")  # attackers a
 def test_small_instances(name, tuning_steps, tmp_path):
     """Every item runs from the data to the figure; the digits stand in and it is said."""
     item = ITEMS[name]
-    with traced_once(name, tuning_steps, "MaxFL"):
+    with traced_once(LOWERED if (name, tuning_steps) == QUICK.values else None):
         config, result = small_instance(name, tuning_steps, "MaxFL")
     findings = item.judge(result, config)
     figure = item.figure(result, findings.measured, config)
@@ -347,10 +328,10 @@ def test_small_instances(name, tuning_steps, tmp_path):
 @pytest.mark.parametrize(
     ("which", "how"),
     [
-        (("maxfl-table2", 5, "MaxFL"), traced_once),
+        ((*QUICK.values, "MaxFL"), traced_once(LOWERED)),
         pytest.param(
             ("maxfl-table1", 0, "FedAvg", "MaxFL"),
-            lambda *_: contextlib.nullcontext(),
+            contextlib.nullcontext(),
             marks=pytest.mark.slow,
         ),
     ],
@@ -358,7 +339,7 @@ def test_small_instances(name, tuning_steps, tmp_path):
 )
 def test_a_grid_that_was_stopped_continues_bit_by_bit(which, how, tmp_path):
     """Own models are trained again, and are the same; what was saved is not computed again."""
-    with how(*which):
+    with how:
         stop_and_continue(which, tmp_path)
 
 
@@ -433,11 +414,15 @@ def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
     assert any("mu = 0.01" in label and "mu = 0.1)" in label for label in labels)
 
 
-def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypatch):
-    """Steps, batches, variants and demands at once, two devices; floats, so to round-off.
+EVERY_VALUE = [(1, 4, 1.0), (3, 8, 2.0), (1, 16, 2.0)]
+EVERY_PAIR = [(1, 4, 1.0), (1, 8, 2.0), (1, 16, 1.0), (3, 4, 2.0), (3, 8, 1.0), (3, 16, 2.0)]
 
-    Of the points as many that every two values of different axes meet in one of them.
-    """
+
+@pytest.mark.parametrize(
+    "points", [EVERY_VALUE, pytest.param(EVERY_PAIR, marks=pytest.mark.slow)], ids=["some", "more"]
+)
+def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypatch, points):
+    """Steps, batches, variants and demands at once, two devices; floats, so to round-off."""
     changes = {
         "local_steps": (1, 3),
         "batch_sizes": (4, 8, 16),
@@ -448,11 +433,15 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypa
         "num_rounds": 2,
     }
     config = config_of("maxfl-table4", **SMALL | changes)
+    own = []  # of the clients: the same for all points
+
+    def once(*given):
+        own[:] = own or [warm_up(*given)]
+        return own[0]
+
+    monkeypatch.setattr(grid_of_papers, "warm_up", once)
     shared = run_comparison(config)
-    for (i, tau), (j, size) in itertools.product(
-        enumerate(config.local_steps), enumerate(config.batch_sizes)
-    ):
-        q = (1.0, 2.0)[(i + j) % 2]
+    for tau, size, q in points:
         point = {"local_steps": (tau,), "batch_sizes": (size,)}
         alone = {**changes, **point, "methods": {"qFFL": {"name": "qffl", "q": [q]}}}
         expected = run_comparison(config_of("maxfl-table4", **SMALL | alone))

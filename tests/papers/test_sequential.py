@@ -135,6 +135,7 @@ def coin(monkeypatch):
     runs = Runs()
     monkeypatch.setattr(commands, "ITEMS", {"coin": runs.item})
     monkeypatch.setattr(papers.item, "published", lambda *_: {})
+    monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.touch())
     return runs
 
 
