@@ -9,7 +9,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.shuffles import permutation
 
@@ -73,10 +72,10 @@ def bandit(
       >>> import jax.numpy as jnp
       >>> strategy, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
       >>> groups, state = strategy.assign(key, 1, strategy.init(key), None)
-      >>> reports = {"loss": jnp.array([[0.1, 0.9, 0.5]])}
+      >>> reports = {"loss": jnp.array([0.1, 0.9, 0.5])}
       >>> state = strategy.observe(1, groups, reports, state)
       >>> strategy.assign(key, 2, state, None)[0].clients.tolist()
-      [[1, -1, -1]]
+      [1, -1, -1]
 
     Reference: Bhuyan and Moharir, "Multi-Model Federated Learning" (2022).
     """
@@ -108,18 +107,20 @@ def bandit(
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del look
         t = jnp.asarray(round, jnp.int32)
-        its_turn, everybody = jnp.arange(num_models) == t - 1, jnp.arange(num_clients)
-        groups = lax.cond(
-            t <= num_models,
-            lambda: jnp.where(its_turn[:, None], everybody.astype(jnp.int32), -1),
-            lambda: in_rows(choose(rng_key, t, state), num_models, num_clients).clients,
-        )
-        return Groups(groups), state
+        everybody = jnp.arange(num_clients, dtype=jnp.int32)
+
+        def chosen() -> Groups:
+            clients, _, _, models = choose(rng_key, t, state)
+            rest = 0, num_clients - cohort_size
+            return Groups(jnp.pad(clients, rest, constant_values=-1), models=jnp.pad(models, rest))
+
+        first = Groups(everybody, models=jnp.broadcast_to(t - 1, everybody.shape))
+        return lax.cond(t <= num_models, lambda: first, chosen), state
 
     def observe(round: Round, groups: Groups, reports: Any, state: Any) -> Heard:
         # Index -1 would write to the last client; an index out of range is dropped.
         home = jnp.where(groups.clients >= 0, groups.clients, num_clients)
-        pairs = jnp.arange(num_models)[:, None], home
+        pairs = groups.models, home
         loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
         last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
         passed = jnp.sum(jnp.asarray(discount) ** jnp.arange(ticks))
@@ -151,7 +152,7 @@ def weighted_sum(
 ) -> Groups:
     """Takes the K clients with the largest ``sum_m p_m A_m``, for their models of largest A."""
     _, clients = lax.top_k(shares @ bounds, cohort_size)
-    models = jnp.argmax(bounds[:, clients], axis=0)
+    models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
     return Groups(clients.astype(jnp.int32), models=models)
 
 
@@ -171,7 +172,7 @@ def pareto(
     outside = lax.map(is_dominated, bounds.T, batch_size=256)
     lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
     clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
-    models = jnp.argmin(last[:, clients], axis=0)
+    models = jnp.argmin(last[:, clients], axis=0).astype(jnp.int32)
     return Groups(jnp.where(outside[clients], -1, clients), models=models)
 
 
@@ -205,7 +206,7 @@ def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     return weights
 
 
-def _loss_in(reports: Any) -> Float[Array, "models group"]:
+def _loss_in(reports: Any) -> Float[Array, " places"]:
     if not isinstance(reports, dict) or "loss" not in reports:
         raise ValueError(
             f"the algorithm reports {jax.tree.structure(reports)}, but a bandit observes losses; "

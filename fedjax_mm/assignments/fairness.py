@@ -8,7 +8,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
 from fedjax_mm.shuffles import permutation
 
@@ -41,8 +40,8 @@ def fedfair(
       >>> import jax.numpy as jnp
       >>> look = Look(None, None, metric=lambda *names: jnp.array([0.01, 2.0]))
       >>> groups, _ = fedfair(3, 2).assign(jax.random.key(0), 1, (), look)
-      >>> sorted(groups.clients[1].tolist())
-      [0, 1, 2]
+      >>> sorted(groups.clients.tolist()), groups.models.tolist()
+      ([0, 1, 2], [1, 1, 1])
 
     Reference: Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning"
     (2024).
@@ -67,7 +66,7 @@ def fedfair(
         lot = jax.random.uniform(model_key, (cohort, 1), jnp.float32)
         # Rounding may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
-        return in_rows(Groups(clients, models=models), num_models), state
+        return Groups(clients, models=models.astype(jnp.int32)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 
