@@ -36,12 +36,10 @@ ATTACKS = np.arange(N) < 2
 RHO = np.array([0.1, 0.5, 2.0, 0.05, 0.3, 1.0])
 ALGORITHMS = METHODS | {"noisy": METHODS["maxfl"]}
 every_algorithm = pytest.mark.parametrize("method", ALGORITHMS)
-# Where runs are compared, all but those with states and attackers are slow; the runs of all methods
-# are compared with their loops in `test_methods`.
-every_run = pytest.mark.parametrize(
-    "method",
-    [slow_unless(row.remembers or name == "noisy", name) for name, row in ALGORITHMS.items()],
-)
+# Where runs are compared, only some with states of the server, of clients, and attackers are not
+# slow; the runs of all methods are compared with their loops in `test_methods`.
+QUICK = {"scaffold", "mwfed", "noisy"}
+every_run = pytest.mark.parametrize("method", [slow_unless(m in QUICK, m) for m in ALGORITHMS])
 
 
 def test_every_method_has_its_loop_and_its_row():

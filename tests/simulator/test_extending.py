@@ -144,6 +144,7 @@ def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected)
         close(program(key, tasks), jax.tree.map(itemgetter(seed), expected))
 
 
+@pytest.mark.slow  # by default of a bandit of the library, in test_allocation
 def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     """Each device computes its share of a group two clients at a time."""
     where = layout(SEEDS, jax.devices()[:2], "clients")
