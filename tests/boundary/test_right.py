@@ -39,6 +39,7 @@ from tests.boundary.parts import (
     Y,
     store,
 )
+from tests.helpers import slow_unless
 
 
 class Table:
@@ -187,7 +188,13 @@ def losses_traced(seed):
     return simulate(seed, QUADRATIC, FEDAVG, EVERYBODY, 4)[1].metrics["loss"]
 
 
-@pytest.mark.parametrize("call", RUNS.values(), ids=RUNS)
+# Of kinds of seeds and of schedules one each is not slow.
+SLOW = "a seed of NumPy", "a seed of JAX", "a plain seed", "a constant schedule"
+
+
+@pytest.mark.parametrize(
+    "call", [slow_unless(name not in SLOW, call) for name, call in RUNS.items()], ids=RUNS
+)
 def test_runs_are_the_same(call):
     np.testing.assert_allclose(call(), plain_losses(), rtol=1e-6)
 

@@ -242,7 +242,8 @@ def expected():
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("client_map", ["vmap", slow_unless(False, 3)])
+@pytest.mark.slow
+@pytest.mark.parametrize("client_map", ["vmap", 3])
 def test_every_client_map_agrees(client_map, expected):
     """And runs vmapped with runs one by one; chunks of three are those of the devices below."""
     check(jax.jit(vmapped(client_map=client_map))(*cases(), clients()), expected)

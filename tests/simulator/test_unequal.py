@@ -28,7 +28,7 @@ from tests.oracles import sampling as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-N, M, DRAWS = 6, 2, 20_000
+N, M, DRAWS = 6, 2, 10_000
 PROCESSORS = (1, 2, 1, 1, 3, 1)
 
 
@@ -154,7 +154,7 @@ def distances(case):
     [slow_unless(case not in ("FedVARP", "StaleVR"), case) for case in CASES if case != "MIFA"],
 )
 def test_the_mean_step_is_that_of_full_participation(case):
-    """Over 20,000 draws in the ninth round, within 4 standard errors."""
+    """Over 10,000 draws in the ninth round, within 4 standard errors."""
     assert distances(case).max() < 4
 
 

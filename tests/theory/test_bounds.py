@@ -26,7 +26,7 @@ SMALL = Bounds(
     mu=(2e-4, 0.05),
     num_models=(4,),
     num_rounds=240,
-    num_seeds=20,
+    num_seeds=10,
     record_every=12,
 )
 
@@ -199,6 +199,7 @@ def test_gains_beside_theorem_3():
     item.figure(dataset, measured, config).savefig("/dev/null", format="png")
 
 
+@pytest.mark.slow
 def test_numbers_of_steps_that_theorem_3_does_not_speak_of_are_named():
     """For a small mu, and so a small Gamma, E = 1 fails eq. (136): no gain is proven then."""
     config = validate(
