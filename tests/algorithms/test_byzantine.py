@@ -24,7 +24,7 @@ from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
 from tests.algorithms.method_problems import BATCH, PROBLEMS, SEED, N
-from tests.helpers import Measured, replay, roll_out
+from tests.helpers import Measured, replay, roll_out, slow_unless
 from tests.methods import METHODS
 from tests.oracles import maxfl as oracle
 
@@ -179,9 +179,14 @@ def test_attackers_who_stay_away_judge_by_what_they_are_shown():
     assert appeals.all()
 
 
-def test_without_attackers_nothing_changes():
-    """States, steps and outputs included, of every method that remembers something."""
-    algorithms = [row.build(0.1, 2) for row in METHODS.values() if row.remembers]
+@pytest.mark.parametrize(
+    "names",
+    [("scaffold", "mwfed"), slow_unless(False, [m for m in METHODS if METHODS[m].remembers])],
+    ids=["some", "all"],
+)
+def test_without_attackers_nothing_changes(names):
+    """States, steps and outputs included, of methods that remember something."""
+    algorithms = [METHODS[name].build(0.1, 2) for name in names]
     rho, nobody = jnp.linspace(-0.1, 0.1, 12), jnp.zeros(12, bool)
 
     def run(wrap_task, wrap):

@@ -26,7 +26,7 @@ THRESHOLDS = {
     "softmax": np.array([0.2, 1.5, 0.9, 1.1, 0.6, 1.0, 2.0]),
 }
 # For which least squares, whose gradients are linear, say least; other ones are slow with softmax.
-NONLINEAR = {"maxfl sigmoid", "scaffold", "perfedavg HF", "qffl", "ditto"}
+NONLINEAR = {"scaffold", "perfedavg HF", "qffl"}
 CLIENT_MAPS = {"least squares": 2, "softmax": "vmap"}
 
 

@@ -159,7 +159,7 @@ def test_some_rounds_are_idle():
 
 MIXED = "least squares", "softmax", "least squares"
 WAYS = ["scan", 2, "auto", "two devices"]
-QUICK_WAYS = {("StaleVRE by updates", 2), ("StaleVR", "two devices")}
+QUICK_WAYS = {("StaleVRE by updates", "two devices")}
 
 
 def mixed_run(case, client_map, client_axis=None):

@@ -79,7 +79,7 @@ def test_every_client_trains_and_tests(fraction):
 @pytest.mark.parametrize(
     ("alpha", "beta"),
     [
-        slow_unless((alpha == 0.5) == (beta == 0.0), alpha, beta)
+        slow_unless((alpha, beta) in ((0.5, 0.0), (2.0, 1.5)), alpha, beta)
         for alpha in (0.0, 0.5, 2.0)
         for beta in (0.0, 1.5)
     ],
@@ -97,10 +97,10 @@ def test_the_features_have_their_moments(alpha, beta):
     within(means[:, 0] * means[:, 3], beta**2)
 
 
-@pytest.mark.parametrize(("alpha", "num_classes"), [(0.0, 5), (1.0, 5), (3.0, 3)])
+@pytest.mark.parametrize(("alpha", "num_classes"), [(0.0, 5), slow_unless(False, 1.0, 5), (3.0, 3)])
 def test_the_labels_are_those_of_the_definition(alpha, num_classes):
     """Label frequencies against an independent simulation, client by client, of the definition."""
-    num_clients, dim = 2000, 6
+    num_clients, dim = 1000, 6
     data = synthetic(num_clients, alpha=alpha, beta=0.5, dim=dim, num_classes=num_classes, seed=2)
     rng = np.random.default_rng(99)
     largest, reference, labels_of_clients = [], [], [y for _, y in of_clients(data.train)]
@@ -255,7 +255,7 @@ def test_clients_have_backgrounds_of_their_own():
     assert between > 0.3 * within_client
 
 
-@pytest.mark.parametrize("signal", [0.5, 1.5])
+@pytest.mark.parametrize("signal", [0.5, slow_unless(False, 1.5)])
 def test_the_best_linear_classifier_is_right_as_often_as_promised(signal):
     """A linear discriminant on small images, whose background is Gaussian up to clipping."""
     data = surrogate_faces(

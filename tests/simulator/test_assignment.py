@@ -19,7 +19,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Assignment, Groups
 from fedjax_mm.tasks import quadratic
-from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of
+from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of, slow_unless
 from tests.oracles import multi_model as reference
 
 
@@ -179,13 +179,13 @@ def test_full_participation_and_sequential():
 @pytest.mark.parametrize(
     "assignment",
     [
-        mfa_rand(12, 5),
-        mfa_rand(12, 4),
+        slow_unless(False, mfa_rand(12, 5)),
+        slow_unless(False, mfa_rand(12, 4)),
         mfa_rand(12, 5, cohort_size=7),
-        mfa_rr(12, 5),
+        slow_unless(False, mfa_rr(12, 5)),
         mfa_rr(12, 5, cohort_size=7),
         mfa_rr(12, 5, cohort_size=7, redraw="round"),
-        mfa_rand(200, 3, cohort_size=10),
+        slow_unless(False, mfa_rand(200, 3, cohort_size=10)),
     ],
     ids=lambda a: f"{a.init.__qualname__.split('.')[0]} N={a.num_clients} M={a.num_models}",
 )

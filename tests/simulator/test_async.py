@@ -36,7 +36,7 @@ CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stack
     "reallocated": ((6, 6, 6), 2, True, 200, True),
     "different structures, reallocated": ((24, 3), 3, True, 200, False),
 }
-QUICK = {"unequal", "different structures, reallocated"}
+QUICK, TOGETHER = {"unequal"}, {"different structures, reallocated"}  # the rest is slow
 
 
 def draws(dispatch, count):
@@ -81,16 +81,19 @@ def models_of(trace, model, name):
     return np.asarray(trace.metrics[name])[1:, model]
 
 
-@pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in CASES])
-def test_every_arrival_is_the_event_loops(name):
-    """Minibatches of data that differ by model and client; every update, step and version."""
+@functools.cache
+def start_of(name):
+    return list(np.random.default_rng(2).normal(size=(len(CASES[name][0]), 4)))
+
+
+@functools.cache
+def event_loop(name):
+    """The tasks, and every arrival by the loop."""
     at_work, ratio, reallocate, num_arrivals, alike = CASES[name]
-    dispatch = fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
+    dispatch, start = dispatch_of(name), start_of(name)
     data = regressions(len(at_work), alike)
     tasks = [with_metrics(least_squares(*each, ridge=0.3), {"w": itself}) for each in data]
     problems = [reference.LeastSquares(*each, 0.3) for each in data]
-    start = list(np.random.default_rng(2).normal(size=(len(at_work), 4)))
     drawn, how = draws(dispatch, sum(at_work) + num_arrivals), Batching(2)
     rows = [
         drawn_rows(
@@ -108,7 +111,7 @@ def test_every_arrival_is_the_event_loops(name):
         )
         return local - w
 
-    expected = oracle.fedast(
+    return tasks, oracle.fedast(
         train,
         start,
         at_work,
@@ -120,14 +123,32 @@ def test_every_arrival_is_the_event_loops(name):
         reallocate,
     )
 
-    @functools.partial(jax.jit, static_argnums=(1, 2))
-    def run(tasks, client_map, record_every):
-        how = {"client_map": client_map, "record_every": record_every, "params": start}
-        return simulate_async(KEY, tasks, fed(batch_size=2), dispatch, num_arrivals, **how)
 
-    # Many together: in the longest batches more updates than reallocation remembers.
-    every = num_arrivals // 4
-    state, together = jax.device_get(run(tasks, 12, every))
+def dispatch_of(name):
+    at_work, ratio, reallocate, *_ = CASES[name]
+    return fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
+
+
+def simulated(name, client_map, record_every):
+    """The state and the trace of minibatches of data that differ by model and client."""
+    how = {"client_map": client_map, "record_every": record_every, "params": start_of(name)}
+
+    @jax.jit
+    def run(tasks):
+        return simulate_async(
+            KEY, tasks, fed(batch_size=2), dispatch_of(name), CASES[name][3], **how
+        )
+
+    return jax.device_get(run(event_loop(name)[0]))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", [slow_unless(name in TOGETHER, name) for name in CASES])
+def test_arrivals_in_batches_are_the_event_loops(name):
+    """Many together: in the longest batches more updates than reallocation remembers."""
+    at_work, _, reallocate, num_arrivals, alike = CASES[name]
+    every, (_, expected) = num_arrivals // 4, event_loop(name)
+    state, together = simulated(name, 12, every)
     assert len(state.order.of_stacks) == (1 if alike else len(at_work))
     for m in range(len(at_work)):
         for i in range(1, 5):
@@ -141,7 +162,14 @@ def test_every_arrival_is_the_event_loops(name):
             kept, wanted = store.recent[m if alike else 0], expected[-1].recent[m]
             order = (len([each for each in expected if each.model == m]) + np.arange(8)) % 8
             np.testing.assert_allclose(kept[order], wanted, rtol=0, atol=1e-10)
-    trace = jax.device_get(run(tasks, "vmap", 1)[1])
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in CASES])
+def test_every_arrival_is_the_event_loops(name):
+    """Every update, step and version."""
+    at_work, _, reallocate, *_ = CASES[name]
+    (_, expected), (_, trace) = event_loop(name), simulated(name, "vmap", 1)
     times = [each.time for each in expected]
     np.testing.assert_allclose(models_of(trace, 0, "time"), times, rtol=1e-12)
     came = np.argmax(trace.client_updates[1:], axis=1)
@@ -184,20 +212,22 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
     return jax.jit(run)
 
 
-def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice():
+@pytest.mark.parametrize(("record_every", "client_map"), [(1, "scan"), slow_unless(False, 40, 3)])
+def test_results_do_not_depend_on_how_arrivals_are_cut_and_nothing_is_compiled_twice(
+    record_every, client_map
+):
     whole = jax.device_get(program(TWO, 120, 40)(KEY))
     assert len({*whole[1].metrics["at_work"][:, 0]}) > 1  # R_m changes on the way
-    for record_every, client_map in ((1, "scan"), (40, 3)):
-        run = program(TWO, 120, record_every, client_map)
-        state, trace = jax.device_get(run(KEY))
-        chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
-        chex.assert_trees_all_close(params_of(state), params_of(whole[0]), rtol=1e-5, atol=1e-7)
-        for name in ("time", "steps", "at_work"):
-            records = trace.metrics[name][:: 40 // record_every]
-            np.testing.assert_array_equal(records, whole[1].metrics[name])
-        np.testing.assert_array_equal(trace.gradients.sum(0), whole[1].gradients.sum(0))
-        run(jax.random.key(6))
-        assert run._cache_size() == 1
+    run = program(TWO, 120, record_every, client_map)
+    state, trace = jax.device_get(run(KEY))
+    chex.assert_trees_all_equal(clock_of(state), clock_of(whole[0]))
+    chex.assert_trees_all_close(params_of(state), params_of(whole[0]), rtol=1e-5, atol=1e-7)
+    for name in ("time", "steps", "at_work"):
+        records = trace.metrics[name][:: 40 // record_every]
+        np.testing.assert_array_equal(records, whole[1].metrics[name])
+    np.testing.assert_array_equal(trace.gradients.sum(0), whole[1].gradients.sum(0))
+    run(jax.random.key(6))
+    assert run._cache_size() == 1
 
 
 def test_a_run_that_is_continued_is_the_same_run():
@@ -255,7 +285,7 @@ def means(values):
 
 
 @functools.cache
-def many(dispatch, num_arrivals, record_every, num_seeds=64):
+def many(dispatch, num_arrivals, record_every, num_seeds=32):
     """The metrics and the updates of many seeds, whose models do not matter."""
     seeds = jax.random.split(jax.random.key(1), num_seeds)
 
@@ -349,7 +379,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
             default=0.0,
         )
 
-    time = simulate(KEY, TASK, fed(), rounds, 3)[1].metrics["time"]
+    time = jax.jit(lambda: simulate(KEY, TASK, fed(), rounds, 3)[1].metrics["time"])()
     expected = np.cumsum([0.0, *(longest(t) for t in (1, 2, 3))])
     np.testing.assert_allclose(time, np.stack([expected] * 2, 1), rtol=1e-6)
     result = sweep(

@@ -18,12 +18,14 @@ S1 = workloads.WORKLOADS["S1"]
 WORKLOADS = workloads.WORKLOADS | {"a part of S1": S1._replace(num_models=S1.num_models[:1])}
 LIKE_OTHERS = ("W1b", "W1c", "S1", "W2b", "W3b")
 """Workloads that differ from others in sizes only."""
+AT_ONCE = ("a part of S1", "W4", "A8")
+"""Workloads that are lowered for all platforms at once by default; the others for each."""
 
 
-def points(*names):
+def points(*names, slow=LIKE_OTHERS):
     """Each with its labels."""
     return [
-        pytest.param(name, label, marks=[pytest.mark.slow] * (name in LIKE_OTHERS))
+        pytest.param(name, label, marks=[pytest.mark.slow] * (name in slow))
         for name in names
         for label in WORKLOADS[name].labels
     ]
@@ -65,7 +67,7 @@ def programs(workload, label, client_map, devices):
     yield jax.jit(program.function), shapes_of(program.arguments)
 
 
-@pytest.mark.parametrize(("name", "label"), points(*WORKLOADS))
+@pytest.mark.parametrize(("name", "label"), points(*WORKLOADS, slow=LIKE_OTHERS + AT_ONCE))
 def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
     # All clients at once is what "auto" means there.
     for program, shapes in programs(WORKLOADS[name], label, "vmap", jax.devices()[:1]):
@@ -73,7 +75,9 @@ def test_a_workload_lowers_for_an_accelerator(no_examples, name, label):
         assert (exported.platforms, exported.nr_devices) == (("cuda", "tpu"), 1)
 
 
-@pytest.mark.parametrize(("name", "label"), points("W1", "S1", "a part of S1", "W2", "W4", "A8"))
+@pytest.mark.parametrize(
+    ("name", "label"), points("W1", "S1", "W2", *AT_ONCE, slow=("W1", "S1", "W2"))
+)
 def test_a_workload_lowers_for_all_platforms_at_once(no_examples, name, label):
     """On many devices and in chunks of clients, as "auto" is on the CPU that traces it here.
 

@@ -17,7 +17,7 @@ from fedjax_mm.base import Groups
 from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import MLP, classification
-from tests.helpers import NOTHING_TO_SEE, labelled_data, remembering, roll_out
+from tests.helpers import NOTHING_TO_SEE, labelled_data, remembering, roll_out, slow_unless
 from tests.test_docs import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
@@ -144,6 +144,7 @@ def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected)
         close(program(key, tasks), jax.tree.map(itemgetter(seed), expected))
 
 
+@pytest.mark.slow  # by default of a bandit of the library, in test_allocation
 def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     """Each device computes its share of a group two clients at a time."""
     where = layout(SEEDS, jax.devices()[:2], "clients")
@@ -151,6 +152,7 @@ def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     close(jax.jit(where.over(seeds, (0, None)))(seed_keys(0, SEEDS), tasks), expected)
 
 
+@pytest.mark.slow  # by default of methods of the library, in test_devices
 def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected, monkeypatch):
     def build(learning_rate, gamma, tasks):
         algorithm = page["scaffold"](learning_rate, local_steps=2, batch_size=4)
@@ -224,7 +226,11 @@ def test_the_bandit_of_a_simulation_is_the_papers_loop(expected):
     assert members(clients[0]) != members(clients[1])
 
 
-@pytest.mark.parametrize("size", [(7, 3, 4), (6, 2, 3), (5, 1, 2), (9, 4, 9)], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [(7, 3, 4), (6, 2, 3), *(slow_unless(False, each) for each in ((5, 1, 2), (9, 4, 9)))],
+    ids=str,
+)
 def test_the_bandit_is_the_papers_loop(page, size):
     """With invented losses, some of which are large."""
     bandit = page["rank_list"](*size)

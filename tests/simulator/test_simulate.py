@@ -27,10 +27,9 @@ from fedjax_mm.tasks import least_squares, quadratic
 from tests.helpers import STRATEGIES, Towards, counting, replay, roll_out, rounds_of, slow_unless
 
 N, ROUNDS = 13, 12
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-# What does not depend on how clients are drawn: with padding, with a state and cohorts, and with
-# idle models. The rest is slow.
-FEW = {"mfa_rand": "quadratic", "mfa_rr redrawn": "least squares", "sequential": "least squares"}
+# What does not depend on how clients are drawn: with a state and cohorts, and with padding and idle
+# models. The rest is slow.
+FEW = {"mfa_rr redrawn": "least squares", "sequential": "quadratic"}
 few_strategies = pytest.mark.parametrize(
     "strategy", [slow_unless(name in FEW, name) for name in STRATEGIES]
 )
@@ -119,7 +118,7 @@ EVERY_MAP = ("scan", 2, 100)
 @pytest.mark.parametrize(
     ("strategy", "task", "maps"),
     [
-        *((s, t, EVERY_MAP if s == "mfa_rr redrawn" else EVERY_MAP[1:2]) for s, t in FEW.items()),
+        *zip(FEW, FEW.values(), (EVERY_MAP, EVERY_MAP[1:2]), strict=True),
         *(
             slow_unless(False, s, t, EVERY_MAP)
             for s in STRATEGIES
@@ -142,7 +141,7 @@ def test_every_client_map_agrees(strategy, task, maps):
 
 @pytest.mark.parametrize(
     ("strategy", "task"),
-    [slow_unless(t == "least squares" and s in FEW, s, t) for s in STRATEGIES for t in TASKS],
+    [slow_unless((s, t) in FEW.items(), s, t) for s in STRATEGIES for t in TASKS],
 )
 def test_seeds_vmapped_equal_seeds_looped_and_no_key_is_reused(strategy, task):
     """JAX's own checker looks while tracing; on sampled minibatches, under jit and vmap.
@@ -194,18 +193,16 @@ def test_a_point_of_a_sweep_equals_its_single_run(strategy):
         assert_close(jax.tree.map(operator.itemgetter(point), points), expected)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [slow_unless(s in ("mfa_rr", "fedcluster", *FEW), s) for s in STRATEGIES],
-)
+@few_strategies
 def test_a_run_continues_where_it_stopped(strategy):
     """Bit for bit: the final state, and every record but the repeated one."""
-    whole_state, whole = on_host(reference_run(strategy, "least squares"))
-    data, assignment = TASKS["least squares"](), STRATEGIES[strategy](N)
+    name = FEW.get(strategy, "least squares")
+    whole_state, whole = on_host(reference_run(strategy, name))
+    data, assignment = TASKS[name](), STRATEGIES[strategy](N)
     half = ROUNDS // 2
 
     def algorithm(rate):
-        return fedavg(inverse_time(rate, 20.0), **HOW["least squares"])
+        return fedavg(inverse_time(rate, 20.0), **HOW[name])
 
     @jax.jit
     def start(rng_key, task, rate):
@@ -215,7 +212,7 @@ def test_a_run_continues_where_it_stopped(strategy):
     def resume(state, task, rate):
         return advance(state, task, algorithm(rate), assignment, half)
 
-    rate = RATES["least squares"]
+    rate = RATES[name]
     state, first = resume(start(jax.random.key(0), data, rate), data, rate)
     state, second = resume(state, data, rate)
     first, second = on_host((first, second))
@@ -240,22 +237,16 @@ def test_sparse_record_is_the_dense_one_thinned(strategy):
         np.testing.assert_array_equal(np.cumsum(getattr(thin, name), axis=0), counts)
 
 
-@every_strategy
+@few_strategies
 def test_counts(strategy):
-    trace = reference_run(strategy, "least squares")[1]
+    trace = reference_run(strategy, "quadratic")[1]
     updates, gradients = on_host((trace.client_updates, trace.gradients))
     present = roll_out(STRATEGIES[strategy](N), jax.random.key(0), ROUNDS) >= 0
     np.testing.assert_array_equal(updates[1:], present.sum(axis=2))
     np.testing.assert_array_equal(gradients, 3 * updates)
     assert (updates[0] == 0).all()
-    assert trace.upload_size == trace.download_size == (3,) * gradients.shape[1]
-
-
-def test_upload_of_a_sparse_update_counts_the_model():
-    algorithm, assignment = fedavg(0.1, local_steps=1), mfa_rr(N, 2)
-    run = functools.partial(simulate, algorithm=algorithm, assignment=assignment, num_rounds=1)
-    _, trace = jax.eval_shape(run, jax.random.key(0), TASKS["quadratic"]())
-    assert trace.upload_size == trace.download_size == (2 * N + 1,) * 2
+    # An update is sparse, but a model is sent.
+    assert trace.upload_size == trace.download_size == (2 * N + 1,) * gradients.shape[1]
 
 
 def test_what_goes_up_and_what_comes_down_are_told_apart():
@@ -373,20 +364,22 @@ def test_memory_is_bounded_by_the_chunk():
     assert in_chunks < at_once / 30
 
 
-@every_strategy
-def test_draws_do_not_depend_on_precision_or_company(strategy):
+def test_draws_do_not_depend_on_precision_or_company():
     """The same clients with x64, and whatever replicas run beside; no key is used twice."""
-    assignment = STRATEGIES[strategy](N)
     key = jax.random.fold_in(jax.random.key(9), 1)
-    alone = roll_out(assignment, key, ROUNDS)
     seeds = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(9), i))(np.array([7, 8, 1, 9]))
 
-    together = jax.jit(jax.vmap(lambda key: rounds_of(assignment, key, ROUNDS)))
+    def draw(key):
+        return {name: rounds_of(make(N), key, ROUNDS) for name, make in STRATEGIES.items()}
+
+    alone = jax.jit(draw)(key)
     with jax.debug_key_reuse(True):
-        groups = together(seeds)
-    np.testing.assert_array_equal(groups[2], alone)
+        together = jax.jit(jax.vmap(draw))(seeds)
     with jax.enable_x64(True):
-        np.testing.assert_array_equal(roll_out(assignment, key, ROUNDS), alone)
+        double = jax.jit(draw)(key)
+    for name, groups in alone.items():
+        np.testing.assert_array_equal(together[name][2], groups, err_msg=name)
+        np.testing.assert_array_equal(double[name], groups, err_msg=name)
 
 
 def test_minibatch_draws_do_not_depend_on_precision_or_company():
@@ -394,15 +387,13 @@ def test_minibatch_draws_do_not_depend_on_precision_or_company():
     hows = Batching(4), Batching(4, "epochs"), Batching(), Batching(limit=3)
     keys = jax.random.split(jax.random.key(3), 3)
 
+    @jax.jit
+    @functools.partial(jax.vmap, in_axes=(None, 0, 0))
+    def draw(task, key, k):
+        return [task.batch(key, k, jnp.int32(1), how) for how in hows]
+
     def batches(keys, clients):
-        task = examples()
-
-        @jax.jit
-        @jax.vmap
-        def draw(key, k):
-            return [task.batch(key, k, jnp.int32(1), how) for how in hows]
-
-        return jax.tree.leaves(jax.device_get(draw(keys, clients)))
+        return jax.tree.leaves(jax.device_get(draw(TASKS["least squares"](), keys, clients)))
 
     together = batches(keys, np.array([2, 5, 2], np.int32))
     alone = batches(keys[1:2], np.array([5], np.int32))

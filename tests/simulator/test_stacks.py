@@ -298,6 +298,7 @@ def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
         np.testing.assert_array_equal(rest[name], whole[name], err_msg=name)
 
 
+@pytest.mark.slow  # by default in test_draws of experiments
 def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
     draws = [labelled_data(seed=seed) for seed in range(2)]
 

@@ -23,17 +23,18 @@ from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.assignments.sampling import draw_models, optimal_probabilities
 from fedjax_mm.base import Assignment, Groups
 from fedjax_mm.tasks import least_squares
+from tests.helpers import slow_unless
 from tests.oracles import sampling as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
 
-N, M, DRAWS = 6, 2, 20_000
+N, M, DRAWS = 6, 2, 10_000
 PROCESSORS = (1, 2, 1, 1, 3, 1)
 
 
 # Probabilities
 
-SIZES = [(1, 1), (1, 5), (2, 4), (3, 7)]  # models and processors; each compiles
+SIZES = [(1, 1), (2, 4), (3, 7)]  # models and processors; each compiles
 amounts = st.sampled_from([0.0, 1e-8, 0.5, 1.0, 1.0, 2.0, 1e6]) | st.floats(1e-12, 10)
 
 
@@ -47,7 +48,7 @@ def problems(draw):
     return np.array(sizes), share * num_processors
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(problems())
 def test_probabilities_meet_their_constraints(problem):
     """The sum, a processor's own sum, the oracle's numbers, and no more variance than uniform."""
@@ -148,9 +149,12 @@ def distances(case):
     return np.abs(drawn.mean(0) - full) / (drawn.std(0, ddof=1) / np.sqrt(len(drawn)))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case != "MIFA"])
+@pytest.mark.parametrize(
+    "case",
+    [slow_unless(case not in ("FedVARP", "StaleVR"), case) for case in CASES if case != "MIFA"],
+)
 def test_the_mean_step_is_that_of_full_participation(case):
-    """Over 20,000 draws in the ninth round, within 4 standard errors."""
+    """Over 10,000 draws in the ninth round, within 4 standard errors."""
     assert distances(case).max() < 4
 
 

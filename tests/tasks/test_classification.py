@@ -23,6 +23,7 @@ from tests.oracles import multi_model as reference
 DATA = labelled_data()
 SIZES = [1, 7, 1000, None]
 every_size = pytest.mark.parametrize("block_size", SIZES)
+some_sizes = pytest.mark.parametrize("block_size", [slow_unless(n in (7, None), n) for n in SIZES])
 
 
 def per_client(store):
@@ -66,8 +67,10 @@ def evaluations(num_draws):
 
 
 @pytest.mark.usefixtures("x64")
-@every_size
-@pytest.mark.parametrize("sigmoid_head", [False, True])
+@pytest.mark.parametrize(
+    ("sigmoid_head", "block_size"),
+    [slow_unless(head == (n in (1, None)), head, n) for head in (False, True) for n in SIZES],
+)
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
     """Over all examples, and over each client's."""
@@ -84,7 +87,7 @@ def test_loss_and_accuracy_are_those_of_a_loop(split, sigmoid_head, block_size):
         assert apart["accuracy"][k] == pytest.approx(accuracy, rel=1e-12)
 
 
-@every_size
+@some_sizes
 def test_metrics_are_of_all_examples(block_size):
     task = classification(DATA, LogisticRegression(3), block_size=block_size)
     params, w = some_params(1)
@@ -98,7 +101,7 @@ def test_metrics_are_of_all_examples(block_size):
             assert metrics[name] == pytest.approx(value, rel=1e-5)
 
 
-@every_size
+@some_sizes
 def test_selected_data_are_evaluated_alone(block_size):
     """Of a stack of stores of different sizes, the blocks of one read no other's examples."""
     both, (params, _) = stack_data([labelled_data(seed=seed) for seed in range(3)]), some_params()
@@ -145,7 +148,7 @@ def test_examples_that_clients_share_are_evaluated_as_copies_are(block_size):
 @pytest.mark.parametrize(
     ("num_clients", "block_size"),
     [
-        slow_unless((n, size) in {(1, 1), (4, 7), (7, 1000), (4, None)}, n, size)
+        slow_unless((n, size) in {(1, 1), (4, 7), (7, None)}, n, size)
         for n in (1, 4, 7)
         for size in SIZES
     ],
@@ -209,7 +212,7 @@ def total_gradient(task, params):
     return jnp.arange(1.0, 8) @ losses
 
 
-@every_size
+@some_sizes
 def test_losses_of_all_clients_have_gradients(block_size):
     """In reverse, of one store and of each of a stack."""
     draws = [labelled_data(seed=seed) for seed in range(2)]

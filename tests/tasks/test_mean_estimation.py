@@ -224,7 +224,12 @@ def test_values_of_the_objectives():
 
 
 @pytest.mark.parametrize(
-    "true_means", [(0, 0), (0, 2), (0, 4), (0, 9), (0, 0, 0), (0, 4, 8), (0, 0, 6)], ids=str
+    "true_means",
+    [
+        slow_unless(means in ((0, 0), (0, 9), (0, 4, 8)), means)
+        for means in ((0, 0), (0, 2), (0, 4), (0, 9), (0, 0, 0), (0, 4, 8), (0, 0, 6))
+    ],
+    ids=str,
 )
 def test_the_minimum_is_that_of_a_walk_on_a_dense_grid(true_means):
     count = 25
@@ -359,7 +364,7 @@ def test_the_exact_appeal_is_that_of_a_double_integral():
 def test_federated_averaging_appeals_as_often_as_is_exact(two):
     dataset, config, *_ = two
     first = dataset.satisfied.sel(objective="FedAvg", client=1).mean("draw").values
-    for i, square in enumerate(SQUARES):
+    for i, square in list(enumerate(SQUARES))[::5]:
         p = reference.probability_satisfied_by_the_mean(np.sqrt(square))
         assert abs(first[i] - p) < 4 * np.sqrt(p * (1 - p) / config.num_seeds) + 2e-3 * p
 
@@ -396,7 +401,7 @@ def test_every_descent_converged_and_it_is_reported(two):
     ("figure", "dim", "count"),
     [
         ("two", "gamma_g_squared", 2),
-        ("three", "case", 8),
+        ("three", "case", 4),
         slow_unless(False, "two", "gamma_g_squared", 6),
         slow_unless(False, "three", "case", 20),
     ],
@@ -641,7 +646,7 @@ def test_figure_5a_has_the_bounds_drawn_in(two):
     ("name", "sizes"),
     [
         ("maxfl-fig5b", {"searched_gamma_hat": 200, "start": 41, "gamma_hat": 4}),
-        ("maxfl-fig8", {"gamma_hat": 2, "rule": 2, "round": 3001}),
+        slow_unless(False, "maxfl-fig8", {"gamma_hat": 2, "rule": 2, "round": 3001}),
     ],
 )
 def test_the_command_line_writes_the_files(name, sizes, tmp_path):
