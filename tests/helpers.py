@@ -93,8 +93,10 @@ def remembering(assignment, num_rounds, width=None):
         inner, clients, losses = state
         if assignment.observe is not None:
             inner = assignment.observe(t, groups, reports, inner)
-        losses = losses.at[t - 1].set(reports["loss"])
-        return inner, clients.at[t - 1].set(groups.clients), losses
+        told = groups._replace(scale=reports["loss"])
+        told = in_rows(told, assignment.num_models, clients.shape[-1])
+        clients, losses = clients.at[t - 1].set(told.clients), losses.at[t - 1].set(told.scale)
+        return inner, clients, losses
 
     return assignment._replace(init=init, assign=assign, observe=observe)
 

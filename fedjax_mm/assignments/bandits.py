@@ -1,5 +1,6 @@
 """Bandits: clients train the models on which they lose most, or of which little was heard."""
 
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -108,14 +109,14 @@ def bandit(
         del look
         t = jnp.asarray(round, jnp.int32)
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
-
-        def chosen() -> Groups:
-            clients, _, _, models = choose(rng_key, t, state)
-            rest = 0, num_clients - cohort_size
-            return Groups(jnp.pad(clients, rest, constant_values=-1), models=jnp.pad(models, rest))
-
         first = Groups(everybody, models=jnp.broadcast_to(t - 1, everybody.shape))
-        return lax.cond(t <= num_models, lambda: first, chosen), state
+        fill = partial(jnp.pad, pad_width=(0, num_clients - cohort_size), constant_values=-1)
+        groups = lax.cond(
+            t <= num_models,
+            lambda: first,
+            lambda: jax.tree.map(fill, choose(rng_key, t, state)),
+        )
+        return groups, state
 
     def observe(round: Round, groups: Groups, reports: Any, state: Any) -> Heard:
         # Index -1 would write to the last client; an index out of range is dropped.

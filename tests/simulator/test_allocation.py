@@ -18,6 +18,7 @@ from fedjax_mm import (
     keys,
     simulate,
 )
+from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Batching, Look
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
@@ -194,9 +195,10 @@ def replayed(assignment, losses, rng_key=None):
         t, loss = at
         key = None if rng_key is None else jax.random.fold_in(rng_key, t)
         groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
-        told = jnp.take_along_axis(loss, jnp.maximum(groups.clients, 0), axis=1)
+        told = loss[groups.models, jnp.maximum(groups.clients, 0)]
         reports = {"loss": jnp.where(groups.clients >= 0, told, 0)}
-        return assignment.observe(t, groups, reports, state), groups.clients
+        rows = in_rows(groups, assignment.num_models).clients
+        return assignment.observe(t, groups, reports, state), rows
 
     given = jnp.arange(1, len(losses) + 1), losses
     state = assignment.init(jax.random.key(0))
@@ -266,7 +268,7 @@ def test_the_random_policy_and_alpha_1_are_uniform():
     @jax.vmap
     def draw(key):
         return [
-            strategy.assign(key, M + 1, strategy.init(key), look)[0].clients
+            in_rows(strategy.assign(key, M + 1, strategy.init(key), look)[0], M).clients
             for strategy, look in strategies
         ]
 
@@ -377,7 +379,7 @@ def test_a_swept_discount_and_alpha_are_arguments():
 
 
 def test_padding_is_skipped_for_seeds_together():
-    """Of 7 clients in rows of 7, a round computes the 4 that train, and fills chunks of 2."""
+    """Of 7 clients in a list of 7, a round computes the 4 that train, in chunks of 2."""
     computed = []
     task = mixed()[0]
     algorithm = fedavg(0.3, local_steps=1, batch_size=2)
@@ -397,8 +399,7 @@ def test_padding_is_skipped_for_seeds_together():
     updates = run(jax.random.split(jax.random.key(0), 2), task).sum()
     jax.effects_barrier()
     assert updates == 2 * (M * N + 4 * K)
-    # Model 1 gets one or two of the clients, as do the others: at most a chunk each.
-    assert len(computed) == 2 * (M * 8 + 4 * M * 2)
+    assert len(computed) == 2 * (M * 8 + 4 * K)
 
 
 # What is refused
