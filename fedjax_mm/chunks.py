@@ -92,8 +92,10 @@ def _cut(rows: Any, width: int) -> Any:
     return jax.tree.map(cut, rows)
 
 
-def put_rows(tree: Any, rows: Any, new: Any) -> Any:
-    """Returns the arrays with new rows; rows out of range are dropped."""
+def put_rows(
+    tree: Any, rows: Int[Array, " chunk"] | tuple[Int[Array, " chunk"], ...], new: Any
+) -> Any:
+    """Returns the arrays with new rows, along one axis or more; those out of range are dropped."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), tree, new)
 
 

@@ -209,7 +209,8 @@ def train_group(
         came = homes, (new.client_states, new.reports)
         if how.client_axis is not None and jax.tree.leaves(came[1]):
             came = lax.all_gather(came, how.client_axis, tiled=True)
-        put = map(chunks.put_rows, (so_far.client_states, so_far.reports), *came)
+        old = so_far.client_states, so_far.reports
+        put = [chunks.put_rows(*each) for each in zip(old, *came, strict=True)]
         return Trained(sums.add_chunk(so_far.total, new.total, present, row), *put), None
 
     clients_of = task.task if isinstance(task, Stack) else task

@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 from jaxtyping import Array, Float, TypeCheckError
 
-from fedjax_mm.chunks import put_rows
+from fedjax_mm.shuffles import fold_words
 from fedjax_mm.tasks import mean_estimation
 from tests import check_shapes
 
@@ -65,6 +65,6 @@ def test_a_function_of_nothing_that_is_checked_is_left_alone():
 
 def test_the_package_is_checked():
     with pytest.raises(TypeCheckError):
-        put_rows(jnp.zeros(3), jnp.zeros((2, 2), int), jnp.zeros(2))
+        fold_words(jnp.zeros(3, jnp.uint32), jnp.int32(1))
     with pytest.raises(TypeCheckError):
         mean_estimation(jnp.zeros(2), jnp.zeros(2)).appeals(jnp.zeros(2))

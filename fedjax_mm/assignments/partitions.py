@@ -102,11 +102,7 @@ def mfa_rr(
         del look
         turn = jnp.asarray(round, jnp.int32) - 1
         # The state is the partition before the rotation, so that it can be rotated in every round.
-        groups = lax.cond(
-            turn % rounds_held == 0,
-            lambda: draw(rng_key),
-            lambda: state,
-        )
+        groups = lax.cond(turn % rounds_held == 0, lambda: draw(rng_key), lambda: state)
         if groups.models is None:
             return Groups(jnp.roll(groups.clients, turn % number, axis=0)), groups
         return groups._replace(models=(groups.models + turn) % number), groups

@@ -38,9 +38,8 @@ def accuracies_of(pool, num_clients, num_rounds, record_every=1):
         return np.asarray(program(*where.put((words, task), None)))
 
 
-@pytest.mark.parametrize(
-    ("num_rounds", "least"), [(4, 0.6), pytest.param(24, 0.85, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_rounds", "least"), [(4, 0.6), (24, 0.85)])
 def test_digits_are_learned(num_rounds, least):
     """A smaller instance: 1,437 images of 8 x 8, 20 clients; 0.68 is measured after 4 rounds."""
     accuracies = accuracies_of(digits(), 20, num_rounds, record_every=4)

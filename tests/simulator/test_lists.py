@@ -115,7 +115,7 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
 
 def test_rows_of_a_list_keep_their_scales():
     listed = Groups(jnp.array([4, -1, 2]), jnp.array([0.5, 9.0, 2.0]), None, jnp.array([1, 0, 1]))
-    rows = in_rows(listed, 2, 2)
+    rows = jax.jit(in_rows, static_argnums=(1, 2))(listed, 2, 2)
     assert rows.clients.tolist() == [[-1, -1], [4, 2]]
     assert rows.scale.tolist() == [[0, 0], [0.5, 2.0]]
 
@@ -125,14 +125,17 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
     look = Look(losses=None, appeals=lambda: appeals)
     one_each = mfa_rand(N, Padded(M, jnp.int32(2)))
     strategy = appealing(one_each, cohort_size=N, from_round=1)
-    for seed in range(5):
-        key = jax.random.key(seed)
+
+    @jax.jit
+    @jax.vmap
+    def draw(key):
         drawn = one_each.assign(jax.random.split(key)[0], 1, (), None)[0]
-        pairs = zip(drawn.clients.tolist(), drawn.models.tolist(), strict=True)
-        clients = strategy.assign(key, 1, (), look)[0].clients
-        assert {(int(c), m) for m in range(M) for c in clients[m] if c >= 0} == {
-            (c, m) for c, m in pairs if c % M == m
-        }
+        return drawn, strategy.assign(key, 1, (), look)[0].clients
+
+    drawn, stays = draw(jax.random.split(jax.random.key(0), 5))
+    for clients, models, rows in zip(*map(np.asarray, (*drawn[::3], stays)), strict=True):
+        expected = {(c, m) for c, m in zip(clients, models, strict=True) if c % M == m}
+        assert {(c, m) for m in range(M) for c in rows[m] if c >= 0} == expected
 
 
 @pytest.mark.parametrize(

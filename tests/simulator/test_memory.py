@@ -100,7 +100,7 @@ for each in sys.argv[1:]:
     measure(*map(int, each.split(",")))
 """
 MANY_CLIENTS = [  # one process each: all, in a round, GiB above the data
-    pytest.param([(2_000, 1_000, 1.0), (10_000, 1_000, 1.5)], id="W2b"),
+    pytest.param([(2_000, 1_000, 1.0), (10_000, 1_000, 1.5)], marks=pytest.mark.slow, id="W2b"),
     pytest.param([(100_000, 100_000, 4.0)], marks=pytest.mark.slow, id="100000"),
 ]
 

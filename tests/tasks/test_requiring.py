@@ -31,7 +31,7 @@ from fedjax_mm import (
     simulate,
     sweep,
 )
-from fedjax_mm.base import Batching, DemandingTask, LocalProblem, Look
+from fedjax_mm.base import Batching, DemandingTask, Groups, LocalProblem, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
@@ -544,7 +544,7 @@ def test_a_look_is_of_the_models_as_they_are():
     ]
 
     def assign(rng_key, round, state, look):
-        groups, _ = mfa_rr(2, 2).assign(rng_key, round, jnp.array([[0], [1]]), None)
+        groups, _ = mfa_rr(2, 2).assign(rng_key, round, Groups(jnp.array([[0], [1]])), None)
         more = groups._replace(clients=jnp.concatenate([groups.clients, jnp.array([[0]])]))
         return more, (look.losses(), look.appeals())
 
