@@ -147,6 +147,23 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
     return [train_stack(*each) for each in split(stacks, models)]
 
 
+class _Known(NamedTuple):
+    """Knowledge that a client has of the model that it trains."""
+
+    task: Task
+    key: PRNGKeyArray
+    params: Params
+    server_state: base.ServerState
+
+
+def _known(task: Task | Stack, key: PRNGKeyArray, model: Models, row: Any) -> _Known:
+    """Returns what the clients of a group know, or those of one model of a stack."""
+    given = key, model.params, model.server
+    if isinstance(task, Stack):
+        return _Known(task.task_at(row), *jax.tree.map(itemgetter(row), given))
+    return _Known(task, *given)
+
+
 def train_group(
     algorithm: Algorithm,
     round: Round,
@@ -167,28 +184,19 @@ def train_group(
     # and of the states of all clients only the participants' rows are written.
     size, is_list = len(group.clients), isinstance(task, Stack)
     each_model = jax.vmap if is_list else lambda function: function
-
-    def known(row: Any) -> tuple[Task, PRNGKeyArray, Params, base.ServerState]:
-        """Returns what a client knows of the model that it trains."""
-        if not isinstance(task, Stack):
-            return task, model_key, model.params, model.server
-        given = model_key, model.params, model.server
-        return task.task_at(row), *jax.tree.map(itemgetter(row), given)
+    known = partial(_known, task, model_key, model)
 
     def num_steps(client: base.Index, row: Any) -> int | Int[Array, ""]:
-        task, *_, server_state = known(row)
-        return algorithm.num_steps(task, client, server_state)
+        mine = known(row)
+        return algorithm.num_steps(mine.task, client, mine.server_state)
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
-    def contribute(
-        client: base.Index, row: Any, scale: Any, client_state: base.ClientState
-    ) -> Trained:
-        task, model_key, params, server_state = known(row)
-        key, scale = keys.client_key(model_key, client), 1.0 if scale is None else scale
+    def contribute(client: base.Index, row: Any, scale: Any, state: base.ClientState) -> Trained:
+        (task, model_key, params, server_state), scale = known(row), 1.0 if scale is None else scale
+        key = keys.client_key(model_key, client)
         local = base.LocalProblem(key, round, task, client, params, scale)
-        sent, client_state = algorithm.client(local, server_state, client_state)
-        report = sent.report if how.with_reports else ()
-        return Trained(sent._replace(report=()), client_state, report)
+        sent, state = algorithm.client(local, server_state, state)
+        return Trained(sent._replace(report=()), state, sent.report if how.with_reports else ())
 
     def add_clients(so_far: Trained, places: tuple[Array, Groups]) -> tuple[Trained, None]:
         place, (number, scale, _, row) = places
@@ -199,7 +207,7 @@ def train_group(
             lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), (number, row)
         )
         # Index -1 would write to the last client; an index out of range is dropped.
-        home = jnp.where(present, client, clients_of.num_clients)
+        home = jnp.where(present, client, task.num_clients)
         states = jax.tree.map(
             itemgetter((row, client) if is_list else client), so_far.client_states
         )
@@ -213,7 +221,6 @@ def train_group(
         put = [chunks.put_rows(*each) for each in zip(old, *came, strict=True)]
         return Trained(sums.add_chunk(so_far.total, new.total, present, row), *put), None
 
-    clients_of = task.task if isinstance(task, Stack) else task
     order = chunks.longest_first(num_steps, group.clients, group.models)
     may_skip = chunk_size is not None or order is not None
     state = jax.tree.map(itemgetter((0, 0) if is_list else 0), model.clients)

@@ -71,6 +71,11 @@ class Stack(NamedTuple):
     shared: Any
     algorithm: Algorithm
 
+    @property
+    def num_clients(self) -> int:
+        """N, the same for all models."""
+        return self.task.num_clients
+
     def rows(self, tree: Any) -> Any:
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
