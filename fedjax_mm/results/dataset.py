@@ -5,7 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
     packages = ("fedjax-mm", "jax", "jaxlib", "optax", "numpy", "xarray")
     content = {
         "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in packages},
+        | {name: _version_of(name) for name in packages},
         "device": {
             "platform": device.platform,
             "kind": device.device_kind,
@@ -202,6 +202,14 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
         "config": dict(config),
     }
     return Manifest(content)
+
+
+def _version_of(package: str) -> str:
+    """Returns the installed version; a source tree that is only imported from has none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def cpu_cores() -> int:

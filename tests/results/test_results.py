@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 import subprocess
+from importlib.metadata import PackageNotFoundError
 
 import jax
 import jax.numpy as jnp
@@ -208,6 +209,17 @@ def test_results_go_through_xarrays_own_files_and_come_back(tmp_path):
     assert open_result(tmp_path / "mean.nc").attrs["manifest"] == more
     save_json(about, tmp_path / "manifest.json")
     assert json.loads((tmp_path / "manifest.json").read_text()) == dict(about)
+
+
+def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch):
+    def version(package):
+        if package == "fedjax-mm":
+            raise PackageNotFoundError(package)
+        return "1.0"
+
+    monkeypatch.setattr(results, "version", version)
+    versions = manifest({}, seed=0, data="synthetic")["versions"]
+    assert (versions["fedjax-mm"], versions["jax"]) == ("not installed", "1.0")
 
 
 def test_a_file_of_ones_own_needs_no_manifest(tmp_path):
