@@ -287,7 +287,8 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    # XLA of jaxlib 0.9 logs where it reads a program from the cache.
+    assert (done.returncode, re.sub(r"(?m)^[WE]\d{4} .*\n", "", done.stderr)) == (0, "")
     messages = done.stdout.splitlines()
     for fragments in (
         ["algorithms.A: factor is 1.0; it must be greater than 1"],
