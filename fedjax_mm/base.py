@@ -72,8 +72,8 @@ class Padded(NamedTuple):
     """A traced number of things in arrays of a known size: of a batch's examples, or of models.
 
     Attributes:
-      size: the rows of an array.
-      number: those that are used; the rows after them have weight 0, or train nothing.
+      size: how many there is room for.
+      number: those that are used; the others have weight 0, or train nothing.
     """
 
     size: int
@@ -308,6 +308,7 @@ class Groups(NamedTuple):
 
     A list costs one local training for each place, whatever the sizes of the groups, which may be
     traced; rows cost as many as the largest group has, for every model, and are computed faster.
+    Where models differ in structure or have data of their own, a list is computed as rows.
 
     Attributes:
       clients: client numbers. -1 is padding, at any place, and contributes nothing. A client may
@@ -316,7 +317,8 @@ class Groups(NamedTuple):
         with a factor of 0 train, and their gradients count, but they do not take part.
       num_gradients: all gradients of the round, where clients computed some before they were
         chosen; None counts those of the groups.
-      models: the model that each client of a list trains; None if there is a row for each model.
+      models: the model that each client of a list trains, or -1 as padding; None if there is a row
+        for each model.
     """
 
     clients: Int[Array, "models group"] | Int[Array, " places"]
@@ -327,6 +329,7 @@ class Groups(NamedTuple):
     def participates(self) -> Bool[Array, "*axes"]:
         """Returns the places of clients with a factor other than 0."""
         is_there = jnp.asarray(self.clients) >= 0
+        is_there = is_there if self.models is None else is_there & (self.models >= 0)
         return is_there if self.scale is None else is_there & (self.scale != 0)
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Round, Task
 from fedjax_mm.checks import check_alike, check_numbers, check_positive, described, whole
@@ -69,12 +69,17 @@ def groups_of(
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
     clients: Any = groups.clients  # whatever it is
     scale, num_models = groups.scale, assignment.num_models
-    if not isinstance(clients, jax.Array | np.ndarray) or clients.dtype.kind not in "iu":
-        kind = f", {clients.dtype}" if hasattr(clients, "dtype") else ""
-        raise TypeError(
-            f"{what} returns as clients {described(clients)}{kind}; give an array of their "
-            "numbers, int32[models, group]"
-        )
+    wanted = "int32[models, group]" if groups.models is None else "int32[places]"
+    numbers: dict[str, Any] = {"clients": clients, "models": groups.models}
+    for name, given in numbers.items():
+        if name == "models" and given is None:
+            continue
+        if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
+            kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
+            raise TypeError(
+                f"{what} returns as {name} {described(given)}{kind}; give an array of their "
+                f"numbers, {wanted}"
+            )
     if groups.models is None and (clients.ndim != 2 or len(clients) != num_models):
         raise ValueError(
             f"{what} returns clients of shape {clients.shape}; give [models, group], a row for "
@@ -93,6 +98,45 @@ def groups_of(
     if assignment.observe is None:  # which else makes the state of the next round
         _check_state(f"{what} returns", state, new)
     return groups, new
+
+
+def places_in_rows(
+    groups: Groups, num_models: int
+) -> tuple[Int[Array, " places"], Int[Array, " places"]]:
+    """Returns the row of each place of a list, and the place in the row; nobody's row is M."""
+    clients, models = groups.clients, groups.models
+    assert models is not None
+    row = jnp.where((clients >= 0) & (models >= 0), models, num_models)
+    mine = row[:, None] == jnp.arange(num_models)
+    before = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0]
+    return row, before - 1
+
+
+def in_rows(groups: Groups, num_models: int, width: int | None = None) -> Groups:
+    """Returns a list's groups as rows, in the order of the list; -1 fills them up.
+
+    Clients stand at the front, so that chunks of padding can be skipped. Rows stay as they are.
+
+    Args:
+      groups: a model has at most `width` clients.
+      num_models: M.
+      width: of the rows; by default the length of the list.
+
+    Example:
+      >>> listed = Groups(jnp.array([4, -1, 2, 0]), models=jnp.array([1, 0, 1, 0]))
+      >>> in_rows(listed, 2, 3).clients.tolist()
+      [[0, -1, -1], [4, 2, -1]]
+    """
+    if groups.models is None:
+        return groups
+    home, shape = places_in_rows(groups, num_models), (num_models, width or len(groups.clients))
+
+    # Index -1 would write to the last model; a row out of range is dropped.
+    def put(values: Array, fill: float) -> Array:
+        return jnp.full(shape, fill, values.dtype).at[home].set(values, mode="drop")
+
+    scale = None if groups.scale is None else put(groups.scale, 0)
+    return Groups(put(groups.clients, -1), scale, groups.num_gradients)
 
 
 def after_observing(

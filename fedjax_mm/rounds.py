@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
-from fedjax_mm.parts import after_observing
+from fedjax_mm.parts import after_observing, in_rows, places_in_rows
 from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 
@@ -133,7 +133,12 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
     """Trains every model's group, stack by stack."""
 
     def train_stack(stack: Stack, models: Models) -> Trained:
-        groups = stack.groups(now.groups)
+        groups, home = stack.groups(now.groups), None
+        is_shared = len(stacks) == 1 and all(jax.tree.leaves(stack.shared))
+        if groups.models is not None and not is_shared:
+            # Each place of a list would copy the data of its model, and compute each stack: rows.
+            home = places_in_rows(groups, len(stack.models))
+            groups = in_rows(groups, len(stack.models))
         model_keys = keys.model_keys(now.rng_key, stack.models)
         size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
         one = partial(train_group, stack.algorithm, now.round, how, size)
@@ -142,7 +147,11 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
         server_state = jax.tree.map(itemgetter(0), models.server)
         is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
         one_by_one = size is not None or not is_lockstep
-        return over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
+        trained = over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
+        if home is None:
+            return trained
+        listed = jax.tree.map(lambda x: x.at[home].get(mode="fill", fill_value=0), trained.reports)
+        return trained._replace(reports=listed)
 
     return [train_stack(*each) for each in split(stacks, models)]
 

@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 
 from fedjax_mm import Experiment, fedcluster, full_participation, keys, mfa_rand, mfa_rr, sequential
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
+from fedjax_mm.parts import in_rows
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.networks import LogisticRegression

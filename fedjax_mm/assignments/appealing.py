@@ -7,9 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment, groups_of
+from fedjax_mm.parts import check_assignment, groups_of, in_rows
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:

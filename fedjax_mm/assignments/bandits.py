@@ -121,7 +121,8 @@ def bandit(
     def observe(round: Round, groups: Groups, reports: Any, state: Any) -> Heard:
         # Index -1 would write to the last client; an index out of range is dropped.
         home = jnp.where(groups.clients >= 0, groups.clients, num_clients)
-        pairs = groups.models, home
+        models = jnp.arange(num_models)[:, None] if groups.models is None else groups.models
+        pairs = models, home
         loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
         last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
         passed = jnp.sum(jnp.asarray(discount) ** jnp.arange(ticks))
@@ -207,7 +208,7 @@ def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     return weights
 
 
-def _loss_in(reports: Any) -> Float[Array, " places"]:
+def _loss_in(reports: Any) -> Float[Array, "*places"]:
     if not isinstance(reports, dict) or "loss" not in reports:
         raise ValueError(
             f"the algorithm reports {jax.tree.structure(reports)}, but a bandit observes losses; "

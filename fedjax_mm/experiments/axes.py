@@ -80,7 +80,7 @@ class Points:
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
       data_axes: the keys of axes of numbers that change the data, and nothing else.
-      joined: the keys of axes of counts whose values share a program; see `_joined`.
+      joined: the keys of axes of counts whose values share a program; see `_can_join`.
     """
 
     def __init__(self, experiment: "Experiment") -> None:
@@ -239,7 +239,7 @@ class Points:
 def _can_join(key: str, here: "Experiment") -> bool:
     """Returns whether the values of an axis of counts can be numbers of one program.
 
-    That are E and M of FedAvg in closed form, where a step and a model that are not used cost less
+    These are E and M of FedAvg in closed form, where a step and a model that are not used cost less
     than a program of their own; the groups have to be those of a partition.
     """
     in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.each_task)

@@ -31,7 +31,6 @@ class Result:
         }
         counts = Counts(*np.zeros((len(Counts._fields), *shape), np.int32))
         self.records = Record(metrics, counts, np.ones(shape, bool))
-        self.is_there = np.zeros((*grid.shape, shape[-1]), bool)
         self.ended = np.full(grid.shape, -1, np.int32)
         self.params = (
             None if grid.keep is None else jax.tree.map(self._empty, kept_shapes(programs))
@@ -60,9 +59,7 @@ class Result:
         rows = slice(1 + done // every)
         records, ends = cut(records, self.plan.grid, done)
         self.ended[index] = np.where(ends < 0, -1, ends * every)
-        is_there = _is_there(program, records)
-        self.is_there[(*index, slice(program.num_models))] = is_there
-        records = _of_those(is_there, records)
+        records = _of_those(_is_there(program, records), records)
         # Metrics are missing in programs whose tasks do not have them.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
@@ -78,7 +75,7 @@ class Result:
             cells: Any = (*program.index, 0, slice(program.num_models))
             sizes["upload_size"][cells] = program.message_sizes.up
             sizes["download_size"][cells] = program.message_sizes.down
-        return {name: x * self.is_there[..., None, :] for name, x in sizes.items()}
+        return sizes
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
         """Returns the labelled result."""
@@ -128,7 +125,7 @@ def _of_those(is_there: np.ndarray, records: Record) -> Record:
         for name, x in records.metrics.items()
     }
     counts = jax.tree.map(lambda x: np.where(is_there, x, 0), records.counts)
-    return Record(metrics, counts, records.is_finite)
+    return Record(metrics, counts, records.is_finite | ~is_there)
 
 
 def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:

@@ -18,8 +18,8 @@ from fedjax_mm import (
     keys,
     simulate,
 )
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Batching, Look
+from fedjax_mm.parts import in_rows
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares

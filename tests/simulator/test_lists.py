@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, scaffold, simulate
+from fedjax_mm import Experiment, bandit, fedavg, mfa_rand, mfa_rr, run, scaffold, simulate
 from fedjax_mm.assignments.appealing import appealing
-from fedjax_mm.assignments.rows import in_rows
 from fedjax_mm.base import Groups, Look, Padded
 from fedjax_mm.experiments import axes
+from fedjax_mm.parts import in_rows
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks import quadratic
+from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-from tests.helpers import labelled_data, remembering, roll_out, rounds_of, slow_unless
+from tests.helpers import Measured, labelled_data, remembering, roll_out, rounds_of, slow_unless
 
 N, M, T = 7, 3, 6
 
@@ -91,7 +91,10 @@ def mixed():
     ],
 )
 def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
-    """States, reports, counts and sums; clients of unequal lengths are computed longest first."""
+    """States, reports, counts and sums; clients of unequal lengths are computed longest first.
+
+    Models that differ have data of their own, or different networks: a list is computed as rows.
+    """
     how = {
         "scaffold": scaffold(0.2, local_steps=2, batch_size=2),
         "epochs": fedavg(0.2, epochs=2, batch_size=2),
@@ -105,7 +108,8 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
             for assignment in (inner, listed(inner))
         ]
 
-    (rows, trace), (state, of_list) = both(jax.random.key(0), mixed())
+    tasks = mixed()[0] if algorithm == "scaffold" else mixed()
+    (rows, trace), (state, of_list) = both(jax.random.key(0), tasks)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-11, atol=1e-13)
     jax.tree.map(close, state.models, rows.models)
     jax.tree.map(close, state.assignment, rows.assignment)
@@ -138,6 +142,29 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
         assert {(c, m) for m in range(M) for c in rows[m] if c >= 0} == expected
 
 
+def test_no_model_is_padding_too():
+    """Beside a client, as -1 is beside a model."""
+    groups = Groups(jnp.arange(4), models=jnp.array([0, 0, 1, -1]))
+    assert jax.jit(lambda: groups.sizes(2))().tolist() == [2, 1]
+    assert in_rows(groups, 2).clients.tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]
+
+
+def test_bandits_hear_of_clients_that_stay():
+    task = requiring(Measured(jnp.arange(6.0)), jnp.full(6, 99.0))
+    strategy = appealing(bandit(6, 2, cohort_size=2), cohort_size=6, from_round=1)
+    run = jax.jit(lambda key: simulate(key, task, fedavg(0.1, local_steps=1), strategy, 4)[1])
+    assert run(jax.random.key(0)).client_updates.sum(0).tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("models", [[0, 1, 1], jnp.zeros(3)], ids=["a list", "floats"])
+def test_models_of_a_list_are_an_array_of_whole_numbers(models):
+    assignment = mfa_rand(N, M)._replace(
+        assign=lambda *args: (Groups(jnp.arange(3), models=models), ())
+    )
+    with pytest.raises(TypeError, match=r"returns as models .*numbers, int32\[places\]"):
+        simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
+
+
 @pytest.mark.parametrize(
     "change", [{"clients": jnp.zeros((2, 3), jnp.int32)}, {"models": jnp.zeros(4, jnp.int32)}]
 )
@@ -149,22 +176,28 @@ def test_a_list_without_a_model_for_each_client_is_refused(change):
 
 
 def test_models_that_are_not_there_are_not_in_a_sweep():
-    """M is a number of one program; a target asks nothing of the models from M on."""
+    """M is a number of one program; a target asks nothing of the models from M on.
+
+    Nor do they diverge, as the first model does at the largest rate.
+    """
     task = quadratic(12, 2, mu=0.05)
 
     def build(num_models, learning_rate):
         padded = num_models.padded if hasattr(num_models, "padded") else num_models
         return Setup(task, fedavg(learning_rate, local_steps=3), mfa_rr(12, padded))
 
-    axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3]}
+    axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3, 1e6]}
     target = Until("distance", at_most=0.7 * float(jnp.linalg.norm(task.minimizer)))
     how = {"num_rounds": 20, "num_seeds": 2, "until": target}
     apart, params_apart = sweep(build, axes, keep="params", **how)
     one, params = sweep(build, axes, keep="params", together={"num_models": lambda _: 0}, **how)
     xr.testing.assert_allclose(one, apart, rtol=1e-5)
+    xr.testing.assert_equal(one.diverged, apart.diverged)
     for each, other in zip(params, params_apart, strict=True):
         np.testing.assert_allclose(each, other, rtol=1e-5)
-    assert one.ended.max() > one.ended.min() > 0
+    ended = one.ended.sel(learning_rate=[0.1, 0.3])
+    assert ended.max() > ended.min() > 0
+    assert (one.diverged > 0).any()
     assert np.isnan(one.distance.sel(num_models=3).values).any()
 
 
