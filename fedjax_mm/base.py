@@ -420,7 +420,7 @@ class Assignment(NamedTuple):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
-    num_used: Steps | None = None
+    num_used: int | Int[Array, ""] | None = None
 
 
 @jax.tree_util.register_dataclass

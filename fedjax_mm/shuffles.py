@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
-from fedjax_mm.base import Padded, Steps
+from fedjax_mm.base import Padded
 
 RANK_LIMIT = 128
 """Size up to which an order is drawn by ranking (n^2 comparisons); above, by a keyed bijection."""
@@ -44,7 +44,9 @@ def permutation(
     return order if drawn is None else jnp.where(places < drawn, order, places)
 
 
-def _by_rank(rng_key: PRNGKeyArray, size: int, drawn: Steps | None) -> Int[Array, " size"]:
+def _by_rank(
+    rng_key: PRNGKeyArray, size: int, drawn: int | Int[Array, ""] | None
+) -> Int[Array, " size"]:
     words = jax.random.bits(rng_key, (size,), jnp.uint32)
     number = jnp.arange(size, dtype=jnp.int32)
     tie = (words[None, :] == words[:, None]) & (number[None, :] < number[:, None])

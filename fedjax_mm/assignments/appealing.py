@@ -18,6 +18,8 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     this round, m are drawn uniformly without replacement, or all where there are fewer; where there
     is none, the model stays as it is. Before that round all clients of the group may be drawn.
 
+    Groups are rows, also for the `observe` of an assignment that gives a list.
+
     Args:
       assignment: who may train what, such as all clients: ``full_participation(N)``.
       cohort_size: m, for each model.

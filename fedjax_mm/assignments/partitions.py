@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Groups, Look, Padded, Round, Steps
+from fedjax_mm.base import Assignment, Groups, Look, Padded, Round
 from fedjax_mm.shuffles import permutation
 
 
@@ -233,7 +233,9 @@ def draw_groups(
     return Groups(groups[permutation(order_key, num_models)])
 
 
-def _parts(places: Int[Array, " places"], size: int, number: Steps) -> Int[Array, " places"]:
+def _parts(
+    places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
+) -> Int[Array, " places"]:
     """Returns the part of each place where `size` places are cut in near-equal ones, large first.
 
     They are those of `numpy.array_split`.

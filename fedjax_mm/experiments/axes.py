@@ -28,6 +28,10 @@ _NOT_SWEPT = (
 _MOST = 5000  # values on an axis, programs, and draws: each is checked, compiled or kept by itself
 
 
+_PER_PROGRAM = 2e9
+"""Numbers that a core updates while it compiles a program of the quadratic, in about 3 seconds."""
+
+
 class Range(Config):
     """`num` numbers from `start` to `stop`, both included, equally spaced or, with "log", factors.
 
@@ -112,12 +116,32 @@ class Points:
         ]
         everywhere = [here for each in at.values() for here in each] or [experiment]
         self.joined = [key for key in at if all(_can_join(key, here) for here in everywhere)]
+        self.joined = self.joined if self._joining_pays(everywhere) else []
         # Floats become arguments of one program, unless tables stand beside them.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
         self._experiments = {}
         for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
             self._experiments[choice] = self._at(self._first | self._chosen(choice))
+
+    def _joining_pays(self, everywhere: Sequence["Experiment"]) -> bool:
+        """Returns whether joined programs take less time to compute than the rest to compile.
+
+        Every replica then has room for the most models, and waits for the most steps.
+        """
+        if not self.joined:
+            return False
+        methods = [each for here in everywhere for each in here.algorithms.values()]
+        steps = max(getattr(each, "local_steps", 1) for each in methods)
+        models = max(here.num_models for here in everywhere)
+        tasks = [task for here in everywhere for task in here.each_task[:1]]
+        clients = max(task.num_clients or 0 for task in tasks)
+        width = max(getattr(task, "block_size", 0) for task in tasks) + 1
+        num_methods = len(self.experiment.algorithms)
+        rounds = self.experiment.num_rounds * self.experiment.num_seeds * num_methods
+        rounds *= math.prod(map(len, self._raw.values()))
+        saved = num_methods * (math.prod(len(self._raw[key]) for key in self.joined) - 1)
+        return rounds * clients * width * (steps + models) <= saved * _PER_PROGRAM
 
     def _check_number(self, of: str, keys: Sequence[str], each: int = 1) -> None:
         """Raises `ValueError` if points on some axes are more than anybody waits for."""

@@ -235,6 +235,11 @@ def test_axes_of_models_and_steps_share_a_program(monkeypatch):
         xr.testing.assert_allclose(each, apart, rtol=1e-5, atol=1e-7)
 
 
+def test_long_runs_have_programs_of_their_own():
+    """Steps and models that they do not need would take longer than compiling."""
+    assert len(experiment(num_rounds=10_000_000).grid().programs) == 8
+
+
 CHANGES = {
     "another method": {
         "algorithms": {
