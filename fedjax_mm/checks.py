@@ -1,7 +1,8 @@
 """Checks of arguments, before anything is compiled."""
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import chex
@@ -14,6 +15,11 @@ T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # characters of a value in a message
+_NO_VALUE = (  # what JAX raises where Python asks a traced array for its value
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _SHAPES = ("one number", "one number for each, [clients]")
 
 
@@ -334,3 +340,22 @@ def check_sizes(
             f"use at most {cohort} {parts}, or {more}"
         )
     return num_clients, num_models, cohort
+
+
+@contextlib.contextmanager
+def tracing(what: str) -> Iterator[None]:
+    """Adds to errors about values that are not there yet why they are not, and the remedy.
+
+    Args:
+      what: it that is traced, such as "a round".
+    """
+    try:
+        yield
+    except _NO_VALUE as error:
+        error.add_note(
+            f"{what} is compiled once and then serves all rounds, clients, models and seeds: the "
+            "round, keys, clients' numbers, parameters and states have no value while Python runs. "
+            "In place of `if` use jax.numpy.where or jax.lax.cond, in place of `for ... in "
+            "range(n)` jax.lax.fori_loop, in place of numpy jax.numpy."
+        )
+        raise

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.base import Contribution, Groups, Metrics, Params, Round, Task, Trace
-from fedjax_mm.checks import check_alike
+from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
 from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
@@ -116,6 +116,7 @@ class Measured(NamedTuple):
     is_finite: Bool[Array, " models"]
 
 
+@tracing("the record of a round")
 def measure(
     stacks: list[Stack],
     rng_key: PRNGKeyArray,

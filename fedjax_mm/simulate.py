@@ -212,6 +212,7 @@ def round_of(
     """Returns a function that runs one round, in the form that `lax.scan` takes."""
     how = How(client_map, axis, assignment.observe is not None)
 
+    @checks.tracing("a round")
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)

@@ -271,6 +271,7 @@ def advance_async(
         counts = Counts(tally.updates, tally.gradients, jnp.zeros_like(tally.updates))
         return Record(state.round, measured.metrics, counts)
 
+    @checks.tracing("an arrival")
     def to_record(state: State, _: None) -> tuple[State, Record]:
         first = state.round
         numbers = dispatch.num_jobs + first + jnp.arange(record_every, dtype=jnp.int32)

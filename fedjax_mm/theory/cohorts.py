@@ -33,7 +33,7 @@ def theorem_1(T: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
     Reference: Pawlik, Theorem 1 (section 4.3), eqs. (14) to (21).
     """
     N, E, L, G, sigma, gap = problem.symbols("Theorem 1", "N E L G sigma gap")
-    T, gamma = in_range("Theorem 1", T=T, gamma=gamma)
+    T, gamma = in_range("Theorem 1", problem, T=T, gamma=gamma)
     require("Theorem 1", {"gamma <= 1/L": gamma <= 1 / L}, gamma=gamma, L=L)
     return 2 / (gamma * T) * gap + 4 * gamma**2 * E**2 * G**2 * L**2 + L / N * gamma * sigma**2
 
@@ -55,7 +55,7 @@ def corollary_part_1(T: ArrayLike, problem: Problem) -> FloatArray:
     """
     name = "Corollary, part 1,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
-    (T,) = in_range(name, T=T)
+    (T,) = in_range(name, problem, T=T)
     require(name, {"T >= N": T >= N}, T=T, N=N)
     root = np.sqrt(N * T)
     return 2 * L / root * gap + 4 * N / T * E**2 * G**2 + sigma**2 / root
@@ -78,7 +78,7 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
     """
     name = "Corollary, part 2,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
-    (T,) = in_range(name, T=T)
+    (T,) = in_range(name, problem, T=T)
     # Both sides are raised to the fourth power: whole numbers are then compared without rounding.
     small = {"E <= T^(1/4) / N^(3/4)": E**4 * N**3 <= T}
     require(name, {"T >= N": T >= N, **small}, T=T, N=N, E=E)
@@ -212,7 +212,7 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     """
     name = "The bound for cohorts"
     N, C, E, L, G, Z, gap = problem.symbols(name, "N C E L G Z gap", real="C")
-    R, gamma = in_range(name, R=R, gamma=gamma)
+    R, gamma = in_range(name, problem, R=R, gamma=gamma)
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
@@ -248,7 +248,7 @@ def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> 
     """
     name = "The optimal cohort size"
     N, E, L, Z, gap = problem.symbols(name, "N E L Z gap")
-    cost, gamma = in_range(name, cost=cost, gamma=gamma)
+    cost, gamma = in_range(name, problem, cost=cost, gamma=gamma)
     require(name, {"gap > 0": gap > 0}, gap=gap)
     a, b = 2 * gap / (gamma * E * cost), gamma * L * E * Z**2
     return np.clip(np.sqrt(b * N / (a * np.maximum(N - 1, 1))), 1, N)

@@ -56,7 +56,7 @@ def costs(R: ArrayLike, problem: Problem, B: ArrayLike, epochs: ArrayLike) -> Co
     Reference: Pawlik, eqs. (1) to (8) (section 2.3).
     """
     N, C, S = problem.symbols("A trial", "N C S")
-    R, B, epochs = in_range("A trial", R=R, B=B, epochs=epochs)
+    R, B, epochs = in_range("A trial", problem, R=R, B=B, epochs=epochs)
     require("A trial", {"C <= N": C <= N}, C=C, N=N)
     g, u = C * epochs * S, epochs * S / B
     each = (g, R * g, epochs * S, R * g / N, u, R * u, R * C, R * C / N)

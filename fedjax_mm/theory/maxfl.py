@@ -160,7 +160,7 @@ def theorem_3_1_full(
     """
     name = "Theorem 3.1"
     N, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N E L L_c beta sigma gap")
-    T, eta_l, eta_g = in_range(name, T=T, eta_l=rates[0], eta_g=rates[1])
+    T, eta_l, eta_g = in_range(name, problem, T=T, eta_l=rates[0], eta_g=rates[1])
     beta_prime, kappa_prime = lemma_b_1(problem)
     # Printed so: beta^2 >= 1 makes beta' at least sqrt(2), and 1/beta' is always the smaller one.
     local = np.minimum(1, 1 / beta_prime) / (4 * E * L)
@@ -221,7 +221,7 @@ def theorem_3_1_partial(
     """
     name = "Theorem 3.1"
     N, C, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N C E L L_c beta sigma gap")
-    T, eta_l, eta_g = in_range(name, T=T, eta_l=rates[0], eta_g=rates[1])
+    T, eta_l, eta_g = in_range(name, problem, T=T, eta_l=rates[0], eta_g=rates[1])
     beta_prime, kappa_prime = lemma_b_1(problem)
     nu = L + _quarter(L_c, as_printed)
     hypotheses = {

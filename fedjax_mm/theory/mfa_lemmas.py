@@ -44,7 +44,7 @@ def lemma_2(Delta: ArrayLike, problem: Problem, eta: ArrayLike) -> FloatArray:
     Reference: Bhuyan et al., Lemma 2, eq. (84).
     """
     E, mu = problem.symbols("Lemma 2", "E mu")
-    Delta, eta = in_range("Lemma 2", Delta=Delta, eta=eta)
+    Delta, eta = in_range("Lemma 2", problem, Delta=Delta, eta=eta)
     _require_small_steps("Lemma 2", problem, eta)
     return (1 - eta * mu) ** E * Delta
 
@@ -60,7 +60,7 @@ def lemma_3(eta: ArrayLike, problem: Problem) -> FloatArray:
 
     Reference: Bhuyan et al., Lemma 3, eq. (112).
     """
-    (eta,) = in_range("Lemma 3", eta=eta)
+    (eta,) = in_range("Lemma 3", problem, eta=eta)
     return eta * drift(problem)
 
 
@@ -118,7 +118,7 @@ def recursion(Delta: ArrayLike, problem: Problem, eta: ArrayLike, V: ArrayLike) 
     """
     name = "The recursion (32)"
     (mu,) = problem.symbols(name, "mu")
-    Delta, eta, V = in_range(name, Delta=Delta, eta=eta, V=V)
+    Delta, eta, V = in_range(name, problem, Delta=Delta, eta=eta, V=V)
     _require_small_steps(name, problem, eta)
     return (1 - eta * mu) * Delta + eta**2 * (drift(problem) + V)
 
@@ -145,7 +145,7 @@ def iterated_recursion(
     Reference: Bhuyan et al., eq. (32).
     """
     name = "The recursion (32)"
-    _, V, Delta_1 = in_range(name, num_frames=num_frames, V=V, Delta_1=Delta_1)
+    _, V, Delta_1 = in_range(name, problem, num_frames=num_frames, V=V, Delta_1=Delta_1)
     symbols = (*problem.symbols(name, "M E mu L G"), *rate.symbols(), V, Delta_1)
     # The start is given and not computed: it takes the shape that the frames after it will have.
     errors = [np.broadcast_to(Delta_1, np.broadcast(*symbols).shape)]
@@ -156,7 +156,7 @@ def iterated_recursion(
 
 def _unused_share(statement: str, N_s: ArrayLike, problem: Problem) -> FloatArray:
     (S,) = problem.symbols(statement, "S")
-    (N_s,) = in_range(statement, N_s=N_s)
+    (N_s,) = in_range(statement, problem, N_s=N_s)
     require(statement, {"N_s <= S": N_s <= S}, N_s=N_s, S=S)
     return (S - N_s) / S
 

@@ -16,6 +16,8 @@ Symbols that are arguments of their own:
 """
 
 import dataclasses
+import difflib
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -38,6 +40,8 @@ _ABOVE = {
     **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
 }
 _COUNTS = ("N", "M", "E", "C", "S")  # whole numbers
+# What papers and users call them, beside the names here.
+_ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sigma"}
 
 
 def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayLike) -> None:
@@ -69,8 +73,12 @@ def _in_short(value: ArrayLike) -> str:
     return f"{numbers.min():.6g} to {numbers.max():.6g}"
 
 
-def in_range(statement: str, **given: ArrayLike) -> list[FloatArray]:
+def in_range(
+    statement: str, problem: "Problem | None" = None, /, **given: ArrayLike
+) -> list[FloatArray]:
     """Returns the numbers as arrays, in the order given, if each is in its symbol's range.
+
+    They must broadcast with each other, and with the problem's.
 
     Example:
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
@@ -85,10 +93,40 @@ def in_range(statement: str, **given: ArrayLike) -> list[FloatArray]:
         else:
             hypothesis = {f"{symbol} > {_ABOVE[symbol]}": value > _ABOVE[symbol]}
         require(statement, hypothesis, **{symbol: value})
+    _check_shapes(statement, numbers | (problem.given() if problem else {}))
     return list(numbers.values())
 
 
+def _check_shapes(statement: str, numbers: Mapping[str, ArrayLike]) -> None:
+    shapes = {symbol: np.shape(value) for symbol, value in numbers.items() if np.ndim(value)}
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        listed = ", ".join(f"{symbol} of shape {shape}" for symbol, shape in shapes.items())
+        raise ValueError(
+            f"{statement} needs arrays that broadcast; given {listed}; for all combinations give "
+            "each an axis of its own: several M beside rounds t are a column, M=[[1], [2], [5]]"
+        ) from None
+
+
+def _with_known_symbols(kind: type["Problem"]) -> type["Problem"]:
+    init, known = kind.__init__, [field.name for field in dataclasses.fields(kind)]
+
+    @functools.wraps(init)
+    def checked(self: "Problem", **given: ArrayLike) -> None:
+        for name in given:
+            if name not in known:
+                like = [_ALSO[name]] if name in _ALSO else difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {like[0]}?" if like else f"give any of {', '.join(known)}"
+                raise TypeError(f"Problem has no symbol {name}; {hint}")
+        init(self, **given)
+
+    kind.__init__ = checked  # type: ignore[method-assign, assignment]
+    return kind
+
+
 # Arrays have no truth value, so that a generated __eq__ would raise: eq=False.
+@_with_known_symbols
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
     """Constants of a federated problem and of how it is trained.
@@ -119,7 +157,8 @@ class Problem:
       gap: objective at the start above its infimum.
 
     Raises:
-      ValueError: naming the first symbol that is out of its range.
+      TypeError: for a symbol that is not one of these, with the one that was meant.
+      ValueError: naming the first symbol that is out of its range, or arrays that do not broadcast.
 
     Example:
       >>> Problem(N=24, E=[1, 5], mu=0.0)
@@ -148,7 +187,11 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Checks the ranges."""
-        in_range("Problem", **{name: x for name, x in vars(self).items() if x is not None})
+        in_range("Problem", **self.given())
+
+    def given(self) -> dict[str, ArrayLike]:
+        """Returns the numbers that were given, by their symbols."""
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     def symbols(self, statement: str, names: str, *, real: str = "") -> list[FloatArray]:
         """Returns the symbols with these names, separated by spaces, in this order.

@@ -648,6 +648,29 @@ CASES = {
         r"Theorem 1 needs mu; give Problem\(..., mu=...\)",
     ),
     "mu NaN": (bound(mfa.theorem_1, mu=np.nan), "Problem needs mu > 0; given mu = nan"),
+    "a symbol that is not there": (
+        lambda: Problem(K=5),
+        "Problem has no symbol K; give any of N, M, E, C, S, mu",
+        TypeError,
+    ),
+    "a symbol of another paper": (
+        lambda: Problem(tau=5),
+        "Problem has no symbol tau; did you mean E?",
+        TypeError,
+    ),
+    "a symbol misspelt": (
+        lambda: Problem(gamma=5),
+        "Problem has no symbol gamma; did you mean Gamma?",
+        TypeError,
+    ),
+    "M for each round": (
+        lambda: mfa.theorem_2_rate(np.arange(1, 9), Problem(M=[1, 2, 5]), Rate(6.0, 1.0)),
+        r"t of shape \(8,\), M of shape \(3,\); .* a column, M=\[\[1\], \[2\], \[5\]\]",
+    ),
+    "M for each N": (
+        lambda: Problem(N=[4, 8], M=[1, 2, 5]),
+        r"Problem needs arrays that broadcast; given N of shape \(2,\), M of shape \(3,\)",
+    ),
     "M 2.5, Theorem 2": (
         lambda: mfa.theorem_2_rate(1, Problem(M=2.5), Rate(6.0, 1.0)),
         "Theorem 2 needs M = 1, 2, ...; given M = 2.5",

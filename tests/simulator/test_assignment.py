@@ -305,6 +305,29 @@ def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers()
     simulated(alone._replace(init=lambda rng_key: 0))
 
 
+def ask(rng_key, round, state, look):
+    return (Groups(CLIENTS) if round == 1 else Groups(CLIENTS[::-1])), state
+
+
+def count_to(rng_key, round, state, look):
+    return Groups(CLIENTS + sum(range(round))), state
+
+
+def copy_out(rng_key, round, state, look):
+    return Groups(CLIENTS), np.asarray(state) + 1
+
+
+@pytest.mark.parametrize("assign", [ask, count_to, copy_out])
+def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none(assign):
+    with pytest.raises(TypeError) as refusal:
+        simulated(evens_first(None)._replace(assign=assign))
+    (note,) = [
+        note for note in refusal.value.__notes__ if note.startswith("a round is")
+    ]  # not JAX's
+    assert "compiled once and then serves all rounds" in note
+    assert "In place of `if` use jax.numpy.where" in note
+
+
 @pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])
 def test_parts_that_are_no_functions_are_refused(part):
     wrong = full_participation(4)._replace(**{part: 3})

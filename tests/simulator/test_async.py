@@ -410,6 +410,14 @@ def test_the_clock_passes_on_what_an_assignment_observes_and_records():
     np.testing.assert_array_equal(timed["seen"], alone["seen"])
 
 
+def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
+    task = with_metrics(TASK, {"large": lambda params: 1.0 if params[0] > 1 else 0.0})
+    with pytest.raises(TypeError) as refusal:
+        jax.eval_shape(lambda key: simulate_async(key, task, fed(), TWO, 2), KEY)
+    (note,) = [note for note in refusal.value.__notes__ if "compiled once and" in note]
+    assert note.startswith("the record of a round is compiled once and then serves all rounds")
+
+
 def test_a_metric_of_a_task_has_a_name_of_its_own():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
     with pytest.raises(ValueError, match="'staleness', as one that is recorded anyway; rename it"):
