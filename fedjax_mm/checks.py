@@ -347,7 +347,7 @@ def tracing(what: str) -> Iterator[None]:
     """Adds to errors about values that are not there yet why they are not, and the remedy.
 
     Args:
-      what: it that is traced, such as "a round".
+      what: the part that is traced, such as "a round".
     """
     try:
         yield
