@@ -13,13 +13,14 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import learning_peers, torch_peers
+from benchmarks import handwritten, learning_peers, torch_peers
 from benchmarks.learning import WORKLOADS, numpy_rounds
 from fedjax_mm import bench, workloads
 from fedjax_mm.workloads import LOGISTIC, MCMAHAN_CNN, PERCEPTRON, Model
 
 OWN = learning_peers.fedjax_own_rounds
 FEDJAX, DRJAX = learning_peers.fedjax_rounds, learning_peers.drjax_rounds
+BY_HAND = handwritten.learning_rounds
 LOOP, VMAP, BADDBMM = torch_peers.loop_rounds, torch_peers.vmap_rounds, torch_peers.baddbmm_rounds
 
 # DrJAX touches a deprecated name of jax; warnings are errors elsewhere.
@@ -50,7 +51,7 @@ def _assert_close(params, expected):
             np.testing.assert_allclose(array, expected_array, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("build", [FEDJAX, DRJAX, LOOP, VMAP, BADDBMM])
+@pytest.mark.parametrize("build", [BY_HAND, FEDJAX, DRJAX, LOOP, VMAP, BADDBMM])
 @pytest.mark.parametrize("name", SMALL)
 def test_all_do_the_same_work(name, build):
     workload = SMALL[name]
@@ -58,7 +59,7 @@ def test_all_do_the_same_work(name, build):
     _assert_close(build(workload, 3, batches=batches)(), numpy_rounds(workload, batches)())
 
 
-@pytest.mark.parametrize("build", [DRJAX, LOOP, VMAP])
+@pytest.mark.parametrize("build", [BY_HAND, DRJAX, LOOP, VMAP])
 def test_all_do_the_same_work_with_convolutions(build):
     batches = _batches(SMALL_CNN)
     expected = FEDJAX(SMALL_CNN, 3, batches=batches)()
@@ -84,7 +85,7 @@ def test_compiled_does_the_same_work(num_steps):
     _assert_close(run(), numpy_rounds(workload, batches)())
 
 
-@pytest.mark.parametrize("build", [FEDJAX, DRJAX, LOOP, VMAP, BADDBMM])
+@pytest.mark.parametrize("build", [BY_HAND, FEDJAX, DRJAX, LOOP, VMAP, BADDBMM])
 def test_own_batches_learn(build):
     """Drawn batches visit the examples: on one client's, training approaches the labels."""
     workload = SMALL["W2"]._replace(
@@ -184,6 +185,11 @@ def test_peak_counts_every_form():
 
 # Rounds so that a run takes one or two seconds, and the fastest options of each system.
 PEERS = [
+    *[
+        (name, "JAX by hand", "tuned for it alone", BY_HAND, workload.num_rounds, {})
+        for name, workload in WORKLOADS.items()
+        if workload.num_examples is not None
+    ],
     ("W2", "FedJAX", "its own fed_avg", OWN, 5, {}),
     ("W2", "FedJAX", "lean loop", FEDJAX, 10, {}),
     ("W2", "DrJAX", "vmap", DRJAX, 400, {}),

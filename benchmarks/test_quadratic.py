@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks import peers
+from benchmarks import handwritten, peers
 from fedjax_mm import bench, workloads
 
 PEERS = {
@@ -25,6 +25,25 @@ pytestmark = pytest.mark.filterwarnings("default::DeprecationWarning")
 @pytest.mark.parametrize("build", [peers.fedjax_rounds, peers.drjax_rounds])
 def test_peers_do_the_same_work(build):
     np.testing.assert_allclose(build(50)(), peers.numpy_rounds(50)(), atol=1e-6)
+
+
+def test_by_hand_does_the_same_work():
+    cohort = peers.sample_cohorts(50, 24, 12, seed=0)
+    # The models are alike: each has the clients that the peers' one model has.
+    run = handwritten.quadratic_rounds(50, cohorts=np.tile(cohort[:, None], (1, 12, 1)))
+    np.testing.assert_allclose(run()[0, 3], peers.numpy_rounds(50)(), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["W1", "W1b"])
+def test_by_hand(benchmark, name):
+    sizes = workloads.WORKLOADS[name]._asdict()
+    how = {key: sizes[key] for key in ("num_clients", "num_models", "num_seeds")}
+    run = handwritten.quadratic_rounds(sizes["num_rounds"], **how)
+    benchmark.extra_info.update(
+        row=(name, "JAX by hand", "MFA-Rand, all models"),
+        client_updates=workloads.WORKLOADS[name].client_updates,
+    )
+    benchmark.pedantic(run, rounds=5, warmup_rounds=1)
 
 
 @pytest.mark.parametrize("system", PEERS)

@@ -1,0 +1,205 @@
+"""W1 to W4 in JAX by hand: for each workload the best loop that we know, without any library.
+
+A loop serves one workload and nothing else: its gradients, layouts and chunks are those that were
+fastest here. It keeps no records, has no other methods and checks nothing. Rounds are one compiled
+scan; clients are shared out over all devices. What was tried is in `benchmarks/README.md`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.learning import Params, Run, Workload
+from fedjax_mm.workloads import Model
+
+_CLIENTS_AT_ONCE = 25  # of logistic regression, whose parameters then fit the first cache
+
+
+def learning_rounds(
+    workload: Workload, num_rounds: int, *, seed: int = 0, batches: np.ndarray | None = None
+) -> Run:
+    """Sets up W2, W2b, W3, W3b or W4.
+
+    Args:
+      workload: what to do.
+      num_rounds: T, rounds of one `run()`.
+      seed: of the data, the parameters and the cohorts.
+      batches: examples of every step, `[T, S, E, B]`, numbered within their client; None draws them
+        uniformly with replacement in the round.
+
+    Returns:
+      `run()`, which plays all rounds and returns the parameters; the first one compiles.
+    """
+    model, num_devices = workload.model, jax.device_count()
+    if workload.cohort_size % num_devices:
+        num_devices = 1
+    share = workload.cohort_size // num_devices
+    size = (share, workload.num_steps, workload.batch_size)
+    is_logistic = not model.channels and len(model.widths) == 1
+    train = _train_logistic if is_logistic else partial(_train_network, model)
+
+    def one_round(data: Any, params: Any, round: Any) -> tuple[Any, None]:
+        cohort, draw = round
+        if batches is None:
+            own = jax.random.fold_in(draw, lax.axis_index("clients"))
+            draw = jax.random.randint(own, size, 0, workload.num_examples, jnp.int32)
+        rows = cohort[:, None, None] * workload.num_examples + draw
+        total = train(params, *data, rows, workload.learning_rate)
+        return jax.tree.map(lambda x: lax.psum(x, "clients") / workload.cohort_size, total), None
+
+    mesh = Mesh(np.array(jax.devices()[:num_devices]), "clients")
+    of_rounds = P(None, "clients"), P() if batches is None else P(None, "clients")
+
+    specs: Any = {"in_specs": (P(), P(), of_rounds), "out_specs": P(), "check_vma": False}
+
+    @jax.jit
+    @partial(jax.shard_map, mesh=mesh, **specs)
+    def play(params: Any, data: Any, rounds: Any) -> Any:
+        return lax.scan(partial(one_round, data), params, rounds)[0]
+
+    inputs, labels = workload.examples(seed)
+    data = jnp.asarray(inputs.reshape(-1, *model.example_shape)), jnp.asarray(labels.ravel())
+    draws = jax.random.split(jax.random.key(seed), num_rounds) if batches is None else batches
+    rounds = jnp.asarray(workload.cohorts(num_rounds, seed)), draws
+    start = jax.tree.map(jnp.asarray, workload.params(seed))
+
+    def run() -> Params:
+        return [(np.asarray(w), np.asarray(b)) for w, b in play(start, data, rounds)]
+
+    return run
+
+
+def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
+    """The sum of the clients' parameters: kernels `[clients, C, D]`, so that D is innermost."""
+    ((kernel, bias),) = params
+    num_clients, _, batch_size = rows.shape
+    classes = jnp.arange(kernel.shape[1], dtype=y.dtype)[None, :, None]
+
+    def step(carry: Any, rows: Any) -> tuple[Any, None]:
+        kernel, bias = carry
+        images, is_class = x[rows], classes == y[rows][:, None]
+        logits = jnp.einsum("kbd,kcd->kcb", images, kernel) + bias[:, :, None]
+        error = (jax.nn.softmax(logits, axis=1) - is_class) * (learning_rate / batch_size)
+        return (kernel - jnp.einsum("kbd,kcb->kcd", images, error), bias - error.sum(2)), None
+
+    def chunk(total: Any, rows: Any) -> tuple[Any, None]:
+        start = jax.tree.map(lambda w: jnp.broadcast_to(w, (rows.shape[1], *w.shape)), own)
+        trained, _ = lax.scan(step, start, rows)
+        return jax.tree.map(lambda s, w: s + w.sum(0), total, trained), None
+
+    own = kernel.T, bias
+    at_once = _CLIENTS_AT_ONCE if num_clients % _CLIENTS_AT_ONCE == 0 else num_clients
+    by_step = rows.reshape(-1, at_once, *rows.shape[1:]).swapaxes(1, 2)
+    (kernel, bias), _ = lax.scan(chunk, jax.tree.map(jnp.zeros_like, own), by_step)
+    return [(kernel.T, bias)]
+
+
+def _train_network(
+    model: Model, params: Any, x: Any, y: Any, rows: Any, learning_rate: float
+) -> Any:
+    """The sum of the clients' parameters, one client after the other: products stay large."""
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        for kernel, bias in params[: len(model.channels)]:
+            x = jax.nn.relu(_halved(_convolution(x, kernel)) + bias)
+        x = x.reshape(len(x), -1)
+        *hidden, (kernel, bias) = params[len(model.channels) :]
+        for hidden_kernel, hidden_bias in hidden:
+            x = jax.nn.relu(x @ hidden_kernel + hidden_bias)
+        logits = (x @ kernel + bias).T
+        is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
+        picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
+
+    def step(own: Any, rows: Any) -> tuple[Any, None]:
+        gradient = jax.grad(loss)(own, x[rows], y[rows])
+        return jax.tree.map(lambda w, g: w - learning_rate * g, own, gradient), None
+
+    def client(total: Any, rows: Any) -> tuple[Any, None]:
+        own, _ = lax.scan(step, params, rows)
+        return jax.tree.map(jnp.add, total, own), None
+
+    return lax.scan(client, jax.tree.map(jnp.zeros_like, params), rows)[0]
+
+
+def _convolution(x: Any, kernel: Any) -> Any:
+    return lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def _halved(x: Any) -> Any:
+    batch, height, width, channels = x.shape
+    return x.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
+
+
+def quadratic_rounds(
+    num_rounds: int,
+    *,
+    num_clients: int = 24,
+    block_size: int = 4,
+    mu: float = 2e-4,
+    num_models: int = 12,
+    num_seeds: int = 1,
+    local_steps: int = 5,
+    learning_rate: float = 0.1,
+    seed: int = 0,
+    cohorts: np.ndarray | None = None,
+) -> Callable[[], np.ndarray]:
+    """Sets up W1 for all M models and seeds at once: MFA-Rand, in blocks of p + 1 coordinates.
+
+    Args:
+      num_rounds: T, rounds of one `run()`.
+      num_clients: N, divisible by M.
+      block_size: p; the dimension is d = N p + 1.
+      mu: weight of the ridge term.
+      num_models: M.
+      num_seeds: replicas with draws of their own.
+      local_steps: E, gradient steps of a client in a round.
+      learning_rate: eta.
+      seed: of the clients' drawing.
+      cohorts: clients of every round, `[T, M, N / M]`, the same for all seeds; None draws them.
+
+    Returns:
+      `run()`, which plays all rounds from zeros and returns w `[seeds, M, d]`.
+    """
+    width, dim = block_size + 1, num_clients * block_size + 1
+    share = num_clients // num_models
+
+    def local(w: Any, client: Any) -> Any:
+        """A client's change: of its block, and the factor of all other coordinates minus 1."""
+        block = lax.dynamic_slice(w, (client * block_size,), (width,))
+        first, last = (client == 0).astype(w.dtype), (client == num_clients - 1).astype(w.dtype)
+        x = block
+        for _ in range(local_steps):
+            flow = jnp.concatenate([(first * (x[0] - 1))[None], jnp.diff(x), (-last * x[-1])[None]])
+            x = x + learning_rate * (jnp.diff(flow) - mu * x)
+        decay = (1 - learning_rate * mu) ** local_steps - 1
+        return x - block - decay * block
+
+    def model_round(w: Any, clients: Any) -> Any:
+        decay = (1 - learning_rate * mu) ** local_steps
+        change = jax.vmap(partial(local, w))(clients)
+        rows = clients[:, None] * block_size + jnp.arange(width)
+        return decay * w + jnp.zeros_like(w).at[rows].add(change) / share
+
+    def one_round(w: Any, round: Any) -> tuple[Any, None]:
+        clients = round
+        if cohorts is None:
+            shuffled = jax.random.permutation(round, num_clients)
+            clients = shuffled.reshape(num_models, share)
+        return jax.vmap(model_round)(w, clients), None
+
+    def play(key: Any) -> Any:
+        rounds = jax.random.split(key, num_rounds) if cohorts is None else jnp.asarray(cohorts)
+        return lax.scan(one_round, jnp.zeros((num_models, dim)), rounds)[0]
+
+    play_all, keys = jax.jit(jax.vmap(play)), jax.random.split(jax.random.key(seed), num_seeds)
+    return lambda: np.asarray(play_all(keys))
