@@ -276,6 +276,12 @@ def test_published_rows_are_rows_of_ours_and_are_drawn(name):
         assert shown == [f"50.0 ± 0.0 ({x:g})" if np.isfinite(x) else "50.0 ± 0.0" for x in wanted]
     figure = item.figure(result, measured, item.settings)
     assert f"T = {item.settings.num_rounds}" in figure.get_suptitle()
+    # Each row is drawn once for each metric, and no panel has more names than can be read.
+    panels = {axes.get_title().partition(") ")[2]: len(axes.get_xticks()) for axes in figure.axes}
+    kinds = {title.partition(",")[0] for title in measured["metric"].values}
+    assert len(panels) == len(figure.axes)
+    assert sum(panels.values()) == len(rows) * len(kinds)
+    assert max(panels.values()) <= 10
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Tables of section 5 of Cho et al.: methods at their best points, beside published numbers."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -90,8 +91,12 @@ def squeezed(values: Any) -> Any:
 
 def names_of(values: xr.DataArray) -> list[str]:
     """Returns the names of a table's rows, such as "MaxFL, attackers = 0.05"."""
-    short = squeezed(values.isel(metric=0))
-    return [", ".join(words) for _, words in places(short, *map(str, short.dims))]
+    return _names(squeezed(values))
+
+
+def _names(short: xr.DataArray) -> list[str]:
+    one = short.isel(metric=0)
+    return [", ".join(words) for _, words in places(one, *map(str, one.dims))]
 
 
 def ahead(measured: xr.Dataset, metric: str, ours: str = OURS) -> xr.DataArray:
@@ -147,12 +152,25 @@ def _text(variant: str, learning_rate: float, local_steps: int, batch_size: int,
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws a panel for each kind of metric: seen and unseen clients, ours and the paper's."""
+    """Draws a panel for each kind of metric: seen and unseen clients, ours and the paper's.
+
+    Too many names for one panel have a row of panels for each number of attackers and warm-up.
+    """
+    short = squeezed(measured[["mean", "standard error", "published"]])
+    others = [str(dim) for dim in short["published"].dims if dim not in ("metric", "algorithm")]
+    apart = others if math.prod(short.sizes[dim] for dim in ("algorithm", *others)) > 10 else []
+    first = short["published"].isel(metric=0)
+    drawn = [_panels(short.sel(at), ", ".join(words)) for at, words in places(first, *apart)]
+    return draw(drawn, settings)
+
+
+def _panels(short: xr.Dataset, where: str) -> list[plots.Panel]:
     panels: dict[str, dict[str, Any]] = {}
-    for metric in measured["metric"].values:
+    for metric in short["metric"].values:
         kind, _, who = metric.partition(", ")
+        kind = ", ".join(filter(None, (kind, where)))
         mean, error, paper = (
-            measured[name].sel(metric=metric).values.ravel()
+            short[name].sel(metric=metric).values.ravel()
             for name in ("mean", "standard error", "published")
         )
         series = panels.setdefault(kind, {})
@@ -160,8 +178,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
         if np.isfinite(paper).any():
             series[f"{who}, published"] = paper
     # Lines of a tick may break at spaces, but not at these: a value stays with its setting.
-    names = [name.replace(" = ", "\xa0=\xa0") for name in names_of(measured["mean"])]
-    return draw([[points(names, *panel, "percent") for panel in panels.items()]], settings)
+    names = [name.replace(" = ", "\xa0=\xa0") for name in _names(short["mean"])]
+    return [points(names, *panel, "percent") for panel in panels.items()]
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:
