@@ -254,7 +254,7 @@ def test_nearly_identical_losses(test_loss, holds):
     assert claim.holds == holds
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "maxfl-demand"])
 def test_published_rows_are_rows_of_ours_and_are_drawn(name):
     """What the paper has stands beside what we have: no name differs."""
     item = ITEMS[name]
@@ -279,9 +279,10 @@ def test_published_rows_are_rows_of_ours_and_are_drawn(name):
     # Each row is drawn once for each metric, and no panel has more names than can be read.
     panels = {axes.get_title().partition(") ")[2]: len(axes.get_xticks()) for axes in figure.axes}
     kinds = {title.partition(",")[0] for title in measured["metric"].values}
-    assert len(panels) == len(figure.axes)
-    assert sum(panels.values()) == len(rows) * len(kinds)
-    assert max(panels.values()) <= 10
+    if item.figure is comparison.figure:
+        assert len(panels) == len(figure.axes)
+        assert sum(panels.values()) == len(rows) * len(kinds)
+        assert max(panels.values()) <= 10
 
 
 @functools.cache
