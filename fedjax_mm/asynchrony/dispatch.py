@@ -7,7 +7,7 @@ Axes:  ``models`` M · ``jobs`` all R that are at work · ``lanes`` of a model, 
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -101,16 +101,16 @@ def fedast(
     Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
     Training" (2024), Algorithms 1 and 2.
     """
-    num_clients = check_count("num_clients", num_clients)
-    num_models = check_count("num_models", num_models)
+    num_clients = _known("num_clients", num_clients)
+    num_models = _known("num_models", num_models)
     each = list(at_work) if isinstance(at_work, Sequence | np.ndarray) else [at_work] * num_models
-    each = [check_count("at_work", number) for number in each]
+    each = [_known("at_work", number) for number in each]
     if len(each) != num_models:
         raise ValueError(
             f"at_work has {len(each)} numbers; give one for all models, or one for each of "
             f"{num_models}"
         )
-    ratio = check_count("ratio", ratio)
+    ratio = _known("ratio", ratio)
     if not isinstance(reallocate, bool):
         raise ValueError(f"reallocate is {described(reallocate)}; it must be True or False")
     if reallocate and sum(each) < ratio * num_models:
@@ -122,8 +122,19 @@ def fedast(
         delay = shifted_exponential(num_clients)
     check_delay(delay)
     per_round = sum(each) if arrivals_per_round is None else arrivals_per_round
-    per_round = check_count("arrivals_per_round", per_round)
+    per_round = _known("arrivals_per_round", per_round)
     return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate, per_round)
+
+
+def _known(name: str, value: Any) -> int:
+    """Returns a positive whole number that is known while the run is compiled."""
+    number = check_count(name, value)
+    if isinstance(number, jax.core.Tracer):
+        raise ValueError(
+            f"{name} is traced; a dispatch needs whole numbers: give an axis of them without "
+            "`together`, so that each has a program of its own"
+        )
+    return int(number)
 
 
 class Jobs(NamedTuple):

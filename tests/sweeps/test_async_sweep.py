@@ -145,3 +145,12 @@ def test_devices_that_share_clients_are_refused_before_compiling(plan, monkeypat
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)
     with pytest.raises((ValueError, RefusedError), match="split is 'clients', but run is async"):
         plan(GRID, split="clients")
+
+
+def test_numbers_of_a_dispatch_do_not_share_a_program():
+    def build(ratio):
+        dispatch = fedast(6, 2, at_work=4, ratio=ratio.number)
+        return Setup(Towards(jnp.arange(6.0)), fedavg(0.1, local_steps=2), dispatch)
+
+    with pytest.raises(ValueError, match="ratio is traced; a dispatch needs whole numbers: give"):
+        sweep(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0})
