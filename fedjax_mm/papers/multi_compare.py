@@ -153,7 +153,7 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
     rounds = result["round"].values
     last = rounds > 0.8 * rounds[-1]
     end = curves.isel(round=np.flatnonzero(last)).mean("round", skipna=False)
-    found = {"curve": curves.mean("seed", skipna=False), "curve error": estimate(curves).error}
+    found = {"curve": curves.mean("seed", skipna=False)}
     found |= {"end per seed": end, "end": end.mean("seed", skipna=False)}
     found |= {"end error": estimate(end).error}
     found |= {"at equal trainings per seed": _at_equal(curves, spent["trainings"])}
@@ -269,41 +269,38 @@ _AGAINST = {
     "time": "simulated time",
 }
 _YLABEL = {"mean": "mean accuracy", "worst": "worst model's accuracy", "variance": "variance"}
-_COLUMNS = (
-    ("mean", "round"),
-    ("worst", "round"),
-    ("variance", "round"),
-    ("worst", "trainings"),
-    ("worst", "megabytes"),
-    ("mean", "time"),
+_PANELS = (
+    (("mean", "round"), ("worst", "round"), ("variance", "round")),
+    (("mean", "time"), ("worst", "trainings"), ("worst", "megabytes")),
 )
+_STYLES = ("-", "--")  # of the first and of the second methods of a colour
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Figure:
-    """Draws a row of panels for each problem."""
+    """Draws two rows of panels for each problem."""
 
     def panel(problem: str, score: str, against: str) -> plots.Panel:
         here = measured.sel(problem=problem)
-        curves, errors = (here[name].sel(score=score) for name in ("curve", "curve error"))
-        drawn = []
+        curves, drawn = here["curve"].sel(score=score), []
         for number, name in enumerate(config.methods):
             x = here[against] if against == "round" else here[against].sel(algorithm=name)
-            y, error = (each.sel(algorithm=name).values for each in (curves, errors))
-            drawn.append(plots.Line(name, x.values.astype(float), y, error, "-", number))
-        unit = "points squared" if score == "variance" else "percent"
-        ylabel = f"{_YLABEL[score]} in {unit}"
-        return plots.Panel(f"{problem}", _AGAINST[against], ylabel, drawn)
+            y = curves.sel(algorithm=name).values
+            again, color = divmod(number, len(plots.COLORS))
+            style = _STYLES[again % len(_STYLES)]
+            drawn.append(plots.Line(name, x.values.astype(float), y, None, style, color))
+        is_variance = score == "variance"
+        ylabel = f"{_YLABEL[score]} in {'points squared' if is_variance else 'percent'}"
+        scale = "log" if is_variance else "linear"
+        return plots.Panel(problem, _AGAINST[against], ylabel, drawn, scale=scale)
 
     about = result.attrs["manifest"]
-    caption = f"Means over {config.num_seeds} seeds with draws of the data of their own, with "
-    caption += "standard errors; the variance is that over the models. Bandits begin with a round "
-    caption += "of all clients for each model."
-    return plots.draw(
-        [[panel(problem, *column) for column in _COLUMNS] for problem in config.chosen],
-        title=f"Several models at once: {', '.join(about['datasets'])}",
-        caption=caption,
-        share=False,
-    )
+    # So many curves with standard errors would hide each other.
+    caption = f"Means over {config.num_seeds} seeds with draws of the data of their own; the table "
+    caption += "has standard errors. The variance is that over the models. Bandits begin with a "
+    caption += "round of all clients for each model; a round of FedAST is as many local trainings."
+    drawn = [[panel(name, *each) for each in row] for name in config.chosen for row in _PANELS]
+    title = f"Several models at once: {', '.join(about['datasets'])}"
+    return plots.draw(drawn, title=title, caption=caption, share=False)
 
 
 _page = MultiCompare(), run, measure, claims, table, figure
