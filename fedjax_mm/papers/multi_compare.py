@@ -6,8 +6,10 @@ and bytes. GVR and StaleVR have all clients train all models before they draw, a
 are drawn count as trainings.
 
 All methods have one clock, on which a local training takes as long as one law says. A round lasts
-as long as the slowest of those that count in it. FedAST has no rounds: K jobs are at work, and K
-that have come home are drawn as a round. It does not weigh its clients, as it is published.
+as long as its slowest client; that all clients of GVR train before they draw takes no time. FedAST
+has no rounds: K jobs are at work, and K that have come home are drawn as a round. As it is
+published it does not weigh its clients, and so minimizes another mean than the other methods: here
+it weighs them as these do.
 
 How long a method takes to a target is measured seed by seed. The target is the lower of the two
 mean accuracies that FedAST and MFA-Rand end with, so that both of them reach it.

@@ -94,6 +94,6 @@ METHODS: Mapping[str, Way] = {
     "StaleVR": _unequal(partial(stalevr, beta="exact"), by="update", inactive="train"),
     "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
     "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
-    "FedAST": Way(_at_once, partial(fedavg, weighted=False)),
+    "FedAST": Way(_at_once),
 }
 """All methods by name; a new one is a line here."""
