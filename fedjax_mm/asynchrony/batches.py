@@ -102,9 +102,7 @@ def batches_of(
         limit = most - done
         if dispatch.reallocate:
             limit = jnp.minimum(limit, period - state.round % period)
-        clock, batch = next_batch(
-            dispatch, clock, draws, jnp.asarray(widths), max(at_once), done, limit
-        )
+        clock, batch = next_batch(dispatch, clock, draws, widths, done, limit)
         trained = []
         for stack, store, width, size in zip(stacks, stores, at_once, sizes, strict=True):
             lanes = jax.tree.map(lambda x, w=width: x[:, :w], stack.rows(batch.lanes))
