@@ -18,8 +18,8 @@ import numpy as np
 
 from fedjax_mm import fedavg, keys
 from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
+from fedjax_mm.asynchrony.batches import dense
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.asynchrony.training import dense
 from fedjax_mm.base import Algorithm, LocalProblem
 from fedjax_mm.data import synthetic
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic

@@ -28,6 +28,18 @@ class Counts(NamedTuple):
     idle_rounds: Any
 
 
+class Tally(NamedTuple):
+    """Work done since the last record.
+
+    Attributes:
+      counts: what is recorded of it.
+      staleness: the steps that models made during the jobs that came home, added up; () in rounds.
+    """
+
+    counts: Counts
+    staleness: Any = ()
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sizes:

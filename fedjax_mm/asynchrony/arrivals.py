@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
@@ -73,8 +74,7 @@ def next_batch(
     dispatch: Dispatch,
     clock: Clock,
     draws: Draws,
-    widths: Int[Array, " models"],
-    width: int,
+    widths: Int[np.ndarray, " models"],
     first: Int[Array, ""],
     limit: Int[Array, ""],
 ) -> tuple[Clock, Batch]:
@@ -87,21 +87,20 @@ def next_batch(
       dispatch: the rule.
       clock: the clock before them.
       draws: those of the jobs that follow.
-      widths: the most arrivals of each model.
-      width: the largest of them.
+      widths: the most arrivals of each model; they are known while tracing.
       first: the place in `draws` of the job that follows the first arrival.
       limit: the most arrivals, positive.
     """
-    M, R = dispatch.num_models, dispatch.num_jobs
-    come, i = _in_order(dispatch, clock), jnp.arange(R, dtype=jnp.int32)
-    new = _followers(clock, draws, come, first)
+    M, most = dispatch.num_models, min(dispatch.num_jobs, int(widths.sum()))
+    come, i = _in_order(dispatch, clock, most), jnp.arange(most, dtype=jnp.int32)
+    new = _followers(dispatch, clock, draws, come, first)
     # How many of them: the others' results are not used.
     earliest = jnp.concatenate(
         [jnp.full(1, jnp.inf, new.finish.dtype), lax.cummin(new.finish)[:-1]]
     )
-    fits = come.lane < widths[come.jobs.model]
+    fits = come.lane < jnp.asarray(widths)[come.jobs.model]
     is_next = (i < limit) & fits & (come.jobs.finish <= earliest)
-    size = jnp.where(jnp.all(is_next), R, jnp.argmin(is_next)).astype(jnp.int32)
+    size = jnp.where(jnp.all(is_next), most, jnp.argmin(is_next)).astype(jnp.int32)
     present, end = i < size, size - 1
     made = _steps(dispatch, clock, come, present)
     after = _versions(clock, come, new, made, present)
@@ -128,15 +127,16 @@ def next_batch(
         own_steps + made.part - come.jobs.version,
     )
     to = jnp.where(present, come.jobs.model, M), come.lane
-    empty = jnp.full((M, width), -1, jnp.int32)
+    empty = jnp.full((M, widths.max()), -1, jnp.int32)
     lanes = jax.tree.map(lambda x: empty.at[to].set(x, mode="drop"), each)
     return clock, Batch(size, lanes, made.num_steps, made.steps, made.by_now[end])
 
 
 class _Arrivals(NamedTuple):
-    """Jobs at work in the order in which they end, ``[arrivals]``."""
+    """The next jobs to end, in that order, ``[arrivals]``, as many as a batch may have."""
 
     jobs: Jobs
+    row: Array  # where they are among the jobs at work
     is_model: Array  # [arrivals, models]
     arrived: Array  # arrivals of each model, this one included, [arrivals, models]
     lane: Array  # its number among its model's, from 0
@@ -159,22 +159,25 @@ class _Made(NamedTuple):
     num_steps: Array
 
 
-def _in_order(dispatch: Dispatch, clock: Clock) -> _Arrivals:
-    number = jnp.arange(dispatch.num_jobs, dtype=jnp.int32)
-    # Of jobs that end at the same moment the one that began first comes first.
-    *_, row = lax.sort((clock.jobs.finish, clock.jobs.number, number), num_keys=2)
+def _in_order(dispatch: Dispatch, clock: Clock, most: int) -> _Arrivals:
+    # Of jobs that end at the same moment the one that began first comes first: they are stored in
+    # the order of their beginnings, and `top_k` keeps the order of equal ones.
+    _, row = lax.top_k(-clock.jobs.finish, most)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
     is_model = jobs.model[:, None] == jnp.arange(dispatch.num_models, dtype=jnp.int32)
     count = jnp.cumsum(is_model, axis=0, dtype=jnp.int32)
-    come = _Arrivals(jobs, is_model, count, jobs.model)
+    come = _Arrivals(jobs, row, is_model, count, jobs.model)
     return come._replace(lane=come.of_own(count) - 1)
 
 
-def _followers(clock: Clock, draws: Draws, come: _Arrivals, first: Int[Array, ""]) -> Jobs:
+def _followers(
+    dispatch: Dispatch, clock: Clock, draws: Draws, come: _Arrivals, first: Int[Array, ""]
+) -> Jobs:
     """Returns the job that follows each arrival, with the version of the one before it."""
     i = jnp.arange(len(come.lane), dtype=jnp.int32)
     # A model with too many jobs hands over its first ones, to the first models that lack some.
-    lacks = clock.targets - come.arrived[-1]
+    models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
+    lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
     gives = come.lane < -come.of_own(jnp.broadcast_to(lacks, come.is_model.shape))
     given = jnp.cumsum(gives, dtype=jnp.int32) - 1
     ends = jnp.cumsum(jnp.maximum(lacks, 0))
@@ -184,7 +187,7 @@ def _followers(clock: Clock, draws: Draws, come: _Arrivals, first: Int[Array, ""
     return come.jobs._replace(
         finish=come.jobs.finish + draws.delay[place_in_draws, model],
         start=come.jobs.finish,
-        number=len(i) + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
+        number=dispatch.num_jobs + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
         model=model,
         client=draws.client[place_in_draws],
     )
@@ -194,7 +197,7 @@ def _steps(
     dispatch: Dispatch, clock: Clock, come: _Arrivals, present: Bool[Array, " arrivals"]
 ) -> _Made:
     """Returns the steps: the first once the buffer is full, then one for every b_m arrivals."""
-    R, model = dispatch.num_jobs, come.jobs.model
+    most, model = len(come.lane), come.jobs.model
     buffer_size = -(-clock.targets // dispatch.ratio)
     missing = jnp.maximum(buffer_size - clock.filled, 1)
 
@@ -206,28 +209,42 @@ def _steps(
     is_step = present & (come.of_own(count) > part)
     # Every step has a place of its own, where no job's version is that stays at work, nor a
     # current one: there are as many free places as arrivals.
-    stays = jnp.where(present, dispatch.num_places, come.jobs.place)
-    is_used = jnp.zeros(dispatch.num_places, bool).at[stays].set(True, mode="drop")
-    (free,) = jnp.nonzero(~is_used.at[clock.place].set(True), size=R, fill_value=0)
-    (at,) = jnp.nonzero(is_step, size=R, fill_value=0)
+    used = jnp.where(_stays(clock, come, present), clock.jobs.place, dispatch.num_places)
+    is_used = jnp.zeros(dispatch.num_places, bool).at[used].set(True, mode="drop")
+    (free,) = jnp.nonzero(~is_used.at[clock.place].set(True), size=most, fill_value=0)
+    (at,) = jnp.nonzero(is_step, size=most, fill_value=0)
     number = clock.steps[model][at] + part[at] + 1
     steps = Steps(model[at], part[at], number, free.astype(jnp.int32))
     step_of = jnp.cumsum(is_step, dtype=jnp.int32) - 1  # the last step so far, of any model
     last_place = jnp.where(is_step, steps.place[step_of], -1)
-    made_here = jnp.arange(R, dtype=jnp.int32)[:, None]
+    made_here = jnp.arange(most, dtype=jnp.int32)[:, None]
     latest = lax.cummax(jnp.where(is_step[:, None] & come.is_model, made_here, -1), axis=0)
     num_steps = jnp.sum(is_step, dtype=jnp.int32)
     return _Made(buffer_size, missing, count, part, latest, last_place, steps, num_steps)
+
+
+def _stays(
+    clock: Clock, come: _Arrivals, present: Bool[Array, " arrivals"]
+) -> Bool[Array, " jobs"]:
+    """Returns which of the jobs at work do not come home in a batch."""
+    leaves = jnp.where(present, come.row, len(clock.jobs.number))
+    return jnp.ones_like(clock.jobs.number, bool).at[leaves].set(False, mode="drop")
 
 
 def _versions(
     clock: Clock, come: _Arrivals, new: Jobs, made: _Made, present: Bool[Array, " arrivals"]
 ) -> Jobs:
     """Returns the jobs at work after a batch, those that began in it with their versions."""
+    # In the order of their beginnings: those that stay, then those that begin.
+    (old,) = jnp.nonzero(_stays(clock, come, present), size=len(clock.jobs.number), fill_value=0)
+    later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
+    after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, new)
     # Jobs that begin at the moment of a step begin after it, whatever came first.
-    after = jax.tree.map(lambda x, y: jnp.where(present, x, y), new, come.jobs)
     times = jnp.where(present, come.jobs.finish, jnp.inf)
-    seen = jnp.searchsorted(times, after.start, side="right").astype(jnp.int32)
+    seen_by_new = jnp.searchsorted(times, new.start, side="right", method="compare_all")
+    # Those that stay began before, or at the very moment of the first arrival.
+    seen_by_old = jnp.where(after.start >= times[0], seen_by_new[0], 0)
+    seen = jnp.where(later < 0, seen_by_old, seen_by_new[later])
     upto, is_fresh = jnp.maximum(seen - 1, 0), seen > 0
     step_at = made.latest[upto, after.model]
     version = clock.steps[after.model] + made.by_now[upto, after.model]

@@ -1,13 +1,13 @@
 """Jobs in simulated time: who works on what, who comes home next, and who gets how many.
 
 A job is the local training of one model by one client, from the version of the model that it was
-given. Everything here is numbers about jobs; their training is in `training.py`.
+given. Everything here is numbers about jobs; their training is in `batches.py`.
 
 Axes:  ``models`` M · ``jobs`` all R that are at work · ``lanes`` of a model, jobs trained at once
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ class Dispatch(NamedTuple):
       ratio: R_m over the number of updates in the model's buffer.
       delay: draws how long a job takes.
       reallocate: whether R_m follows the relative variance of recent updates.
+      arrivals_per_round: jobs that come home in what a sweep counts as a round.
     """
 
     num_clients: int
@@ -41,6 +42,7 @@ class Dispatch(NamedTuple):
     ratio: int
     delay: Delay
     reallocate: bool
+    arrivals_per_round: int
 
     @property
     def num_jobs(self) -> int:
@@ -66,6 +68,7 @@ def fedast(
     ratio: int,
     delay: Delay | None = None,
     reallocate: bool = True,
+    arrivals_per_round: int | None = None,
 ) -> Dispatch:
     """FedAST: R_m jobs of every model at work, and a step of the model for b_m of their updates.
 
@@ -83,6 +86,8 @@ def fedast(
       ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
       delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default.
       reallocate: whether R_m changes.
+      arrivals_per_round: jobs that come home in a round of `sweep`, which is all that depends on
+        it; None is R, as many as are at work.
 
     Raises:
       TypeError: if `delay` is no function.
@@ -96,16 +101,16 @@ def fedast(
     Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
     Training" (2024), Algorithms 1 and 2.
     """
-    num_clients = check_count("num_clients", num_clients)
-    num_models = check_count("num_models", num_models)
+    num_clients = _known("num_clients", num_clients)
+    num_models = _known("num_models", num_models)
     each = list(at_work) if isinstance(at_work, Sequence | np.ndarray) else [at_work] * num_models
-    each = [check_count("at_work", number) for number in each]
+    each = [_known("at_work", number) for number in each]
     if len(each) != num_models:
         raise ValueError(
             f"at_work has {len(each)} numbers; give one for all models, or one for each of "
             f"{num_models}"
         )
-    ratio = check_count("ratio", ratio)
+    ratio = _known("ratio", ratio)
     if not isinstance(reallocate, bool):
         raise ValueError(f"reallocate is {described(reallocate)}; it must be True or False")
     if reallocate and sum(each) < ratio * num_models:
@@ -116,7 +121,20 @@ def fedast(
     if delay is None:
         delay = shifted_exponential(num_clients)
     check_delay(delay)
-    return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate)
+    per_round = sum(each) if arrivals_per_round is None else arrivals_per_round
+    per_round = _known("arrivals_per_round", per_round)
+    return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate, per_round)
+
+
+def _known(name: str, value: Any) -> int:
+    """Returns a positive whole number that is known while the run is compiled."""
+    number = check_count(name, value)
+    if isinstance(number, jax.core.Tracer):
+        raise ValueError(
+            f"{name} is traced; a dispatch needs whole numbers: give an axis of them without "
+            "`together`, so that each has a program of its own"
+        )
+    return int(number)
 
 
 class Jobs(NamedTuple):

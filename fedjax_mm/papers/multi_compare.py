@@ -4,12 +4,20 @@ Every method is a line of a table. Each of its rounds trains K clients, or as ma
 bandits begin with M rounds of all clients; curves are therefore also drawn against local trainings
 and bytes. GVR and StaleVR have all clients train all models before they draw, and only those that
 are drawn count as trainings.
+
+All methods have one clock, on which a local training takes as long as one law says. A round lasts
+as long as its slowest client; that all clients of GVR train before they draw takes no time. FedAST
+has no rounds: K jobs are at work, and K that have come home are drawn as a round. As it is
+published it does not weigh its clients, and so minimizes another mean than the other methods: here
+it weighs them as these do.
+
+How long a method takes to a target is measured seed by seed. The target is the lower of the two
+mean accuracies that FedAST and MFA-Rand end with, so that both of them reach it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import xarray as xr
@@ -17,213 +25,22 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
-from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.algorithms.mifa import mifa
-from fedjax_mm.algorithms.stalevr import stalevr
-from fedjax_mm.assignments.bandits import bandit
-from fedjax_mm.assignments.fairness import fedfair
-from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
-from fedjax_mm.assignments.sampling import variance_reduced
-from fedjax_mm.base import Algorithm, Assignment
-from fedjax_mm.data.digits import digits
-from fedjax_mm.data.federate import federate
-from fedjax_mm.data.federated import FederatedData, Pool, stack_data
-from fedjax_mm.data.idx import Name, check_idx, load_idx
-from fedjax_mm.data.partition import dirichlet
-from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seeded
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.idx import check_idx
+from fedjax_mm.experiments.fields import Count, Distinct, Seeded
 from fedjax_mm.papers.claims import Claim, estimate, exceeds, not_below
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
+from fedjax_mm.papers.multi_methods import METHODS
+from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
 from fedjax_mm.papers.tables import Table, cells, rows
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
-from fedjax_mm.tasks.classification import Classification, classification
-from fedjax_mm.tasks.networks import MLP, LogisticRegression
 
-TEST_FRACTION = 0.2
 _BYTES = 4  # of a number that is sent
 
 
-class Sizes(NamedTuple):
-    """Numbers that assignments depend on."""
-
-    num_clients: int
-    num_models: int
-    cohort_size: int
-    num_rounds: int
-
-
-class Way(NamedTuple):
-    """A method: who trains what, and how clients train and the server aggregates.
-
-    Attributes:
-      assign: from the sizes.
-      algorithm: a factory that takes a rate, `local_steps` and `batch_size`.
-    """
-
-    assign: Callable[[Sizes], Assignment]
-    algorithm: Callable[..., Algorithm] = fedavg
-
-
-def _of(factory: Callable[..., Assignment], **options: Any) -> Way:
-    def assign(sizes: Sizes) -> Assignment:
-        how = {"cohort_size": sizes.cohort_size} | options
-        return factory(sizes.num_clients, sizes.num_models, **how)
-
-    return Way(assign)
-
-
-def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
-    def assign(sizes: Sizes) -> Assignment:
-        # As many trainings a round as the others have, in the mean.
-        how = {"expected_trainings": float(sizes.cohort_size)} | options
-        return variance_reduced(sizes.num_clients, sizes.num_models, **how)
-
-    return Way(assign, algorithm)
-
-
-def _one_by_one(sizes: Sizes) -> Assignment:
-    *three, num_rounds = sizes
-    turn = max(1, num_rounds // sizes.num_models)
-    return sequential(*three[:2], cohort_size=three[2], rounds_per_model=turn)
-
-
-METHODS: Mapping[str, Way] = {
-    "FedAvg, one by one": Way(_one_by_one),
-    "MFA-Rand": _of(mfa_rand),
-    "MFA-RR": _of(mfa_rr),
-    "bandit: random": _of(bandit, policy="random"),
-    "bandit: weighted sum": _of(bandit, policy="weighted-sum"),
-    "bandit: Pareto": _of(bandit, policy="pareto"),
-    "bandit: rank list": _of(bandit, policy="rank-list"),
-    "FedFairMMFL": _of(fedfair),
-    "LVR": _unequal(partial(fedavg, server_scale="1/N"), by="loss"),
-    "GVR": _unequal(partial(fedavg, server_scale="1/N"), by="update"),
-    "StaleVR": _unequal(partial(stalevr, beta="exact"), by="update", inactive="train"),
-    "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
-    "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
-}
-"""All methods by name; a new one is a line here."""
-
+_RACE = ("FedAST", "MFA-Rand")  # whose ends are the target
 _BY_LOSSES = ("bandit: weighted sum", "bandit: Pareto", "bandit: rank list")
-
-
-class Problem(Config):
-    """Clients, and how they train."""
-
-    num_clients: Count
-    cohort_size: Count
-    learning_rate: Positive
-    local_steps: Count = 10
-    batch_size: Count = 10
-
-    def sizes(self, num_models: int, num_rounds: int) -> Sizes:
-        """Returns what assignments depend on."""
-        return Sizes(self.num_clients, num_models, self.cohort_size, num_rounds)
-
-
-class Synthetic(Problem):
-    """Synthetic(1, 1) A and B: two models of different size."""
-
-    num_clients: Count = 100
-    cohort_size: Count = 20
-    learning_rate: Positive = 0.03
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
-        return ("Synthetic A", "Synthetic B")
-
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
-        shapes: list[dict[str, Any]] = [
-            {"dim": 60, "num_classes": 5},
-            {"dim": 30, "num_classes": 10},
-        ]
-        seeds = settings.data_seeds
-        return [
-            stack_data([synthetic(self.num_clients, seed=seed, **how) for seed in seeds])
-            for how in shapes
-        ]
-
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
-        return [classification(each, LogisticRegression(each.num_classes)) for each in data]
-
-
-class Digits(Problem):
-    """Three questions about the same images."""
-
-    num_clients: Count = 30
-    cohort_size: Count = 6
-    learning_rate: Positive = 0.05
-    alpha: Positive = 0.5
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
-        return QUESTIONS
-
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
-        both = digits()
-        x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
-        pool = both._replace(train=(x, y))
-        return [ask(_deal(pool, self.num_clients, self.alpha, settings.data_seeds))]
-
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
-        module = MLP(data[0].num_classes, (64, 30))
-        columns = range(len(QUESTIONS))
-        return [classification(data[0], module, scale=1 / 255, column=i) for i in columns]
-
-
-class Images(Problem):
-    """MNIST and Fashion-MNIST, from files: two models, each with data of its own."""
-
-    num_clients: Count = 100
-    cohort_size: Count = 20
-    learning_rate: Positive = 0.05
-    alpha: Positive = 0.5
-    num_images: Count = 12_000
-    """Of each data set the first ones; clients share them out."""
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """Returns the models' names."""
-        return ("MNIST", "Fashion-MNIST")
-
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
-        folder = settings.directory
-        if folder is None:
-            raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
-        stacks = []
-        for name in _FILES:
-            pool = load_idx(folder, name=name)
-            x, y = (each[: self.num_images] for each in pool.train)
-            few = pool._replace(train=(x, y))
-            stacks.append(_deal(few, self.num_clients, self.alpha, settings.data_seeds))
-        return stacks
-
-    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
-        """Returns the models' tasks on one draw."""
-        return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
-
-
-_FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")
-
-
-def _deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
-    """Returns a stack of draws of who has which of the pool's training examples."""
-
-    def draw(seed: int) -> FederatedData:
-        parts = dirichlet(pool.train[1], num_clients, alpha=alpha, min_examples=10, seed=seed)
-        return federate(pool, parts, test_fraction=TEST_FRACTION, seed=seed)
-
-    return stack_data([draw(seed) for seed in seeds])
-
 
 ProblemName = Literal["synthetic", "digits", "images"]
 
@@ -257,7 +74,7 @@ class MultiCompare(Seeded):
                 METHODS[name].assign(problem.sizes(len(problem.models), self.num_rounds))
         if "images" in self.chosen:
             try:
-                for name in _FILES:
+                for name in FILES:
                     check_idx(str(self.directory), name=name)
             except OSError as error:
                 raise ValueError(str(error)) from error
@@ -279,7 +96,7 @@ class MultiCompare(Seeded):
         tasks = here.tasks([stack.select(draw) for stack in data[problem]])
         how = here.model_dump(include={"local_steps", "batch_size"})
         trained = way.algorithm(here.learning_rate, **how)
-        return Setup(tasks, trained, way.assign(here.sizes(len(tasks), self.num_rounds)))
+        return Setup(tasks, trained, way.on_clock(here.sizes(len(tasks), self.num_rounds)))
 
 
 def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
@@ -299,9 +116,9 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
         execution=execution,
     )
     names = list(dict.fromkeys(stack.name for stack in stacks))
-    kept = ["test_accuracy", "client_updates", "parameters_up", "parameters_down", "diverged"]
+    kept = ["test_accuracy", "time", "client_updates", "parameters_up", "parameters_down"]
     about = result.attrs["manifest"] | {"datasets": names}
-    return result[kept].assign_attrs(manifest=about)
+    return result[[*kept, "diverged"]].assign_attrs(manifest=about)
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
@@ -333,15 +150,20 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
     spent = {
         "trainings": result["client_updates"].sum("model"),
         "megabytes": _BYTES * sent.sum("model") / 1e6,
+        "time": result["time"].isel(model=0, drop=True),
     }
     rounds = result["round"].values
     last = rounds > 0.8 * rounds[-1]
     end = curves.isel(round=np.flatnonzero(last)).mean("round", skipna=False)
-    found = {"curve": curves.mean("seed", skipna=False), "curve error": estimate(curves).error}
+    found = {"curve": curves.mean("seed", skipna=False)}
     found |= {"end per seed": end, "end": end.mean("seed", skipna=False)}
     found |= {"end error": estimate(end).error}
     found |= {"at equal trainings per seed": _at_equal(curves, spent["trainings"])}
-    found |= {name: each.mean("seed") for name, each in spent.items()}
+    found |= {name: each.mean("seed", skipna=False) for name, each in spent.items()}
+    if set(_RACE) <= set(config.methods):
+        target = end.sel(score="mean", algorithm=list(_RACE)).min("algorithm", skipna=False)
+        found["target per seed"] = target
+        found["time to target per seed"] = _time_to(target, mean, spent["time"])
     return xr.Dataset(found)
 
 
@@ -360,6 +182,23 @@ def _at_equal(curves: xr.DataArray, trainings: xr.DataArray) -> xr.DataArray:
         input_core_dims=[["round"], ["round"], []],
         vectorize=True,
         output_dtypes=[float],
+    )
+    return found
+
+
+def _time_to(target: xr.DataArray, scores: xr.DataArray, time: xr.DataArray) -> xr.DataArray:
+    """Returns when curves first reach a target, between two records; NaN if they do not."""
+
+    def first(scores: np.ndarray, times: np.ndarray, target: float) -> float:
+        (reached,) = np.nonzero(scores >= target)
+        if not len(reached):
+            return np.nan
+        around = slice(max(0, reached[0] - 1), reached[0] + 1)
+        return float(np.interp(target, scores[around], times[around]))
+
+    dims = [["round"], ["round"], []]
+    found: xr.DataArray = xr.apply_ufunc(
+        first, scores, time, target, input_core_dims=dims, vectorize=True, output_dtypes=[float]
     )
     return found
 
@@ -397,6 +236,11 @@ def claims(measured: xr.Dataset, config: MultiCompare) -> Iterator[Claim]:
             if both(name, "FedAvg, one by one"):
                 text = f"{problem}: the mean accuracy of {name} is not below FedAvg's, one by one"
                 yield not_below(text, lead("mean", name, "FedAvg, one by one"))
+        if both(*_RACE):
+            times = measured["time to target per seed"].sel(problem=problem, drop=True)
+            saved = times.sel(algorithm=_RACE[1], drop=True) - times.sel(algorithm=_RACE[0])
+            text = f"{problem}: FedAST reaches the target accuracy in less simulated time than "
+            yield exceeds(text + "MFA-Rand", saved.drop_vars("algorithm"))
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
@@ -413,45 +257,52 @@ def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
     last = measured.isel(round=-1)
     columns["trainings"] = cells(last["trainings"], form=".0f")
     columns["MB"] = cells(last["megabytes"], form=".1f")
+    columns["simulated time"] = cells(last["time"], form=".0f")
+    if "time to target per seed" in measured:
+        taken = estimate(measured["time to target per seed"])
+        columns["time to target"] = cells(taken.mean, taken.error, form=".1f")
     return [rows(columns, ("problem", "algorithm"))]
 
 
-_AGAINST = {"round": "round", "trainings": "local trainings", "megabytes": "megabytes sent"}
+_AGAINST = {
+    "round": "round",
+    "trainings": "local trainings",
+    "megabytes": "megabytes sent",
+    "time": "simulated time",
+}
 _YLABEL = {"mean": "mean accuracy", "worst": "worst model's accuracy", "variance": "variance"}
-_COLUMNS = (
-    ("mean", "round"),
-    ("worst", "round"),
-    ("variance", "round"),
-    ("worst", "trainings"),
-    ("worst", "megabytes"),
+_PANELS = (
+    (("mean", "round"), ("worst", "round"), ("variance", "round")),
+    (("mean", "time"), ("worst", "trainings"), ("worst", "megabytes")),
 )
+_STYLES = ("-", "--")  # of the first and of the second methods of a colour
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Figure:
-    """Draws a row of panels for each problem."""
+    """Draws two rows of panels for each problem."""
 
     def panel(problem: str, score: str, against: str) -> plots.Panel:
         here = measured.sel(problem=problem)
-        curves, errors = (here[name].sel(score=score) for name in ("curve", "curve error"))
-        drawn = []
+        curves, drawn = here["curve"].sel(score=score), []
         for number, name in enumerate(config.methods):
             x = here[against] if against == "round" else here[against].sel(algorithm=name)
-            y, error = (each.sel(algorithm=name).values for each in (curves, errors))
-            drawn.append(plots.Line(name, x.values.astype(float), y, error, "-", number))
-        unit = "points squared" if score == "variance" else "percent"
-        ylabel = f"{_YLABEL[score]} in {unit}"
-        return plots.Panel(f"{problem}", _AGAINST[against], ylabel, drawn)
+            y = curves.sel(algorithm=name).values
+            again, color = divmod(number, len(plots.COLORS))
+            style = _STYLES[again % len(_STYLES)]
+            drawn.append(plots.Line(name, x.values.astype(float), y, None, style, color))
+        is_variance = score == "variance"
+        ylabel = f"{_YLABEL[score]} in {'points squared' if is_variance else 'percent'}"
+        scale = "log" if is_variance else "linear"
+        return plots.Panel(problem, _AGAINST[against], ylabel, drawn, scale=scale)
 
     about = result.attrs["manifest"]
-    caption = f"Means over {config.num_seeds} seeds with draws of the data of their own, with "
-    caption += "standard errors; the variance is that over the models. Bandits begin with a round "
-    caption += "of all clients for each model."
-    return plots.draw(
-        [[panel(problem, *column) for column in _COLUMNS] for problem in config.chosen],
-        title=f"Several models at once: {', '.join(about['datasets'])}",
-        caption=caption,
-        share=False,
-    )
+    # So many curves with standard errors would hide each other.
+    caption = f"Means over {config.num_seeds} seeds with draws of the data of their own; the table "
+    caption += "has standard errors. The variance is that over the models. Bandits begin with a "
+    caption += "round of all clients for each model; a round of FedAST is as many local trainings."
+    drawn = [[panel(name, *each) for each in row] for name in config.chosen for row in _PANELS]
+    title = f"Several models at once: {', '.join(about['datasets'])}"
+    return plots.draw(drawn, title=title, caption=caption, share=False)
 
 
 _page = MultiCompare(), run, measure, claims, table, figure

@@ -93,7 +93,7 @@ def sweep(
         `Setup` to simulate. It is traced: values of numeric axes are tracers.
       axes: names and values; their order is the order of the result's dimensions. A value may be
         any object that `build` understands.
-      num_rounds: T.
+      num_rounds: T. With a `Dispatch` a round is as many arrivals as that says; see `fedast`.
       num_seeds: replicas of each point; all points have the same seeds.
       first_seed: the number of the first seed, for a run that adds seeds to an earlier one, whose
         draws they continue.

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.checks import check_choice, check_client_map, check_count, described, whole
 from fedjax_mm.chunks import ClientMap
@@ -28,18 +29,18 @@ from fedjax_mm.sweeps.until import Until
 
 
 class Setup(NamedTuple):
-    """Arguments of `simulate`, as `build` returns them.
+    """Arguments of `simulate`, or of `simulate_async`, as `build` returns them.
 
     Attributes:
       tasks: one for all models, or one per model.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
-      assignment: who trains what.
+      assignment: who trains what; a `Dispatch`, such as `fedast` returns, for asynchronous runs.
       params: initial parameters; drawn by the tasks if None.
     """
 
     tasks: Task | Sequence[Task]
     algorithm: Algorithm | Sequence[Algorithm]
-    assignment: Assignment
+    assignment: Assignment | Dispatch
     params: Params | None = None
 
 

@@ -167,8 +167,9 @@ def make_plan(
 
     Args:
       grid: what to compute.
-      split: the devices' axis, see `layout`. If None it is the replica axis wherever clients have
-        closed forms: adding up their sparse updates over devices takes longer than making them.
+      split: the devices' axis, see `layout`. If None it is the replica axis wherever runs are
+        asynchronous, or clients have closed forms: adding up their sparse updates over devices
+        takes longer than making them.
       limit: bytes of memory; by default 60 % of what is free.
       batch_sizes: one for each program, to repeat an earlier plan.
       report: receives what is being done, in words.
@@ -260,8 +261,14 @@ def _place(
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
+    alone = [program.label for program in programs if not program.traced.has_rounds]
+    if alone and split == "clients":
+        raise ValueError(
+            f"split is 'clients', but {alone[0]} is asynchronous: its clients have no rounds that "
+            "devices could share; give 'replicas' or None"
+        )
     # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
-    if split is None and any(program.traced.has_closed_form for program in programs):
+    if split is None and (alone or any(program.traced.has_closed_form for program in programs)):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     return where, *_room(grid, where, limit)

@@ -17,13 +17,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Assignment, Padded
+from fedjax_mm.base import AnalyticTask, Padded
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
-from fedjax_mm.parts import groups_of
-from fedjax_mm.record import Counts, Sizes, measure
-from fedjax_mm.rounds import How, look
-from fedjax_mm.simulate import State, init, round_of
-from fedjax_mm.stacks import Models, Order, Stack, order_of, split, stacks_of
+from fedjax_mm.record import Counts, Sizes, Tally, measure
+from fedjax_mm.simulate import State
+from fedjax_mm.stacks import Models, Order, order_of, split
+from fedjax_mm.sweeps.course import Course, course_of
 from fedjax_mm.sweeps.devices import Layout
 
 if TYPE_CHECKING:
@@ -89,15 +88,15 @@ class Carry(NamedTuple):
 
     Attributes:
       models: all that is known of the models.
-      assignment: the assignment's state.
-      since: counts since the last record.
+      assignment: the assignment's state, or the clock's.
+      since: work since the last record.
       prepared: the result of the grid's `prepare`.
       ending: None without a target.
     """
 
     models: Models
     assignment: Any
-    since: Counts
+    since: Tally
     prepared: Any
     ending: Ending | None
 
@@ -123,6 +122,7 @@ class Traced(NamedTuple):
       record: shapes and types of one record of one replica.
       updates_per_round: the most local trainings of one replica in a round.
       has_closed_form: whether every task brings its own local updates.
+      has_rounds: whether the clients of a round can be shared out.
       num_clients: N.
       order: of the models in their stacks.
       vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
@@ -136,6 +136,7 @@ class Traced(NamedTuple):
     num_clients: int
     order: Order
     has_closed_form: bool
+    has_rounds: bool
     vectorizes: bool
 
 
@@ -180,20 +181,20 @@ class Program:
         """Builds what one replica simulates."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 
-    def _parts(self, numbers: Any, shared: Any, carry: Carry) -> tuple[list[Stack], Assignment]:
+    def _course(
+        self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
+    ) -> Course:
         # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.
-        tasks, algorithm, assignment, _ = self.setup(numbers, shared, carry.prepared)
-        return stacks_of(tasks, algorithm, assignment), assignment
+        setup = self.setup(numbers, shared, prepared)
+        return course_of(setup, self.grid.client_map, client_axis)
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
         """Returns one replica before round 1."""
         return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Carry:
-        setup = self.setup(numbers, shared, prepared)
-        state = init(rng_key, *setup)
-        nothing = Counts(*[jnp.zeros(setup.assignment.num_models, jnp.int32)] * 3)
-        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), nothing)
+        state, nothing = self._course(numbers, shared, prepared).start(rng_key)
+        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), nothing.counts)
         return Carry(state.models, state.assignment, nothing, prepared, ending)
 
     def advance(
@@ -206,29 +207,35 @@ class Program:
         round: Int[Array, ""],
     ) -> Carry:
         """Computes one more round of one replica."""
-        stacks, assignment = self._parts(numbers, shared, carry)
-        one_round = round_of(stacks, assignment, self.grid.client_map, client_axis)
-        # The key and the round are the same for all that a program does: they are not carried.
-        state = State(rng_key, round, carry.models, carry.assignment, order_of(stacks))
-        state, (counts, self.message_sizes) = one_round(state, None)
-        since = jax.tree.map(_add_counts, carry.since, counts)
+        course = self._course(numbers, shared, carry.prepared, client_axis)
+        state, (done, self.message_sizes) = course.advance(
+            self._state(course, rng_key, carry, round), None
+        )
+        since = jax.tree.map(_add_counts, carry.since, done)
         if self.grid.keep is not None and carry.ending is not None:
             # Beside others that go on, a replica that has met the target would be trained further.
             stay = partial(jnp.where, carry.ending.is_met)
             state = state._replace(models=jax.tree.map(stay, carry.models, state.models))
         return carry._replace(models=state.models, assignment=state.assignment, since=since)
 
+    def _state(
+        self, course: Course, rng_key: PRNGKeyArray, carry: Carry, round: Int[Array, ""]
+    ) -> State:
+        # The key and the round are the same for all that a program does: they are not carried.
+        place, order = course.number(round), order_of(course.stacks)
+        return State(rng_key, place, carry.models, carry.assignment, order)
+
     def measure(
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
-        stacks, assignment = self._parts(numbers, shared, carry)
-        own = assignment.metrics and assignment.metrics(carry.assignment)
-        measured = measure(stacks, rng_key, round, carry.models, self.grid.client_map, own)
-        record = Record(measured.metrics, carry.since, measured.is_finite)
-        if assignment.num_used is None:
+        course = self._course(numbers, shared, carry.prepared)
+        own, place = course.metrics(carry.assignment, carry.since), course.number(round)
+        measured = measure(course.stacks, rng_key, place, carry.models, self.grid.client_map, own)
+        record = Record(measured.metrics, carry.since.counts, measured.is_finite)
+        if course.num_used is None:
             return record
-        is_there = jnp.arange(assignment.num_models) < assignment.num_used
+        is_there = jnp.arange(len(record.is_finite)) < course.num_used
 
         # All models have to meet a target: one that is not there repeats what the first one has.
         def repeat(x: Array) -> Array:
@@ -258,13 +265,11 @@ class Program:
 
         def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any) -> Any:
             carry = self._start(rng_key, numbers, shared, prepared)
-            stacks, assignment = self._parts(numbers, shared, carry)
-            how = How(self.grid.client_map, None, with_reports=False)
-            view = look(stacks, rng_key, round, carry.models, how)
-            groups, _ = groups_of(assignment, rng_key, round, carry.assignment, view)
-            updates = min(groups.clients.size, assignment.num_clients)
-            facts["updates_per_round"] = updates
-            facts["num_clients"], facts["order"] = assignment.num_clients, order_of(stacks)
+            course = self._course(numbers, shared, prepared)
+            stacks = course.stacks
+            updates = course.most_updates(self._state(course, rng_key, carry, round))
+            facts["updates_per_round"], facts["has_rounds"] = updates, course.has_rounds
+            facts["num_clients"], facts["order"] = stacks[0].num_clients, order_of(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
                 is_lockstep(stack.algorithm, stack.task, jax.tree.map(itemgetter(0), each.server))
@@ -297,8 +302,7 @@ class Program:
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
             known = {name: float(end(self.grid.axes[name])) for name in axes}
-            setup = self.setup(numbers | known, shared, prepared)
-            stacks_of(setup.tasks, setup.algorithm, setup.assignment)
+            self._course(numbers | known, shared, prepared)
 
         for end in (min, max) if axes else ():
             jax.eval_shape(partial(build, end), numbers, self.grid.shared, prepared)

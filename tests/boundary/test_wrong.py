@@ -26,7 +26,7 @@ def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
         raise AssertionError("a round is traced")
 
     # Everything that is compiled for long is made of these three.
-    monkeypatch.setattr(sys.modules[simulate_async.__module__], "next_batch", computed)
+    monkeypatch.setattr(sys.modules[simulate_async.__module__], "arrivals_of", computed)
     monkeypatch.setattr(sys.modules[simulate.__module__], "round_of", computed)
     monkeypatch.setattr(Program, "segment", computed)
     with pytest.raises(kind, match=words) as refusal:

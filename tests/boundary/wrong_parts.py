@@ -118,6 +118,10 @@ CASES = {
     "no jobs": (dispatched(at_work=0), "at_work is 0; it must be a positive whole number"),
     "jobs of others": (dispatched(2, at_work=(3, 3, 3)), "at_work has 3 numbers; .* each of 2"),
     "half a job": (dispatched(at_work=2.5), "at_work is 2.5; it must be a positive whole"),
+    "no arrivals": (
+        dispatched(arrivals_per_round=0),
+        "arrivals_per_round is 0; it must be a positive whole number",
+    ),
     "ratio 0": (dispatched(ratio=0), "ratio is 0; it must be a positive whole number"),
     "ratio too large": (
         dispatched(2, at_work=2, ratio=3),

@@ -18,7 +18,7 @@ SMALL = validate(
     ITEM.settings.model_dump()
     | {
         "problems": ["synthetic", "digits"],
-        "methods": ["bandit: rank list"],
+        "methods": ["bandit: rank list", "FedAST"],
         "synthetic": {"num_clients": 6, "cohort_size": 3, "local_steps": 2},
         "digits": {"num_clients": 6, "cohort_size": 2, "local_steps": 2},
         "num_rounds": 6,
@@ -34,7 +34,7 @@ def result():
 
 
 def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
-    assert dict(result.sizes) == {"problem": 2, "algorithm": 1, "seed": 2, "round": 3, "model": 3}
+    assert dict(result.sizes) == {"problem": 2, "algorithm": 2, "seed": 2, "round": 3, "model": 3}
     accuracy = result["test_accuracy"]
     there = accuracy.sel(problem="synthetic").isel(model=slice(2))
     assert ((there >= 0) & (there <= 1)).all()
@@ -44,17 +44,25 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     # Bandits begin with a round of all 6 clients for each model.
     assert (trained.sel(problem="synthetic", algorithm="bandit: rank list") == 2 * 6 + 4 * 3).all()
     assert (trained.sel(problem="digits", algorithm="bandit: rank list") == 3 * 6 + 3 * 2).all()
+    # As many as others have clients in a round, though three models have three jobs at least.
+    assert (trained.sel(problem="synthetic", algorithm="FedAST") == 6 * 3).all()
+    assert (trained.sel(problem="digits", algorithm="FedAST") == 6 * 2).all()
+    time = result["time"]
+    assert (time.isel(round=0, model=0) == 0).all()
+    assert (time.isel(model=0).diff("round") > 0).all()
     assert json.loads(result.attrs["manifest"])["datasets"][0].startswith("synthetic")
     measured, claims, (table,) = ITEM.judge(result, SMALL)
     assert claims == ()  # nobody to compare with
-    assert len(table.rows) == 2
+    assert len(table.rows) == 4
+    assert measured["time"].notnull().all()
+    assert not any("target" in name for name in measured)  # there is no MFA-Rand
     figure = ITEM.figure(result, measured, SMALL)
     save_figure(figure, tmp_path / "figure.png")
-    assert len(figure.axes) == 10
+    assert len(figure.axes) == 12
 
 
 def test_it_is_what_one_puts_together_by_hand(result):
-    """One run by `simulate`, with the key and the draws of its seed."""
+    """One run by `simulate`, with the key and the draws of its seed; a clock changes nothing."""
     seed, problem = 1, SMALL.synthetic
     assignment = bandit(6, 2, cohort_size=3, policy="rank-list")
     algorithm = fedavg(problem.learning_rate, local_steps=2, batch_size=problem.batch_size)
@@ -81,10 +89,11 @@ FULL = validate(
 )
 
 
-def invented(accuracy):
+def invented(accuracy, pace=1):
     """A result with ``accuracy(problem, method)`` for each of the models, which rises to the end.
 
-    Seeds differ by a thousandth. A bandit trains ten clients a round, the others five.
+    Seeds differ by a thousandth. A bandit trains ten clients a round, the others five. A round
+    takes 2, that of FedAST its pace.
     """
     dims = "problem", "algorithm", "seed", "round", "model"
     coords = {
@@ -95,7 +104,7 @@ def invented(accuracy):
         "model": [1, 2, 3],
     }
     values = np.full([len(x) for x in coords.values()], np.nan)
-    cost = np.zeros(values.shape, int)
+    cost, time = np.zeros(values.shape, int), np.full(values.shape, np.nan)
     for p, problem in enumerate(coords["problem"]):
         for m, method in enumerate(METHODS):
             ends = np.array(accuracy(problem, method))
@@ -104,7 +113,10 @@ def invented(accuracy):
             values[p, m, :, :, : len(ends)] = rise * ends + noise
             each = np.arange(11)[:, None] * (10 if method.startswith("bandit") else 5)
             cost[p, m, :, :, 0] = each[:, 0]
-    found = {"test_accuracy": (dims, values), "client_updates": (dims, cost)}
+            lasts = pace if method == "FedAST" else 2
+            time[p, m, ..., : len(ends)] = lasts * np.arange(11)[:, None]
+    found = {"time": (dims, time)}
+    found |= {"test_accuracy": (dims, values), "client_updates": (dims, cost)}
     found |= {"parameters_up": (dims, 100 * cost), "parameters_down": (dims, 150 * cost)}
     return xr.Dataset(found, coords)
 
@@ -137,6 +149,28 @@ def test_scores_are_measured_at_the_end():
     np.testing.assert_allclose(spent, 4 * 250 * 5 * np.arange(11) / 1e6)
 
 
+def test_the_target_is_where_the_worse_of_both_ends():
+    """FedAST ends at 55 % of MFA-Rand, which is there after 4.4 of its 8 rounds of rising."""
+
+    def accuracy(problem, method):
+        ends = np.array(as_published(problem, method))
+        return (0.55 if method == "FedAST" else 0.5 if method == "MFA-RR" else 1) * ends
+
+    measured = ITEM.measure(invented(accuracy, pace=3), FULL)
+    here = measured.sel(seed=0, problem="digits")
+    assert here["target per seed"] == pytest.approx(55 * np.mean([0.8, 0.7, 0.3]))
+    taken = here["time to target per seed"]
+    assert taken.sel(algorithm="MFA-Rand") == pytest.approx(2 * 4.4)
+    assert taken.sel(algorithm="FedAST") == pytest.approx(3 * 8)
+    assert taken.sel(algorithm="MFA-RR").isnull()
+    assert measured["time"].sel(problem="digits", algorithm="FedAST").values.tolist() == [
+        *range(0, 33, 3)
+    ]
+    (table,) = ITEM.table(measured, FULL)
+    (row,) = (row for row in table.rows if row[:2] == ("digits", "MFA-RR"))
+    assert row[-2:] == ("20", "not reached")
+
+
 def reversed_(problem, method):
     """The worst model is worse with FedFair, and bandits do badly."""
     return [
@@ -148,9 +182,9 @@ def reversed_(problem, method):
 
 
 def test_claims_hold_or_fail_with_the_curves():
-    for accuracy, verdict in ((as_published, "holds"), (reversed_, "fails")):
-        _, claims, _ = ITEM.judge(invented(accuracy), FULL)
-        assert len(claims) == 2 * (2 + 2 + 2 + 3 + 4)
+    for accuracy, pace, verdict in ((as_published, 1, "holds"), (reversed_, 3, "fails")):
+        _, claims, _ = ITEM.judge(invented(accuracy, pace), FULL)
+        assert len(claims) == 2 * (2 + 2 + 2 + 3 + 4 + 1)
         for claim in claims:
             is_level = "bandit: random is not below" in claim.claim
             assert claim.verdict == ("holds" if is_level else verdict), claim

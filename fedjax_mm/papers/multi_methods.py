@@ -1,0 +1,99 @@
+"""All multi-model methods by name, on one clock."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.algorithms.mifa import mifa
+from fedjax_mm.algorithms.stalevr import stalevr
+from fedjax_mm.assignments.bandits import bandit
+from fedjax_mm.assignments.fairness import fedfair
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
+from fedjax_mm.assignments.sampling import variance_reduced
+from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.base import Algorithm, Assignment
+
+
+class Sizes(NamedTuple):
+    """Numbers that assignments depend on."""
+
+    num_clients: int
+    num_models: int
+    cohort_size: int
+    num_rounds: int
+
+
+class Way(NamedTuple):
+    """A method: who trains what, and how clients train and the server aggregates.
+
+    Attributes:
+      assign: from the sizes.
+      algorithm: a factory that takes a rate, `local_steps` and `batch_size`.
+    """
+
+    assign: Callable[[Sizes], Assignment | Dispatch]
+    algorithm: Callable[..., Algorithm] = fedavg
+
+    def on_clock(self, sizes: Sizes) -> Assignment | Dispatch:
+        """Returns who trains what, on the clock of all methods."""
+        rule = self.assign(sizes)
+        return rule if isinstance(rule, Dispatch) else on_clock(rule, _delay(sizes))
+
+
+def _delay(sizes: Sizes) -> Delay:
+    """Returns the law of all local trainings: 1.5 in the mean, longer at slow clients."""
+    return shifted_exponential(sizes.num_clients, mean=1.0)
+
+
+def _of(factory: Callable[..., Assignment], **options: Any) -> Way:
+    def assign(sizes: Sizes) -> Assignment:
+        how = {"cohort_size": sizes.cohort_size} | options
+        return factory(sizes.num_clients, sizes.num_models, **how)
+
+    return Way(assign)
+
+
+def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
+    def assign(sizes: Sizes) -> Assignment:
+        # As many trainings a round as the others have, in the mean.
+        how = {"expected_trainings": float(sizes.cohort_size)} | options
+        return variance_reduced(sizes.num_clients, sizes.num_models, **how)
+
+    return Way(assign, algorithm)
+
+
+def _one_by_one(sizes: Sizes) -> Assignment:
+    *three, num_rounds = sizes
+    turn = max(1, num_rounds // sizes.num_models)
+    return sequential(*three[:2], cohort_size=three[2], rounds_per_model=turn)
+
+
+def _at_once(sizes: Sizes) -> Dispatch:
+    """Returns as many jobs as others have clients in a round; half of a model's make a step."""
+    N, M, K, _ = sizes
+    each = [max(1, len(part)) for part in np.array_split(np.arange(K), M)]
+    ratio, delay = min(2, *each), _delay(sizes)
+    return fedast(N, M, at_work=each, ratio=ratio, delay=delay, arrivals_per_round=K)
+
+
+METHODS: Mapping[str, Way] = {
+    "FedAvg, one by one": Way(_one_by_one),
+    "MFA-Rand": _of(mfa_rand),
+    "MFA-RR": _of(mfa_rr),
+    "bandit: random": _of(bandit, policy="random"),
+    "bandit: weighted sum": _of(bandit, policy="weighted-sum"),
+    "bandit: Pareto": _of(bandit, policy="pareto"),
+    "bandit: rank list": _of(bandit, policy="rank-list"),
+    "FedFairMMFL": _of(fedfair),
+    "LVR": _unequal(partial(fedavg, server_scale="1/N"), by="loss"),
+    "GVR": _unequal(partial(fedavg, server_scale="1/N"), by="update"),
+    "StaleVR": _unequal(partial(stalevr, beta="exact"), by="update", inactive="train"),
+    "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
+    "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
+    "FedAST": Way(_at_once),
+}
+"""All methods by name; a new one is a line here."""

@@ -1,0 +1,140 @@
+"""Problems with several models, on which methods are compared: clients, data and tasks."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_mm.data.digits import digits
+from fedjax_mm.data.federate import federate
+from fedjax_mm.data.federated import FederatedData, Pool, stack_data
+from fedjax_mm.data.idx import Name, load_idx
+from fedjax_mm.data.partition import dirichlet
+from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.experiments.fields import Config, Count, Positive
+from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
+from fedjax_mm.papers.multi_methods import Sizes
+from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.networks import MLP, LogisticRegression
+
+if TYPE_CHECKING:
+    from fedjax_mm.papers.multi_compare import MultiCompare
+
+_TEST_FRACTION = 0.2
+
+
+class Problem(Config):
+    """Clients, and how they train."""
+
+    num_clients: Count
+    cohort_size: Count
+    learning_rate: Positive
+    local_steps: Count = 10
+    batch_size: Count = 10
+
+    def sizes(self, num_models: int, num_rounds: int) -> Sizes:
+        """Returns what assignments depend on."""
+        return Sizes(self.num_clients, num_models, self.cohort_size, num_rounds)
+
+
+class Synthetic(Problem):
+    """Synthetic(1, 1) A and B: two models of different size."""
+
+    num_clients: Count = 100
+    cohort_size: Count = 20
+    learning_rate: Positive = 0.03
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the models' names."""
+        return ("Synthetic A", "Synthetic B")
+
+    def data(self, settings: "MultiCompare") -> list[FederatedData]:
+        """Returns a stack of draws for each store of data."""
+        shapes: list[dict[str, Any]] = [
+            {"dim": 60, "num_classes": 5},
+            {"dim": 30, "num_classes": 10},
+        ]
+        return [
+            stack_data(
+                [synthetic(self.num_clients, seed=seed, **how) for seed in settings.data_seeds]
+            )
+            for how in shapes
+        ]
+
+    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+        """Returns the models' tasks on one draw."""
+        return [classification(each, LogisticRegression(each.num_classes)) for each in data]
+
+
+class Digits(Problem):
+    """Three questions about the same images."""
+
+    num_clients: Count = 30
+    cohort_size: Count = 6
+    learning_rate: Positive = 0.05
+    alpha: Positive = 0.5
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the models' names."""
+        return QUESTIONS
+
+    def data(self, settings: "MultiCompare") -> list[FederatedData]:
+        """Returns a stack of draws for each store of data."""
+        both = digits()
+        x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
+        pool = both._replace(train=(x, y))
+        return [ask(_deal(pool, self.num_clients, self.alpha, settings.data_seeds))]
+
+    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+        """Returns the models' tasks on one draw."""
+        module = MLP(data[0].num_classes, (64, 30))
+        columns = range(len(QUESTIONS))
+        return [classification(data[0], module, scale=1 / 255, column=i) for i in columns]
+
+
+class Images(Problem):
+    """MNIST and Fashion-MNIST, from files: two models, each with data of its own."""
+
+    num_clients: Count = 100
+    cohort_size: Count = 20
+    learning_rate: Positive = 0.05
+    alpha: Positive = 0.5
+    num_images: Count = 12_000
+    """Of each data set the first ones; clients share them out."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the models' names."""
+        return ("MNIST", "Fashion-MNIST")
+
+    def data(self, settings: "MultiCompare") -> list[FederatedData]:
+        """Returns a stack of draws for each store of data."""
+        folder = settings.directory
+        if folder is None:
+            raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
+        stacks = []
+        for name in FILES:
+            pool = load_idx(folder, name=name)
+            x, y = (each[: self.num_images] for each in pool.train)
+            few = pool._replace(train=(x, y))
+            stacks.append(_deal(few, self.num_clients, self.alpha, settings.data_seeds))
+        return stacks
+
+    def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
+        """Returns the models' tasks on one draw."""
+        return [classification(each, MLP(10, (64, 30)), scale=1 / 255) for each in data]
+
+
+FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")
+
+
+def _deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
+    """Returns a stack of draws of who has which of the pool's training examples."""
+
+    def draw(seed: int) -> FederatedData:
+        parts = dirichlet(pool.train[1], num_clients, alpha=alpha, min_examples=10, seed=seed)
+        return federate(pool, parts, test_fraction=_TEST_FRACTION, seed=seed)
+
+    return stack_data([draw(seed) for seed in seeds])

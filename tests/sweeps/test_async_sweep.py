@@ -1,0 +1,156 @@
+"""Sweeps of asynchronous runs: the numbers of `simulate_async`, planned, continued and refused."""
+
+import dataclasses
+import functools
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray as xr
+
+from fedjax_mm import fedavg, mfa_rand, sweep, to_dataset
+from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential, simulate_async, state_bytes
+from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until
+from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.program import num_bytes
+from tests.helpers import Towards
+from tests.sweeps.test_checkpoint import signalling, sweep_of
+
+SEED, SEEDS, ROUNDS, EVERY, EACH = 4, 2, 12, 4, 10
+AXES = {"learning_rate": [0.05, 0.1], "mean": [1.0, 3.0]}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Noisy(Towards):
+    """A task with a metric that is drawn with the key of the record."""
+
+    def metrics(self, rng_key, params):
+        return super().metrics(rng_key, params) | {"noise": jax.random.normal(rng_key)}
+
+
+def parts(learning_rate, mean):
+    """Fewer jobs than arrivals of a round; R_m changes."""
+    delay = shifted_exponential(6, jnp.stack([jnp.asarray(mean), jnp.asarray(1.0)]))
+    dispatch = fedast(6, 2, at_work=(4, 2), ratio=2, delay=delay, arrivals_per_round=EACH)
+    task = Noisy(jnp.arange(6.0))
+    return task, fedavg(learning_rate, local_steps=2, weighted=False), dispatch
+
+
+def build(learning_rate, mean):
+    return Setup(*parts(learning_rate, mean))
+
+
+GRID = Grid(build, AXES, ROUNDS, SEEDS, seed=SEED, record_every=EVERY)
+
+
+@functools.cache
+def whole():
+    """The sweep without a stop."""
+    return sweep_of(GRID)
+
+
+def single_runs():
+    """`simulate_async` at every point and with every seed, one after the other."""
+
+    @jax.jit
+    def one(key, *point):
+        how = {"record_every": EVERY * EACH}
+        return simulate_async(key, *parts(*point), ROUNDS * EACH, **how)[1]
+
+    for rate in AXES["learning_rate"]:
+        for mean in AXES["mean"]:
+            for number, key in enumerate(seed_keys(SEED, SEEDS)):
+                at = {"learning_rate": rate, "mean": mean, "seed": number}
+                yield at, to_dataset(one(key, rate, mean))
+
+
+def test_every_point_and_seed_is_a_single_run():
+    """Side by side: one program, whose rounds are as many arrivals."""
+    result = whole()
+    assert len(GRID.programs) == 1
+    assert result["round"].values.tolist() == list(range(0, ROUNDS + 1, EVERY))
+    runs = list(single_runs())
+    for at, expected in runs:
+        assert (expected["round"] == EACH * result["round"].values).all()
+        found = result.sel(at).drop_vars(["diverged", *at])
+        expected = expected.assign_coords(round=result["round"])
+        assert set(found) == set(expected)
+        assert {"time", "steps", "staleness", "at_work", "noise"} <= set(found)
+        xr.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-5, atol=1e-6)
+    assert len({run["time"].values[-1, 0] for _, run in runs}) > len(AXES["mean"])
+    assert len(np.unique(result["at_work"])) > 1
+
+
+def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path):
+    how = Execution(signalling(signal.SIGTERM, 0.1, []))
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
+        sweep_of(GRID, how._replace(checkpoints=checkpoints))
+    with Checkpoints(tmp_path, resume=True) as checkpoints:
+        done = checkpoints.load(0).rounds
+        assert 0 < done < ROUNDS
+        assert done % EVERY  # the staleness since the last record is saved too
+        rest = sweep_of(GRID, Execution(checkpoints=checkpoints))
+    xr.testing.assert_identical(rest.drop_attrs(), whole().drop_attrs())
+
+
+def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
+    """Rounds of as many trainings, on the same clock; with a budget of simulated time."""
+    delay = shifted_exponential(6)
+    rules = {
+        "rounds": on_clock(mfa_rand(6, 2), delay),
+        "arrivals": fedast(6, 2, at_work=3, ratio=1, delay=delay, reallocate=False),
+    }
+
+    def build(rule):
+        algorithm = fedavg(0.1, local_steps=2, weighted=False)
+        return Setup(Towards(jnp.arange(6.0)), algorithm, rules[rule])
+
+    until = Until("time", at_least=5.0)
+    result = sweep(build, {"rule": list(rules)}, num_rounds=30, num_seeds=2, until=until)
+    assert result["staleness"].sel(rule="rounds").isnull().all()
+    ended = result["ended"]
+    assert (ended > 0).all()
+    assert (ended.sel(rule="arrivals") > ended.sel(rule="rounds")).all()
+    for rule in rules:
+        for number in range(2):
+            at = {"rule": rule, "seed": number}
+            last = int(ended.sel(at))
+            time, updates = (result[name].sel(at) for name in ("time", "client_updates"))
+            assert (time.sel(round=last) >= 5).all()
+            assert (time.sel(round=last - 1) < 5).all()
+            assert updates.sel(round=last).sum() == 6 * last
+    assert (result["idle_rounds"].sel(rule="arrivals") == 0).all()
+
+
+def test_the_plan_knows_the_versions_before_anything_is_compiled():
+    (program,) = GRID.programs
+    given = parts(0.1, 1.0)
+    assert num_bytes(program.traced.carry) >= state_bytes(*given)
+    outline = make_outline(GRID)
+    assert outline.client_updates == 4 * SEEDS * ROUNDS * EACH
+    alone = Grid(build, {"learning_rate": [0.1], "mean": [1.0]}, ROUNDS)
+    assert make_outline(alone).where.axis == "replicas"  # though there are more devices than runs
+
+
+@pytest.mark.parametrize(
+    "plan", [make_outline, lambda grid, split: sweep_of(grid, Execution(split=split))]
+)
+def test_devices_that_share_clients_are_refused_before_compiling(plan, monkeypatch):
+    monkeypatch.setattr(jax.stages.Lowered, "compile", None)
+    with pytest.raises((ValueError, RefusedError), match="split is 'clients', but run is async"):
+        plan(GRID, split="clients")
+
+
+def test_numbers_of_a_dispatch_do_not_share_a_program():
+    def build(ratio):
+        dispatch = fedast(6, 2, at_work=4, ratio=ratio.number)
+        return Setup(Towards(jnp.arange(6.0)), fedavg(0.1, local_steps=2), dispatch)
+
+    with pytest.raises(ValueError, match="ratio is traced; a dispatch needs whole numbers: give"):
+        sweep(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0})
