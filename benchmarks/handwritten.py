@@ -2,7 +2,8 @@
 
 A loop serves one workload and nothing else: its gradients, layouts and chunks are those that were
 fastest here. It keeps no records, has no other methods and checks nothing. Rounds are one compiled
-scan; clients are shared out over all devices. What was tried is in `benchmarks/README.md`.
+scan, and clients are shared out over all devices, but for W4. What was tried is in
+`benchmarks/README.md`.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.learning import Params, Run, Workload
-from fedjax_mm.workloads import Model
 
 _CLIENTS_AT_ONCE = 25  # of logistic regression, whose parameters then fit the first cache
 
@@ -37,13 +37,14 @@ def learning_rounds(
     Returns:
       `run()`, which plays all rounds and returns the parameters; the first one compiles.
     """
+    if workload.model.channels:
+        return _convolution_rounds(workload, num_rounds, seed, batches)
     model, num_devices = workload.model, jax.device_count()
     if workload.cohort_size % num_devices:
         num_devices = 1
     share = workload.cohort_size // num_devices
     size = (share, workload.num_steps, workload.batch_size)
-    is_logistic = not model.channels and len(model.widths) == 1
-    train = _train_logistic if is_logistic else partial(_train_network, model)
+    train = _train_logistic if len(model.widths) == 1 else _train_perceptron
 
     def one_round(data: Any, params: Any, round: Any) -> tuple[Any, None]:
         cohort, draw = round
@@ -101,32 +102,67 @@ def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float
     return [(kernel.T, bias)]
 
 
-def _train_network(
-    model: Model, params: Any, x: Any, y: Any, rows: Any, learning_rate: float
-) -> Any:
+def _train_perceptron(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
     """The sum of the clients' parameters, one client after the other: products stay large."""
 
-    def loss(params: Any, x: Any, y: Any) -> Any:
-        for kernel, bias in params[: len(model.channels)]:
-            x = jax.nn.relu(_halved(_convolution(x, kernel)) + bias)
-        x = x.reshape(len(x), -1)
-        *hidden, (kernel, bias) = params[len(model.channels) :]
-        for hidden_kernel, hidden_bias in hidden:
-            x = jax.nn.relu(x @ hidden_kernel + hidden_bias)
-        logits = (x @ kernel + bias).T
-        is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
-        picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
-        return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
-
     def step(own: Any, rows: Any) -> tuple[Any, None]:
-        gradient = jax.grad(loss)(own, x[rows], y[rows])
-        return jax.tree.map(lambda w, g: w - learning_rate * g, own, gradient), None
+        return _descend(0, own, x[rows], y[rows], learning_rate), None
 
     def client(total: Any, rows: Any) -> tuple[Any, None]:
         own, _ = lax.scan(step, params, rows)
         return jax.tree.map(jnp.add, total, own), None
 
     return lax.scan(client, jax.tree.map(jnp.zeros_like, params), rows)[0]
+
+
+def _convolution_rounds(
+    workload: Workload, num_rounds: int, seed: int, batches: np.ndarray | None
+) -> Run:
+    """W4: steps are called from Python, as XLA's convolutions are slow inside of its own loops."""
+    inputs, labels = (jnp.asarray(x) for x in workload.examples(seed))
+    cohorts, size = workload.cohorts(num_rounds, seed), (workload.num_steps, workload.batch_size)
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(own: Any, x: Any, y: Any, client: Any, rows: Any) -> Any:
+        images, classes = x[client, rows], y[client, rows]
+        num_convolutions = len(workload.model.channels)
+        return _descend(num_convolutions, own, images, classes, workload.learning_rate)
+
+    add = jax.jit(partial(jax.tree.map, jnp.add), donate_argnums=0)
+    copy = jax.jit(partial(jax.tree.map, jnp.copy))
+
+    def run() -> Params:
+        params, rng = jax.tree.map(jnp.asarray, workload.params(seed)), np.random.default_rng(seed)
+        for t, cohort in enumerate(cohorts):
+            total = jax.tree.map(jnp.zeros_like, params)
+            for place, client in enumerate(cohort):
+                own, drawn = copy(params), rng.integers(workload.num_examples, size=size)
+                for rows in drawn if batches is None else batches[t, place]:
+                    own = step(own, inputs, labels, client, rows)
+                total = add(total, own)
+            params = jax.tree.map(lambda x: x / workload.cohort_size, total)
+        return [(np.asarray(w), np.asarray(b)) for w, b in params]
+
+    return run
+
+
+def _descend(num_convolutions: int, own: Any, x: Any, y: Any, learning_rate: float) -> Any:
+    """A step along the gradient of the mean cross-entropy."""
+
+    def loss(params: Any) -> Any:
+        inputs = x
+        for kernel, bias in params[:num_convolutions]:
+            inputs = jax.nn.relu(_halved(_convolution(inputs, kernel)) + bias)
+        inputs = inputs.reshape(len(inputs), -1)
+        *hidden, (kernel, bias) = params[num_convolutions:]
+        for hidden_kernel, hidden_bias in hidden:
+            inputs = jax.nn.relu(inputs @ hidden_kernel + hidden_bias)
+        logits = (inputs @ kernel + bias).T
+        is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
+        picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
+
+    return jax.tree.map(lambda w, g: w - learning_rate * g, own, jax.grad(loss)(own))
 
 
 def _convolution(x: Any, kernel: Any) -> Any:
