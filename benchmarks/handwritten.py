@@ -103,16 +103,26 @@ def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float
 
 
 def _train_perceptron(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """The sum of the clients' parameters, one client after the other: products stay large."""
+    """The sum of the clients' parameters, one client after the other: kernels are (out, in)."""
+
+    def loss(layers: Any, x: Any, y: Any) -> Any:
+        *hidden, (kernel, bias) = layers
+        inputs = x.T
+        for hidden_kernel, hidden_bias in hidden:
+            inputs = jax.nn.relu(hidden_kernel @ inputs + hidden_bias[:, None])
+        return _cross_entropy(kernel @ inputs + bias[:, None], y)
 
     def step(own: Any, rows: Any) -> tuple[Any, None]:
-        return _descend(0, own, x[rows], y[rows], learning_rate), None
+        gradient = jax.grad(loss)(own, x[rows], y[rows])
+        return jax.tree.map(lambda w, g: w - learning_rate * g, own, gradient), None
 
     def client(total: Any, rows: Any) -> tuple[Any, None]:
-        own, _ = lax.scan(step, params, rows)
+        own, _ = lax.scan(step, start, rows)
         return jax.tree.map(jnp.add, total, own), None
 
-    return lax.scan(client, jax.tree.map(jnp.zeros_like, params), rows)[0]
+    start = [(kernel.T, bias) for kernel, bias in params]
+    total, _ = lax.scan(client, jax.tree.map(jnp.zeros_like, start), rows)
+    return [(kernel.T, bias) for kernel, bias in total]
 
 
 def _convolution_rounds(
@@ -157,12 +167,16 @@ def _descend(num_convolutions: int, own: Any, x: Any, y: Any, learning_rate: flo
         *hidden, (kernel, bias) = params[num_convolutions:]
         for hidden_kernel, hidden_bias in hidden:
             inputs = jax.nn.relu(inputs @ hidden_kernel + hidden_bias)
-        logits = (inputs @ kernel + bias).T
-        is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
-        picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
-        return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
+        return _cross_entropy((inputs @ kernel + bias).T, y)
 
     return jax.tree.map(lambda w, g: w - learning_rate * g, own, jax.grad(loss)(own))
+
+
+def _cross_entropy(logits: Any, y: Any) -> Any:
+    """The mean over examples of logits `[classes, examples]`."""
+    is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
+    picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
+    return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
 
 
 def _convolution(x: Any, kernel: Any) -> Any:
