@@ -29,7 +29,7 @@ from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.workloads import WORKLOADS, LearningWorkload, Workload
 
-_UPDATES = {"W1": 4_000_000, "W2": 200_000, "W3": 1200}  # of a run, about a second's
+_UPDATES = {"W1": 4_000_000, "W2": 200_000}  # of a run, about a second's
 _MOST = {("W2", "clients"): 100_000, ("W2", "replicas"): 1024}  # for memory and for time
 _REPEATS = 3
 DIRECTIONS = {
@@ -63,9 +63,9 @@ def quadratics(direction: str, size: int) -> tuple[bench.Program, int, float]:
     return program, workload.client_updates, 4 * sizes["num_models"] * sizes["num_clients"] / 2**18
 
 
-def classifiers(direction: str, size: int, name: str = "W2") -> tuple[bench.Program, int, float]:
+def classifiers(direction: str, size: int) -> tuple[bench.Program, int, float]:
     """Returns W2 in a size, as `quadratics`; the plan's memory in place of the program's."""
-    base = WORKLOADS[name]
+    base = WORKLOADS["W2"]
     assert isinstance(base, LearningWorkload)
     num_models, num_seeds = 1, 1
     if direction == "clients":
@@ -76,7 +76,7 @@ def classifiers(direction: str, size: int, name: str = "W2") -> tuple[bench.Prog
         num_seeds = size
     data = base.data()
     task, algorithm = classification(data, base.model.module()), base.algorithm()
-    rounds = max(2, _UPDATES[name] // (base.cohort_size * num_seeds))
+    rounds = max(2, _UPDATES["W2"] // (base.cohort_size * num_seeds))
 
     def setup(task: Any) -> Setup:
         assignment = mfa_rand(base.num_clients, num_models, cohort_size=base.cohort_size)
@@ -128,7 +128,6 @@ def main() -> None:
         found.append(point)
         numbers = f"{point.speed:,.0f}", f"{point.mebibytes:,.0f}", f"{point.data_mebibytes:,.0f}"
         table.add_row(point.work, point.direction, f"{point.size:,}", *numbers)
-        print(point, flush=True)
     Console(width=100).print(table)
     draw(found).savefig(sys.argv[1], dpi=120)
 

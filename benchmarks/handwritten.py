@@ -78,7 +78,7 @@ def learning_rounds(
 
 
 def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """The sum of the clients' parameters: kernels `[clients, C, D]`, so that D is innermost."""
+    """Returns the sum of the clients' parameters; kernels are `[clients, C, D]`, D innermost."""
     ((kernel, bias),) = params
     num_clients, _, batch_size = rows.shape
     classes = jnp.arange(kernel.shape[1], dtype=y.dtype)[None, :, None]
@@ -103,7 +103,7 @@ def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float
 
 
 def _train_perceptron(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """The sum of the clients' parameters, one client after the other: kernels are (out, in)."""
+    """Returns the sum of the clients' parameters, one after the other; kernels are (out, in)."""
 
     def loss(layers: Any, x: Any, y: Any) -> Any:
         *hidden, (kernel, bias) = layers
@@ -128,7 +128,7 @@ def _train_perceptron(params: Any, x: Any, y: Any, rows: Any, learning_rate: flo
 def _convolution_rounds(
     workload: Workload, num_rounds: int, seed: int, batches: np.ndarray | None
 ) -> Run:
-    """W4: steps are called from Python, as XLA's convolutions are slow inside of its own loops."""
+    """Sets up W4: steps are called from Python, as convolutions are slow in XLA's loops."""
     inputs, labels = (jnp.asarray(x) for x in workload.examples(seed))
     cohorts, size = workload.cohorts(num_rounds, seed), (workload.num_steps, workload.batch_size)
 
@@ -157,7 +157,7 @@ def _convolution_rounds(
 
 
 def _descend(num_convolutions: int, own: Any, x: Any, y: Any, learning_rate: float) -> Any:
-    """A step along the gradient of the mean cross-entropy."""
+    """Returns the parameters after a step along the gradient of the mean cross-entropy."""
 
     def loss(params: Any) -> Any:
         inputs = x
@@ -173,7 +173,7 @@ def _descend(num_convolutions: int, own: Any, x: Any, y: Any, learning_rate: flo
 
 
 def _cross_entropy(logits: Any, y: Any) -> Any:
-    """The mean over examples of logits `[classes, examples]`."""
+    """Returns the mean cross-entropy of logits `[classes, examples]`."""
     is_class = jnp.arange(len(logits), dtype=y.dtype)[:, None] == y
     picked = jnp.sum(jnp.where(is_class, logits, 0), axis=0)
     return jnp.mean(jax.nn.logsumexp(logits, axis=0) - picked)
@@ -221,21 +221,19 @@ def quadratic_rounds(
       `run()`, which plays all rounds from zeros and returns w `[seeds, M, d]`.
     """
     width, dim = block_size + 1, num_clients * block_size + 1
-    share = num_clients // num_models
+    share, decay = num_clients // num_models, (1 - learning_rate * mu) ** local_steps
 
     def local(w: Any, client: Any) -> Any:
-        """A client's change: of its block, and the factor of all other coordinates minus 1."""
+        """Returns a client's block after its steps, less what `decay` leaves of it."""
         block = lax.dynamic_slice(w, (client * block_size,), (width,))
         first, last = (client == 0).astype(w.dtype), (client == num_clients - 1).astype(w.dtype)
         x = block
         for _ in range(local_steps):
             flow = jnp.concatenate([(first * (x[0] - 1))[None], jnp.diff(x), (-last * x[-1])[None]])
             x = x + learning_rate * (jnp.diff(flow) - mu * x)
-        decay = (1 - learning_rate * mu) ** local_steps - 1
-        return x - block - decay * block
+        return x - decay * block
 
     def model_round(w: Any, clients: Any) -> Any:
-        decay = (1 - learning_rate * mu) ** local_steps
         change = jax.vmap(partial(local, w))(clients)
         rows = clients[:, None] * block_size + jnp.arange(width)
         return decay * w + jnp.zeros_like(w).at[rows].add(change) / share

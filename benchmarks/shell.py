@@ -1,4 +1,4 @@
-"""Seconds from the shell to the result, beside scripts that do the same by hand.
+"""Seconds from the shell to the result, beside scripts that do about the same work by hand.
 
 `python -m benchmarks.shell [REPEATS]` runs `fedjax-mm reproduce mfa-fig3` and `fedjax-mm sweep` on
 a grid of 20 points, and the scripts of `benchmarks/by_hand`, one after the other in processes of
@@ -22,7 +22,12 @@ COMMANDS = {
     ("Figure 3", "fedjax_mm"): (*OURS, "reproduce", "mfa-fig3", "--overwrite", "--out", "{out}"),
     ("Figure 3", "by hand"): (sys.executable, str(BY_HAND / "figure_3.py"), "{out}/figure.png"),
     ("20 rates", "fedjax_mm"): (
-        *(*OURS, "sweep", str(BY_HAND / "grid.toml"), "--overwrite", "--out", "{out}"),
+        *OURS,
+        "sweep",
+        str(BY_HAND / "grid.toml"),
+        "--overwrite",
+        "--out",
+        "{out}",
     ),
     ("20 rates", "by hand"): (sys.executable, str(BY_HAND / "grid.py"), "{out}/result.npz"),
 }
@@ -32,7 +37,7 @@ def seconds(command: tuple[str, ...], cache: Path, out: Path) -> float:
     """Times one process with a cache of compiled programs in a folder.
 
     Raises:
-      RuntimeError: if the command fails, with what it wrote. Failing claims (code 3) are none.
+      RuntimeError: if the command fails, with what it wrote; code 3, a claim that fails, is none.
     """
     places = {
         "XDG_CACHE_HOME": str(cache),

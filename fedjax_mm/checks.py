@@ -17,6 +17,7 @@ _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # characters of a value in a message
 _NO_VALUE = (  # what JAX raises where Python asks a traced array for its value
     jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )

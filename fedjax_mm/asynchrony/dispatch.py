@@ -84,7 +84,8 @@ def fedast(
       num_models: M.
       at_work: R_m in the beginning; a number for all models, or one for each.
       ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
-      delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default.
+      delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default. One
+        of an infinite or NaN delay does not come home as long as others do.
       reallocate: whether R_m changes.
       arrivals_per_round: jobs that come home in a round of `sweep`, which is all that depends on
         it; None is R, as many as are at work.
@@ -196,7 +197,9 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
         client = jax.random.randint(keys.draw_key(key), (), 0, dispatch.num_clients, jnp.int32)
         models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
         delays = jax.vmap(dispatch.delay, (None, 0, None))(keys.delay_key(key), models, client)
-        return Draws(client, jnp.asarray(delays, float))
+        delays = jnp.asarray(delays, float)
+        # NaN has no place in an order: such a job never ends, and neither does an infinite one.
+        return Draws(client, jnp.where(jnp.isnan(delays), jnp.inf, delays))
 
     return jax.vmap(draw)(numbers)
 

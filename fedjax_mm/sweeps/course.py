@@ -1,7 +1,4 @@
-"""Courses: how runs go on, in rounds or in arrivals, of which so many count as a round.
-
-Here alone the two kinds are told apart.
-"""
+"""Courses: how runs go on, in rounds or in arrivals, of which so many count as a round."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple

@@ -267,6 +267,14 @@ def _place(
             f"split is 'clients', but {alone[0]} is asynchronous: its clients have no rounds that "
             "devices could share; give 'replicas' or None"
         )
+    for program in programs:
+        arrivals = grid.num_rounds * program.traced.updates_per_round
+        if not program.traced.has_rounds and arrivals >= 2**31:
+            raise ValueError(
+                f"{program.label}: {grid.num_rounds:,} rounds of "
+                f"{program.traced.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
+                f"{2**31 - 1:,} are counted"
+            )
     # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
     if split is None and (alone or any(program.traced.has_closed_form for program in programs)):
         split = "replicas"

@@ -52,7 +52,7 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
 
     Reference: Bhuyan et al., Theorem 1, eqs. (11) to (16).
     """
-    (t,) = in_range("Theorem 1", problem, t=t)
+    (t,) = in_range("Theorem 1", problem, rate, t=t)
     nu = np.maximum(*theorem_1_terms(problem, rate, D))
     _, gamma = rate.symbols()
     return np.sqrt(nu) / np.sqrt(t + gamma)
@@ -83,7 +83,7 @@ def _terms(
     name, symbols = "Theorem 1", "N M E mu L Gamma G sigma"
     N, M, E, mu, L, Gamma, G, sigma = problem.symbols(name, symbols, real=real)
     beta, gamma = Rate.of(rate, name).symbols()
-    (D,) = in_range(name, problem, D=D)
+    (D,) = in_range(name, problem, rate, D=D)
     hypotheses = {
         "M <= N": M <= N,
         "mu <= L": mu <= L,
@@ -108,7 +108,7 @@ def theorem_2_rate(t: ArrayLike, problem: Problem, rate: Rate) -> FloatArray:
     Reference: Bhuyan et al., Theorem 2.
     """
     (M,) = problem.symbols("Theorem 2", "M")
-    (t,) = in_range("Theorem 2", problem, t=t)
+    (t,) = in_range("Theorem 2", problem, rate, t=t)
     # The paper prints floor(t / M), which would change the rate in a frame's last round: its proof
     # uses alpha_l of the frame l.
     return rate.at(1 + np.floor((t - 1) / M))
@@ -149,7 +149,7 @@ def theorem_2(
     name = "Theorem 2"
     M, E, mu, L, G = problem.symbols(name, "M E mu L G")
     beta, gamma = Rate.of(rate, name).symbols()
-    t, V, Delta_1 = in_range(name, problem, t=t, V=V, Delta_1=Delta_1)
+    t, V, Delta_1 = in_range(name, problem, rate, t=t, V=V, Delta_1=Delta_1)
     hypotheses = {
         "mu <= L": mu <= L,
         "beta > 1/mu": beta * mu > 1,
@@ -254,7 +254,7 @@ def rounds_to_accuracy(
     if reading not in ("sum", "max"):
         raise ValueError(f"reading is {reading!r}; it must be 'sum' or 'max'")
     noise, start = _terms(problem, rate, D, real="M")
-    D, epsilon = in_range("Theorem 3", problem, D=D, epsilon=epsilon)
+    D, epsilon = in_range("Theorem 3", problem, rate, D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)
     # T_M solves sqrt(nu) / sqrt(T_M + gamma) = epsilon.
     nu = noise + start if reading == "sum" else np.maximum(noise, start)

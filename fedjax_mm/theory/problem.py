@@ -1,8 +1,9 @@
 """Problem and Rate: the symbols of all statements, and the checks of their ranges and hypotheses.
 
 Papers name the same number differently; here it has one symbol everywhere. A statement takes from
-the problem the symbols of its formula and ignores the others. Outside of its hypotheses, and if a
-symbol is missing, it raises `ValueError` and names the hypothesis or the symbol.
+the problem the symbols of its formula and ignores the others, but for their shapes. Outside of its
+hypotheses, and if a symbol is missing, it raises `ValueError` and names the hypothesis or the
+symbol.
 
 Symbols that are arguments of their own:
 
@@ -73,12 +74,10 @@ def _in_short(value: ArrayLike) -> str:
     return f"{numbers.min():.6g} to {numbers.max():.6g}"
 
 
-def in_range(
-    statement: str, problem: "Problem | None" = None, /, **given: ArrayLike
-) -> list[FloatArray]:
+def in_range(statement: str, /, *known: "Problem | Rate", **given: ArrayLike) -> list[FloatArray]:
     """Returns the numbers as arrays, in the order given, if each is in its symbol's range.
 
-    They must broadcast with each other, and with the problem's.
+    They must broadcast with each other, and with those of a problem and a rate.
 
     Example:
       >>> in_range("Lemma 2", E=5, Delta=-1.0)
@@ -93,7 +92,13 @@ def in_range(
         else:
             hypothesis = {f"{symbol} > {_ABOVE[symbol]}": value > _ABOVE[symbol]}
         require(statement, hypothesis, **{symbol: value})
-    _check_shapes(statement, numbers | (problem.given() if problem else {}))
+    shapes: dict[str, ArrayLike] = {**numbers}
+    for part in known:
+        if isinstance(part, Problem):
+            shapes |= part.given()
+        elif isinstance(part, Rate):  # anything else is refused by `Rate.of`
+            shapes |= {"beta of the rate": part.beta, "gamma of the rate": part.gamma}
+    _check_shapes(statement, shapes)
     return list(numbers.values())
 
 
@@ -111,14 +116,19 @@ def _check_shapes(statement: str, numbers: Mapping[str, ArrayLike]) -> None:
 
 def _with_known_symbols(kind: type["Problem"]) -> type["Problem"]:
     init, known = kind.__init__, [field.name for field in dataclasses.fields(kind)]
+    lower = {symbol.lower(): symbol for symbol in known}
+
+    def hint(name: str) -> str:
+        if name in _ABOVE or name in _AT_LEAST:
+            return "it is an argument of statements, or of Rate"
+        close = difflib.get_close_matches(name.lower(), lower, 1, 0.8)
+        like = _ALSO.get(name) or next(map(lower.get, close), None)
+        return f"did you mean {like}?" if like else f"give any of {', '.join(known)}"
 
     @functools.wraps(init)
     def checked(self: "Problem", **given: ArrayLike) -> None:
-        for name in given:
-            if name not in known:
-                like = [_ALSO[name]] if name in _ALSO else difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {like[0]}?" if like else f"give any of {', '.join(known)}"
-                raise TypeError(f"Problem has no symbol {name}; {hint}")
+        for name in given.keys() - set(known):
+            raise TypeError(f"Problem has no symbol {name}; {hint(name)}")
         init(self, **given)
 
     kind.__init__ = checked  # type: ignore[method-assign, assignment]
@@ -239,6 +249,7 @@ class Rate:
     def __post_init__(self) -> None:
         """Checks the ranges."""
         beta, gamma = self.symbols()
+        _check_shapes("Rate", {"beta": beta, "gamma": gamma})
         require("Rate", {"beta > 0": beta > 0, "gamma > -1": gamma > -1}, beta=beta, gamma=gamma)
 
     def symbols(self) -> tuple[FloatArray, FloatArray]:

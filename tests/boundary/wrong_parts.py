@@ -663,9 +663,22 @@ CASES = {
         TypeError,
     ),
     "a symbol misspelt": (
-        lambda: Problem(gamma=5),
-        "Problem has no symbol gamma; did you mean Gamma?",
+        lambda: Problem(sigmas=5),
+        "Problem has no symbol sigmas; did you mean sigma?",
         TypeError,
+    ),
+    "a symbol of the rate": (
+        lambda: Problem(gamma=5),
+        "Problem has no symbol gamma; it is an argument of statements, or of Rate",
+        TypeError,
+    ),
+    "rates for each round": (
+        lambda: mfa.theorem_2_rate(np.arange(1, 9), Problem(M=2), Rate([6.0, 7.0, 8.0], 1.0)),
+        r"given t of shape \(8,\), beta of the rate of shape \(3,\)",
+    ),
+    "beta for each gamma": (
+        lambda: Rate([6.0, 7.0, 8.0], [1.0, 2.0]),
+        r"Rate needs arrays that broadcast; given beta of shape \(3,\), gamma of shape \(2,\)",
     ),
     "M for each round": (
         lambda: mfa.theorem_2_rate(np.arange(1, 9), Problem(M=[1, 2, 5]), Rate(6.0, 1.0)),

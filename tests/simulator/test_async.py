@@ -410,6 +410,20 @@ def test_the_clock_passes_on_what_an_assignment_observes_and_records():
     np.testing.assert_array_equal(timed["seen"], alone["seen"])
 
 
+@pytest.mark.parametrize("delay", [jnp.nan, jnp.inf])
+def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
+    def draw(rng_key, model, client):
+        return jnp.where(client == 0, delay, 1.0 + client % 3)
+
+    dispatch = fedast(24, 2, at_work=12, ratio=3, delay=draw, reallocate=False)
+    state, trace = simulate_async(KEY, TASK, fed(), dispatch, 60, record_every=60)
+    jobs = state.assignment.clock.jobs
+    assert np.isfinite(trace.metrics["time"][-1]).all()
+    assert set(np.asarray(jobs.client)[~np.isfinite(jobs.finish)]) <= {0}
+    # Equal ends are told apart by the order in which jobs are stored: that of their beginnings.
+    assert (np.diff(jobs.number) > 0).all()
+
+
 def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
     task = with_metrics(TASK, {"large": lambda params: 1.0 if params[0] > 1 else 0.0})
     with pytest.raises(TypeError) as refusal:

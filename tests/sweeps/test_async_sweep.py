@@ -154,3 +154,9 @@ def test_numbers_of_a_dispatch_do_not_share_a_program():
 
     with pytest.raises(ValueError, match="ratio is traced; a dispatch needs whole numbers: give"):
         sweep(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0})
+
+
+def test_arrivals_that_cannot_be_counted_are_refused():
+    words = r"536,870,912 rounds of 10 arrivals are 5,368,709,120 arrivals; at most 2,147,483,647"
+    with pytest.raises(ValueError, match=words):
+        make_outline(dataclasses.replace(GRID, num_rounds=2**29, record_every=2**29))
