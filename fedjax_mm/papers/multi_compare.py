@@ -260,7 +260,8 @@ def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
     columns["simulated time"] = cells(last["time"], form=".0f")
     if "time to target per seed" in measured:
         taken = estimate(measured["time to target per seed"])
-        columns["time to target"] = cells(taken.mean, taken.error, form=".1f")
+        missing = "not by all seeds"
+        columns["time to target"] = cells(taken.mean, taken.error, form=".1f", missing=missing)
     return [rows(columns, ("problem", "algorithm"))]
 
 
