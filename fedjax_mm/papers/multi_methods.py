@@ -73,7 +73,10 @@ def _one_by_one(sizes: Sizes) -> Assignment:
 
 
 def _at_once(sizes: Sizes) -> Dispatch:
-    """Returns as many jobs as others have clients in a round; half of a model's make a step."""
+    """Returns FedAST with K jobs at work; half of a model's jobs, rounded up, fill its buffer.
+
+    Every model has one job at least. If one has no more, each update makes a step, of all models.
+    """
     N, M, K, _ = sizes
     each = [max(1, len(part)) for part in np.array_split(np.arange(K), M)]
     ratio, delay = min(2, *each), _delay(sizes)
