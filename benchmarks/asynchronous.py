@@ -18,10 +18,10 @@ import numpy as np
 
 from fedjax_mm import fedavg, keys
 from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
-from fedjax_mm.asynchrony.batches import dense
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, LocalProblem
 from fedjax_mm.data import synthetic
+from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 NUM_MODELS, NUM_ARRIVALS = 3, 10_000
@@ -60,7 +60,7 @@ def event_loop(name: str, num_arrivals: int = NUM_ARRIVALS) -> Callable[[], Any]
         key = keys.training_key(keys.job_key(rng_key, number))
         local = LocalProblem(key, step, task, client, params)
         sent, _ = algorithm.client(local, (), ())
-        return jax.tree.map(jnp.add, total, dense(sent, params).update)
+        return jax.tree.map(jnp.add, total, dense_update(sent, params).update)
 
     @jax.jit
     def step(params: Any, total: Any, size: Any) -> tuple[Any, Any]:

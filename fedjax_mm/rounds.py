@@ -228,7 +228,8 @@ def train_group(
             came = lax.all_gather(came, how.client_axis, tiled=True)
         old = so_far.client_states, so_far.reports
         put = [chunks.put_rows(*each) for each in zip(old, *came, strict=True)]
-        return Trained(sums.add_chunk(so_far.total, new.total, present, row), *put), None
+        rows = (row,) if is_list else ()
+        return Trained(sums.add_chunk(so_far.total, new.total, present, *rows), *put), None
 
     order = chunks.longest_first(num_steps, group.clients, group.models)
     may_skip = chunk_size is not None or order is not None

@@ -43,11 +43,11 @@ def add_chunk(
     total: Contribution,
     chunk: Contribution,
     present: Bool[Array, " chunk"],
-    models: Int[Array, " chunk"] | None = None,
+    *rows: Int[Array, " chunk"],
 ) -> Contribution:
     """Returns the sum plus contributions ``[chunk, ...]``; absent clients add nothing.
 
-    With the clients' models, there is a sum for each model.
+    With rows, such as the clients' models, there is a sum for each row.
     """
 
     def select(leaf: Array) -> Array:
@@ -57,12 +57,12 @@ def add_chunk(
 
     def add(total: Any, leaf: Any) -> Any:
         if _is_sparse(leaf):
-            place = leaf.indices if models is None else (models[:, None], leaf.indices)
+            place = (*(row[:, None] for row in rows), leaf.indices)
             values = total.values.at[place].add(leaf.values)
             return SparseUpdate(add(total.scale, leaf.scale), (), values)
-        if models is None:
+        if not rows:
             return total + leaf.sum(0, dtype=total.dtype)
-        return total.at[models].add(leaf.astype(total.dtype))
+        return total.at[rows].add(leaf.astype(total.dtype))
 
     return jax.tree.map(add, total, jax.tree.map(select, chunk), is_leaf=_is_sparse)
 

@@ -7,74 +7,75 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int
 
-from fedjax_mm.asynchrony.dispatch import Clock, Dispatch, Draws, Jobs
+from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, Jobs
 
 
-class Lanes(NamedTuple):
-    """Jobs that are trained together, ``[models, lanes]`` each, in the order of their arrivals.
+class Arrivals(NamedTuple):
+    """Jobs that are trained together, ``[arrivals]`` each, in the order in which they end.
 
     Attributes:
-      number: see `Jobs`; -1 where a model has no more jobs.
+      number: see `Jobs`; -1 in place of those that are too many.
+      model: see `Jobs`.
       client: see `Jobs`.
       version: see `Jobs`.
       place: see `Jobs`.
-      turn: updates of the model that arrived before.
-      part: steps of the model's server among the arrivals before.
+      lane: arrivals of the model before it.
+      part: steps of the model's server before it.
+      turn: where the update is kept among the model's recent ones; `WINDOW` if it is not.
       staleness: steps that the model made during the job.
     """
 
     number: Array
+    model: Array
     client: Array
     version: Array
     place: Array
-    turn: Array
+    lane: Array
     part: Array
+    turn: Array
     staleness: Array
 
 
-class Steps(NamedTuple):
-    """Steps of servers, ``[arrivals]`` each, of which the first are meant.
-
-    Attributes:
-      model: whose.
-      part: how many steps of the model came before it in this batch.
-      number: of the model's step, from 1.
-      place: where its version is stored.
-    """
-
-    model: Array
-    part: Array
-    number: Array
-    place: Array
-
-
 class Batch(NamedTuple):
-    """The next arrivals, as many as can be trained together.
+    """The next arrivals, as many as can be trained together, and the steps that they make.
 
     Attributes:
-      size: their number.
-      lanes: what is trained.
-      num_steps: how many steps they make.
-      steps: the steps, in their order.
-      made: steps of each model.
+      size: the number of arrivals.
+      jobs: the arrivals.
+      steps: those that each model's server had made before.
+      made: those that it makes.
+      places: where the versions are stored that these steps make, ``[models, steps]``.
     """
 
     size: Int[Array, ""]
-    lanes: Lanes
-    num_steps: Int[Array, ""]
-    steps: Steps
+    jobs: Arrivals
+    steps: Int[Array, " models"]
     made: Int[Array, " models"]
+    places: Int[Array, "models steps"]
+
+
+class Room(NamedTuple):
+    """Bounds of a batch, which are known while tracing.
+
+    Attributes:
+      arrivals: the most arrivals.
+      lanes: the most of each model.
+      steps: the most steps of each model.
+    """
+
+    arrivals: int
+    lanes: int
+    steps: int
 
 
 def next_batch(
     dispatch: Dispatch,
     clock: Clock,
     draws: Draws,
-    widths: Int[np.ndarray, " models"],
+    room: Room,
     first: Int[Array, ""],
     limit: Int[Array, ""],
 ) -> tuple[Clock, Batch]:
@@ -87,52 +88,61 @@ def next_batch(
       dispatch: the rule.
       clock: the clock before them.
       draws: those of the jobs that follow.
-      widths: the most arrivals of each model; they are known while tracing.
+      room: the bounds of a batch.
       first: the place in `draws` of the job that follows the first arrival.
-      limit: the most arrivals, positive.
+      limit: the most arrivals; none if it is 0.
     """
-    M, most = dispatch.num_models, min(dispatch.num_jobs, int(widths.sum()))
-    come, i = _in_order(dispatch, clock, most), jnp.arange(most, dtype=jnp.int32)
+    come = _in_order(dispatch, clock, room.arrivals)
     new = _followers(dispatch, clock, draws, come, first)
+    buffer_size = -(-clock.targets // dispatch.ratio)
+    missing = jnp.maximum(buffer_size - clock.filled, 1)
+
+    def made_by(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
+        """The first step once the buffer is full, then one for every b_m arrivals."""
+        later = (arrivals - missing) // buffer_size + 1
+        return jnp.where(arrivals < missing, 0, later)
+
+    part = come.of_own(made_by(come.arrived - come.is_model))
     # How many of them: the others' results are not used.
     earliest = jnp.concatenate(
         [jnp.full(1, jnp.inf, new.finish.dtype), lax.cummin(new.finish)[:-1]]
     )
-    fits = come.lane < jnp.asarray(widths)[come.jobs.model]
-    is_next = (i < limit) & fits & (come.jobs.finish <= earliest)
-    size = jnp.where(jnp.all(is_next), most, jnp.argmin(is_next)).astype(jnp.int32)
-    present, end = i < size, size - 1
-    made = _steps(dispatch, clock, come, present)
-    after = _versions(clock, come, new, made, present)
-    total, last = come.arrived[end], made.latest[end]
-    later = (total - made.missing) % made.buffer_size
-    filled = jnp.where(total < made.missing, clock.filled + total, later).astype(jnp.int32)
-    own_steps = clock.steps[come.jobs.model]
-    clock = Clock(
-        jnp.where(present, come.jobs.finish, jnp.inf)[end],
-        after,
-        clock.steps + made.by_now[end],
-        filled,
-        jnp.where(last >= 0, made.last_place[last], clock.place),
+    i = jnp.arange(room.arrivals, dtype=jnp.int32)
+    fits = (i < limit) & (come.lane < room.lanes) & (part < room.steps)
+    is_next = fits & (come.jobs.finish <= earliest)
+    size = jnp.where(jnp.all(is_next), room.arrivals, jnp.argmin(is_next)).astype(jnp.int32)
+    present = i < size
+    total = jnp.sum(present[:, None] & come.is_model, axis=0, dtype=jnp.int32)
+    made = made_by(total)
+    places = _free_places(dispatch, clock, come, present, made, room)
+    later = (total - missing) % buffer_size
+    after = Clock(
+        jnp.max(jnp.where(present, come.jobs.finish, clock.time)),
+        _jobs_after(clock, come, new, made_by(come.arrived), places, present),
+        clock.steps + made,
+        jnp.where(total < missing, clock.filled + total, later).astype(jnp.int32),
+        _place_after(clock, places, jnp.arange(dispatch.num_models), made),
         clock.targets,
         clock.arrived + total,
     )
-    each = Lanes(
-        come.jobs.number,
-        come.jobs.client,
-        come.jobs.version,
-        come.jobs.place,
-        clock.arrived[come.jobs.model] - total[come.jobs.model] + come.lane,
-        made.part,
-        own_steps + made.part - come.jobs.version,
+    jobs, own_turn = come.jobs, clock.arrived[come.jobs.model] + come.lane
+    # Of more updates than are kept the last ones.
+    is_kept = present & (own_turn >= after.arrived[jobs.model] - WINDOW)
+    arrivals = Arrivals(
+        jnp.where(present, jobs.number, -1),
+        jobs.model,
+        jobs.client,
+        jobs.version,
+        jobs.place,
+        come.lane,
+        part,
+        jnp.where(is_kept, own_turn % WINDOW, WINDOW),
+        clock.steps[jobs.model] + part - jobs.version,
     )
-    to = jnp.where(present, come.jobs.model, M), come.lane
-    empty = jnp.full((M, widths.max()), -1, jnp.int32)
-    lanes = jax.tree.map(lambda x: empty.at[to].set(x, mode="drop"), each)
-    return clock, Batch(size, lanes, made.num_steps, made.steps, made.by_now[end])
+    return after, Batch(size, arrivals, clock.steps, made, places)
 
 
-class _Arrivals(NamedTuple):
+class _Next(NamedTuple):
     """The next jobs to end, in that order, ``[arrivals]``, as many as a batch may have."""
 
     jobs: Jobs
@@ -146,43 +156,23 @@ class _Arrivals(NamedTuple):
         return jnp.sum(jnp.where(self.is_model, x, 0), axis=1, dtype=jnp.int32)
 
 
-class _Made(NamedTuple):
-    """Steps that arrivals make."""
-
-    buffer_size: Array  # b_m, [models]
-    missing: Array  # arrivals until each model's next step, [models]
-    by_now: Array  # steps of each model after this arrival, [arrivals, models]
-    part: Array  # steps of its own model before it, [arrivals]
-    latest: Array  # the arrival that made each model's latest step, or -1, [arrivals, models]
-    last_place: Array  # where the step of this arrival stores its version, or -1, [arrivals]
-    steps: Steps
-    num_steps: Array
-
-
-def _in_order(dispatch: Dispatch, clock: Clock, most: int) -> _Arrivals:
+def _in_order(dispatch: Dispatch, clock: Clock, most: int) -> _Next:
     # Of jobs that end at the same moment the one that began first comes first: they are stored in
     # the order of their beginnings, and `top_k` keeps the order of equal ones.
     _, row = lax.top_k(-clock.jobs.finish, most)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
     is_model = jobs.model[:, None] == jnp.arange(dispatch.num_models, dtype=jnp.int32)
     count = jnp.cumsum(is_model, axis=0, dtype=jnp.int32)
-    come = _Arrivals(jobs, row, is_model, count, jobs.model)
+    come = _Next(jobs, row, is_model, count, jobs.model)
     return come._replace(lane=come.of_own(count) - 1)
 
 
 def _followers(
-    dispatch: Dispatch, clock: Clock, draws: Draws, come: _Arrivals, first: Int[Array, ""]
+    dispatch: Dispatch, clock: Clock, draws: Draws, come: _Next, first: Int[Array, ""]
 ) -> Jobs:
     """Returns the job that follows each arrival, with the version of the one before it."""
     i = jnp.arange(len(come.lane), dtype=jnp.int32)
-    # A model with too many jobs hands over its first ones, to the first models that lack some.
-    models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
-    lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
-    gives = come.lane < -come.of_own(jnp.broadcast_to(lacks, come.is_model.shape))
-    given = jnp.cumsum(gives, dtype=jnp.int32) - 1
-    ends = jnp.cumsum(jnp.maximum(lacks, 0))
-    taker = jnp.sum(given[:, None] >= ends, axis=1, dtype=jnp.int32)
-    model = jnp.where(gives, taker, come.jobs.model)
+    model = _heirs(clock, come) if dispatch.reallocate else come.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
     return come.jobs._replace(
         finish=come.jobs.finish + draws.delay[place_in_draws, model],
@@ -193,46 +183,61 @@ def _followers(
     )
 
 
-def _steps(
-    dispatch: Dispatch, clock: Clock, come: _Arrivals, present: Bool[Array, " arrivals"]
-) -> _Made:
-    """Returns the steps: the first once the buffer is full, then one for every b_m arrivals."""
-    most, model = len(come.lane), come.jobs.model
-    buffer_size = -(-clock.targets // dispatch.ratio)
-    missing = jnp.maximum(buffer_size - clock.filled, 1)
+def _heirs(clock: Clock, come: _Next) -> Int[Array, " arrivals"]:
+    """Returns the model of the job that follows each arrival.
 
-    def made_by(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
-        later = (arrivals - missing) // buffer_size + 1
-        return jnp.where(arrivals < missing, 0, later)
+    A model with too many jobs hands over its first ones, to the first models that lack some.
+    """
+    models = jnp.arange(len(clock.targets), dtype=jnp.int32)
+    lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
+    gives = come.lane < -come.of_own(jnp.broadcast_to(lacks, come.is_model.shape))
+    given = jnp.cumsum(gives, dtype=jnp.int32) - 1
+    ends = jnp.cumsum(jnp.maximum(lacks, 0))
+    taker = jnp.sum(given[:, None] >= ends, axis=1, dtype=jnp.int32)
+    return jnp.where(gives, taker, come.jobs.model)
 
-    count, part = made_by(come.arrived), come.of_own(made_by(come.arrived - come.is_model))
-    is_step = present & (come.of_own(count) > part)
-    # Every step has a place of its own, where no job's version is that stays at work, nor a
-    # current one: there are as many free places as arrivals.
+
+def _free_places(
+    dispatch: Dispatch,
+    clock: Clock,
+    come: _Next,
+    present: Bool[Array, " arrivals"],
+    made: Int[Array, " models"],
+    room: Room,
+) -> Int[Array, "models steps"]:
+    """Returns where the versions of the steps are stored, each in a place of its own.
+
+    These are places where neither a job's version is that stays at work, nor a current one: there
+    are as many of them as arrivals, and no more steps.
+    """
     used = jnp.where(_stays(clock, come, present), clock.jobs.place, dispatch.num_places)
     is_used = jnp.zeros(dispatch.num_places, bool).at[used].set(True, mode="drop")
-    (free,) = jnp.nonzero(~is_used.at[clock.place].set(True), size=most, fill_value=0)
-    (at,) = jnp.nonzero(is_step, size=most, fill_value=0)
-    number = clock.steps[model][at] + part[at] + 1
-    steps = Steps(model[at], part[at], number, free.astype(jnp.int32))
-    step_of = jnp.cumsum(is_step, dtype=jnp.int32) - 1  # the last step so far, of any model
-    last_place = jnp.where(is_step, steps.place[step_of], -1)
-    made_here = jnp.arange(most, dtype=jnp.int32)[:, None]
-    latest = lax.cummax(jnp.where(is_step[:, None] & come.is_model, made_here, -1), axis=0)
-    num_steps = jnp.sum(is_step, dtype=jnp.int32)
-    return _Made(buffer_size, missing, count, part, latest, last_place, steps, num_steps)
+    is_free = ~is_used.at[clock.place].set(True)
+    (free,) = jnp.nonzero(is_free, size=room.arrivals, fill_value=0)
+    number = (jnp.cumsum(made) - made)[:, None] + jnp.arange(room.steps)
+    return free[jnp.minimum(number, room.arrivals - 1)].astype(jnp.int32)
 
 
-def _stays(
-    clock: Clock, come: _Arrivals, present: Bool[Array, " arrivals"]
-) -> Bool[Array, " jobs"]:
+def _place_after(
+    clock: Clock, places: Array, model: Int[Array, "*any"], made: Int[Array, "*any"]
+) -> Int[Array, "*any"]:
+    """Returns where the version of a model is stored after so many steps."""
+    return jnp.where(made > 0, places[model, made - 1], clock.place[model])
+
+
+def _stays(clock: Clock, come: _Next, present: Bool[Array, " arrivals"]) -> Bool[Array, " jobs"]:
     """Returns which of the jobs at work do not come home in a batch."""
     leaves = jnp.where(present, come.row, len(clock.jobs.number))
     return jnp.ones_like(clock.jobs.number, bool).at[leaves].set(False, mode="drop")
 
 
-def _versions(
-    clock: Clock, come: _Arrivals, new: Jobs, made: _Made, present: Bool[Array, " arrivals"]
+def _jobs_after(
+    clock: Clock,
+    come: _Next,
+    new: Jobs,
+    made_by_now: Int[Array, "arrivals models"],
+    places: Int[Array, "models steps"],
+    present: Bool[Array, " arrivals"],
 ) -> Jobs:
     """Returns the jobs at work after a batch, those that began in it with their versions."""
     # In the order of their beginnings: those that stay, then those that begin.
@@ -240,16 +245,15 @@ def _versions(
     later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
     after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, new)
     # Jobs that begin at the moment of a step begin after it, whatever came first.
-    times = jnp.where(present, come.jobs.finish, jnp.inf)
-    seen_by_new = jnp.searchsorted(times, new.start, side="right", method="compare_all")
+    times, i = jnp.where(present, come.jobs.finish, jnp.inf), jnp.arange(len(present))
+    is_last = jnp.concatenate([times[:-1] < times[1:], jnp.ones(1, bool)])
+    seen_by_new = lax.cummin(jnp.where(is_last, i + 1, len(i)), reverse=True)
     # Those that stay began before, or at the very moment of the first arrival.
     seen_by_old = jnp.where(after.start >= times[0], seen_by_new[0], 0)
-    seen = jnp.where(later < 0, seen_by_old, seen_by_new[later])
-    upto, is_fresh = jnp.maximum(seen - 1, 0), seen > 0
-    step_at = made.latest[upto, after.model]
-    version = clock.steps[after.model] + made.by_now[upto, after.model]
-    place = jnp.where(step_at >= 0, made.last_place[step_at], clock.place[after.model])
+    seen = jnp.minimum(jnp.where(later < 0, seen_by_old, seen_by_new[later]), jnp.sum(present))
+    made = made_by_now[jnp.maximum(seen - 1, 0), after.model]
+    is_fresh = seen > 0
     return after._replace(
-        version=jnp.where(is_fresh, version, after.version),
-        place=jnp.where(is_fresh, place, after.place),
+        version=jnp.where(is_fresh, clock.steps[after.model] + made, after.version),
+        place=jnp.where(is_fresh, _place_after(clock, places, after.model, made), after.place),
     )

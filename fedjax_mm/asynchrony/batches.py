@@ -13,6 +13,7 @@ what began since the last step together, and trains R jobs that never come home.
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, keys, sums
-from fedjax_mm.asynchrony.arrivals import Batch, Lanes, next_batch
+from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Room, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, share_out
 from fedjax_mm.base import Contribution, Params, Task
 from fedjax_mm.record import Counts, Tally
@@ -58,6 +59,37 @@ class Flight(NamedTuple):
     stores: tuple[Store, ...]
 
 
+class How(NamedTuple):
+    """Settings of the training that are known while tracing.
+
+    Attributes:
+      num_models: M, of all stacks.
+      client_map: as in `simulate_async`.
+      client_axis: as in `simulate_async`.
+      is_list: whether the jobs of all models are trained as one list, or each model's as a row.
+      room: the bounds of a batch.
+    """
+
+    num_models: int
+    client_map: chunks.ClientMap
+    client_axis: str | None
+    is_list: bool
+    room: Room
+
+
+class Home(NamedTuple):
+    """All that the jobs of a batch bring home to the models of one stack.
+
+    Attributes:
+      total: for each step, and for the one that is to come, the sum of the contributions to it,
+        ``[models, steps, ...]``.
+      recent: see `Store`.
+    """
+
+    total: Contribution
+    recent: Any
+
+
 def first_store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models: Models) -> Store:
     """Returns a stack's store at time 0: the first versions, and nothing else."""
     given = Given(models.params, models.server)
@@ -66,54 +98,56 @@ def first_store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
         return places.at[np.array(stack.models)].set(x)
 
-    versions, num_models = jax.tree.map(put, given), len(stack.models)
-    nobody = jnp.zeros((num_models, 1), jnp.int32)
-    job = Lanes(*[nobody] * len(Lanes._fields))
-    sent = jax.eval_shape(partial(_train, stack, rng_key, 1), versions, job)
+    versions, number = jax.tree.map(put, given), jnp.int32(0)
+    job = Arrivals(*[number] * len(Arrivals._fields))
+    train = partial(_contribute, stack.algorithm, versions, rng_key)
+    sent = jax.eval_shape(lambda: train(stack.task_at(number), job))
 
     def zeros(x: Any, *axes: int) -> Array:
-        return jnp.zeros((num_models, *axes, *x.shape[2:]), x.dtype)
+        return jnp.zeros((len(stack.models), *axes, *x.shape), x.dtype)
 
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
 
 
 def batches_of(
-    stacks: Sequence[Stack], dispatch: Dispatch, client_map: chunks.ClientMap, most: int
+    stacks: Sequence[Stack],
+    dispatch: Dispatch,
+    client_map: chunks.ClientMap,
+    client_axis: str | None,
+    most: int,
 ) -> Callable[..., tuple[State, Tally]]:
     """Returns a function that trains the next arrivals together and takes them home."""
     period = dispatch.period
-
-    def width_of(stack: Stack, models: Models) -> int | None:
-        return chunks.chunk_size_of(client_map, stack.task, models.params, dispatch.num_jobs)
+    # Each place of a list would copy the data of its model, and compute each stack: rows instead.
+    is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
+    # Rows are padded, a list is not. About half of the jobs come home before one that follows them.
+    lanes = min(most, -(-max(dispatch.at_work) // (2 if is_list else 4)))
+    arrivals = min(most, dispatch.num_jobs, dispatch.num_models * lanes)
+    room = Room(arrivals, lanes, min(lanes, dispatch.ratio))
+    how = How(dispatch.num_models, client_map, client_axis, is_list, room)
 
     def one_batch(
         draws: Any, first: Int[Array, ""], carry: tuple[State, Tally]
     ) -> tuple[State, Tally]:
         state, tally = carry
         clock, stores = state.assignment
-        parts = split(stacks, state.models)
-        sizes = [width_of(*each) for each in parts]
-        at_once = [min(most, size or -(-max(dispatch.at_work) // 4)) for size in sizes]
-        widths = np.zeros(dispatch.num_models, np.int32)
-        for stack, width in zip(stacks, at_once, strict=True):
-            widths[np.array(stack.models)] = width
         done = state.round - first
         limit = most - done
         if dispatch.reallocate:
             limit = jnp.minimum(limit, period - state.round % period)
-        clock, batch = next_batch(dispatch, clock, draws, widths, done, limit)
-        trained = []
-        for stack, store, width, size in zip(stacks, stores, at_once, sizes, strict=True):
-            lanes = jax.tree.map(lambda x, w=width: x[:, :w], stack.rows(batch.lanes))
-            train = partial(_train, stack, state.rng_key, width, one_by_one=size is not None)
-            trained.append(train(store.versions, lanes))
-        home = [
-            _come_home(stack, dispatch, batch, models, store, sent)
-            for (stack, models), store, sent in zip(parts, stores, trained, strict=True)
+        clock, batch = next_batch(dispatch, clock, draws, room, done, limit)
+        parts = split(stacks, state.models)
+        homes = [
+            _train(stack, how, state.rng_key, models, store, batch.jobs)
+            for (stack, models), store in zip(parts, stores, strict=True)
         ]
-        models, stores = join([each[0] for each in home]), tuple(each[1] for each in home)
-        tally = _add_work(stacks, tally, batch, trained)
+        tally = _add_work(stacks, tally, batch, homes)
+        came = [
+            _step(stack, batch, models, store, home)
+            for (stack, models), store, home in zip(parts, stores, homes, strict=True)
+        ]
+        models, stores = join([each[0] for each in came]), tuple(each[1] for each in came)
         number = state.round + batch.size
         if dispatch.reallocate:
             clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
@@ -123,97 +157,125 @@ def batches_of(
 
 
 def _train(
-    stack: Stack,
-    rng_key: PRNGKeyArray,
-    width: int,
+    stack: Stack, how: How, rng_key: PRNGKeyArray, models: Models, store: Store, jobs: Arrivals
+) -> Home:
+    """Trains those of the arrivals that are jobs of a stack."""
+
+    def key_of(number: Int[Array, ""]) -> PRNGKeyArray:
+        return keys.training_key(keys.job_key(rng_key, number))
+
+    def zeros(x: Array) -> Array:
+        return jnp.zeros((len(x), how.room.steps + 1, *x.shape[1:]), x.dtype)
+
+    def train_row(task: Task, job_keys: PRNGKeyArray, jobs: Arrivals, home: Home) -> Home:
+        alone = jax.tree.map(lambda x: x[None], home)
+        return jax.tree.map(itemgetter(0), train_list(task, job_keys, jobs, alone))
+
+    job_keys = jax.vmap(key_of)(jobs.number)
+    home = Home(jax.tree.map(zeros, store.buffer), store.recent)
+    size = chunks.chunk_size_of(how.client_map, stack.task, models.params, how.room.arrivals)
+    train_list = partial(_train_list, stack.algorithm, how, size, store.versions)
+    if how.is_list:
+        return train_list(stack.task, job_keys, jobs, home)
+    model = jnp.where(jobs.number >= 0, jobs.model, how.num_models)
+    place, nobody = jnp.arange(len(model)), jnp.full((how.num_models, how.room.lanes), -1)
+    at = stack.rows(nobody.at[model, jobs.lane].set(place, mode="drop"))
+    alone = jobs._replace(model=jnp.zeros_like(jobs.model))  # each is the first of one
+    rows = jax.tree.map(lambda x: jnp.where(at >= 0, x[at], -1), alone)
+    server_state = jax.tree.map(itemgetter(0), models.server)
+    is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
+    one_by_one = size is not None or not is_lockstep
+    return over_models(train_row, stack, job_keys[at], rows, home, one_by_one=one_by_one)
+
+
+def _train_list(
+    algorithm: base.Algorithm,
+    how: How,
+    chunk_size: int | None,
     versions: Given,
-    lanes: Lanes,
-    *,
-    one_by_one: bool = False,
-) -> Contribution:
-    """Returns the contributions of a stack's jobs, ``[models, lanes, ...]``; they are dense."""
+    task: Task,
+    job_keys: PRNGKeyArray,
+    jobs: Arrivals,
+    home: Home,
+) -> Home:
+    """Trains jobs of models that share a task, and adds up what they bring home."""
 
-    def train_model(task: Task, lanes: Lanes) -> Contribution:
-        def contribute(job: Lanes) -> Contribution:
-            given = jax.tree.map(lambda x: x[job.place], versions)
-            key = keys.training_key(keys.job_key(rng_key, job.number))
-            local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
-            sent, _ = stack.algorithm.client(local, given.server, ())
-            return dense(sent._replace(report=()), given.params)
+    def num_steps(client: base.Index, place: Any) -> int | Int[Array, ""]:
+        server_state = jax.tree.map(itemgetter(place), versions.server)
+        return algorithm.num_steps(task, client, server_state)
 
-        present = lanes.number >= 0
+    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
+    def contribute(i: Int[Array, ""], job: Arrivals) -> Contribution:
+        return _contribute(algorithm, versions, job_keys[i], task, job)
+
+    def add_jobs(home: Home, chunk: tuple[Array, Arrivals]) -> tuple[Home, None]:
+        present = chunk[1].number >= 0
         # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-        # first job.
-        jobs = jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), lanes)
-        together = jax.jit(chunks.vmap_unless_one(width, contribute), inline=True)
-        return chunks.unless_empty(together, present, jobs, skip=one_by_one)
+        # chunk's first job, which takes the most.
+        i, jobs = jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), chunk)
+        together = jax.jit(chunks.vmap_unless_one(len(present), contribute), inline=True)
+        sent = chunks.unless_empty(together, present, i, jobs, skip=may_skip)
+        total = sums.add_chunk(home.total, sent, present, jobs.model, jobs.part)
+        if not jax.tree.leaves(home.recent):
+            return Home(total, home.recent), None
+        turn = jnp.where(present, jobs.turn, WINDOW)
+        came = (jobs.model, turn), jax.vmap(_update)(sent)
+        if how.client_axis is not None:
+            came = lax.all_gather(came, how.client_axis, tiled=True)
+        return Home(total, chunks.put_rows(home.recent, *came)), None
 
-    return over_models(train_model, stack, lanes, one_by_one=one_by_one)
+    who = jnp.where(jobs.number >= 0, jobs.client, -1)
+    order = chunks.longest_first(num_steps, who, jobs.place)
+    may_skip = chunk_size is not None or order is not None
+    rows = jnp.arange(len(who)), jobs
+    for some in chunks.in_chunks(rows, order, chunk_size, how.client_axis):
+        home, _ = lax.scan(add_jobs, home, some)
+    if how.client_axis is None:
+        return home
+    return home._replace(total=lax.psum(home.total, how.client_axis))
 
 
-def dense(sent: Contribution, params: Params) -> Contribution:
-    """Returns a contribution with dense arrays in place of the sparse parts of its update."""
-    alone = jax.tree.map(lambda x: jnp.asarray(x)[None], sent)
-    total = sums.add_chunk(sums.zero_sum(sent, params), alone, jnp.ones(1, bool))
-    return sums.finish_sum(total, params)
+def _contribute(
+    algorithm: base.Algorithm, versions: Given, key: PRNGKeyArray, task: Task, job: Arrivals
+) -> Contribution:
+    """Returns what a job brings home, with dense arrays in place of sparse ones."""
+    given = jax.tree.map(itemgetter(job.place), versions)
+    local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
+    sent, _ = algorithm.client(local, given.server, ())
+    return sums.dense_update(sent._replace(report=()), given.params)
 
 
-def _come_home(
-    stack: Stack,
-    dispatch: Dispatch,
-    batch: Batch,
-    models: Models,
-    store: Store,
-    sent: Contribution,
+def _step(
+    stack: Stack, batch: Batch, models: Models, store: Store, home: Home
 ) -> tuple[Models, Store]:
-    """Returns the models of a stack after a batch, and what is kept for them."""
-    in_stack = np.full(dispatch.num_models, -1, np.int32)
-    in_stack[np.array(stack.models)] = np.arange(len(stack.models))
-    width = sent.weight.shape[1]
-    lanes = jax.tree.map(lambda x: x[:, :width], stack.rows(batch.lanes))
+    """Returns the models of a stack after the servers' steps, and what is kept for them."""
+    steps, made, places = stack.rows((batch.steps, batch.made, batch.places))
+    total = jax.tree.map(lambda x, y: x.at[:, 0].add(y), home.total, store.buffer)
+    nowhere = len(jax.tree.leaves(store.versions)[0])
 
-    def add_up(buffer: Contribution, row: Any, part: Any) -> Contribution:
-        """The sum of the contributions to a model's step, with what was in the buffer before."""
-        is_in = (lanes.number[row] >= 0) & (lanes.part[row] == part)
+    def is_missing(carry: tuple[Array, Models, Given]) -> Array:
+        return chunks.is_any(carry[0] < made)
 
-        def add(before: Array, x: Array) -> Array:
-            mask = is_in.reshape(-1, *(1 for _ in x.shape[2:]))
-            before = jnp.where(part == 0, before[row], 0)
-            return before + jnp.sum(jnp.where(mask, x[row], 0), axis=0, dtype=x.dtype)
+    def step(carry: tuple[Array, Models, Given]) -> tuple[Array, Models, Given]:
+        part, models, versions = carry
+        is_due = part < made
 
-        return jax.tree.map(add, buffer, sent)
+        def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Given) -> Given:
+            # A buffer that is not full may be empty, and 0/0 is NaN: ones take its place.
+            full = jax.tree.map(lambda x: jnp.where(is_due, x[part], 1), total)
+            given = base.Aggregation(number, task, old.params, old.server, (), full)
+            new = Given(*stack.algorithm.server(given))
+            return jax.tree.map(partial(jnp.where, is_due), new, old)
 
-    def step(row: Int[Array, ""], step: Any, carry: tuple[Models, Given]) -> tuple[Models, Given]:
-        models, versions = carry
-        total = add_up(store.buffer, row, step.part)
-        old = jax.tree.map(lambda x: x[row], Given(models.params, models.server))
-        task = stack.task_at(row) if len(stack.models) > 1 else stack.task
-        given = base.Aggregation(step.number, task, old.params, old.server, (), total)
-        new = Given(*stack.algorithm.server(given))
-        params, server = _put((models.params, models.server), row, tuple(new))
-        return Models(params, server, models.clients), _put(versions, step.place, new)
+        old = Given(models.params, models.server)
+        new = over_models(of_model, stack, is_due, steps + part + 1, total, old)
+        versions = chunks.put_rows(versions, jnp.where(is_due, places[:, part], nowhere), new)
+        return part + 1, Models(new.params, new.server, models.clients), versions
 
-    def next_step(j: Int[Array, ""], carry: tuple[Models, Given]) -> tuple[Models, Given]:
-        one = jax.tree.map(lambda x: x[j], batch.steps)
-        row = jnp.asarray(in_stack)[one.model]
-        if len(stack.models) == dispatch.num_models:
-            return step(row, one, carry)
-        return lax.cond(row >= 0, lambda: step(row, one, carry), lambda: carry)
-
-    models, versions = lax.fori_loop(0, batch.num_steps, next_step, (models, store.versions))
-    rows = jnp.arange(len(stack.models))
-    buffer = jax.vmap(partial(add_up, store.buffer))(rows, stack.rows(batch.made))
-    recent = store.recent
-    if dispatch.reallocate:
-        # Of more updates than are kept the last ones.
-        left = jnp.sum(lanes.number >= 0, axis=1, keepdims=True) - jnp.arange(width)
-        turn = jnp.where((left > 0) & (left <= WINDOW), lanes.turn % WINDOW, WINDOW)
-        recent = _put(recent, (rows[:, None], turn), jax.vmap(jax.vmap(_update))(sent))
-    return models, Store(versions, buffer, recent)
-
-
-def _put(tree: Any, at: Any, new: Any) -> Any:
-    return jax.tree.map(lambda x, y: x.at[at].set(y, mode="drop"), tree, new)
+    start = jnp.int32(0), models, store.versions
+    _, models, versions = lax.while_loop(is_missing, step, start)
+    buffer = jax.tree.map(lambda x: x[jnp.arange(len(made)), made], total)
+    return models, Store(versions, buffer, home.recent)
 
 
 def _update(sent: Contribution) -> Params:
@@ -221,19 +283,13 @@ def _update(sent: Contribution) -> Params:
     return jax.tree.map(lambda x: x / sent.weight, sent.update)
 
 
-def _add_work(
-    stacks: Sequence[Stack], tally: Tally, batch: Batch, trained: Sequence[Contribution]
-) -> Tally:
+def _add_work(stacks: Sequence[Stack], tally: Tally, batch: Batch, homes: Sequence[Home]) -> Tally:
     """Returns the work so far with that of a batch."""
-
-    def gradients(stack: Stack, sent: Contribution) -> Array:
-        present = stack.rows(batch.lanes.number)[:, : sent.num_gradients.shape[1]] >= 0
-        return jnp.sum(jnp.where(present, sent.num_gradients, 0), axis=1, dtype=jnp.int32)
-
-    of_stacks = [gradients(*each) for each in zip(stacks, trained, strict=True)]
-    present = batch.lanes.number >= 0
-    updates = jnp.sum(present, axis=1, dtype=jnp.int32)
-    staleness = jnp.sum(jnp.where(present, batch.lanes.staleness, 0), axis=1, dtype=jnp.int32)
+    of_stacks = [jnp.sum(home.total.num_gradients, axis=1, dtype=jnp.int32) for home in homes]
+    models, jobs = jnp.arange(len(batch.made)), batch.jobs
+    is_models = (jobs.number >= 0)[:, None] & (jobs.model[:, None] == models)
+    updates = jnp.sum(is_models, axis=0, dtype=jnp.int32)
+    staleness = jnp.sum(jnp.where(is_models, jobs.staleness[:, None], 0), axis=0, dtype=jnp.int32)
     counts = Counts(updates, by_model(stacks, of_stacks), jnp.zeros_like(updates))
     return jax.tree.map(jnp.add, tally, Tally(counts, staleness))
 

@@ -36,6 +36,7 @@ def simulate_async(
     client_map: chunks.ClientMap = "auto",
     record_every: int = 1,
     params: Params | None = None,
+    client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """Trains M models asynchronously until `num_arrivals` jobs have come home, and records them.
 
@@ -53,10 +54,13 @@ def simulate_async(
         begins.
       dispatch: who works on what; see `fedast`.
       num_arrivals: jobs that come home. The others, as many as are at work, are not trained.
-      client_map: "auto", "vmap", "scan" or a number: the most jobs of a model that are computed at
-        once. "vmap" is a quarter of R_m.
+      client_map: "auto", "vmap", "scan" or a number: the most jobs that are computed at once, of
+        all models if they share their task, else of each. "vmap" is all that come home before one
+        that follows them.
       record_every: arrivals between records; it divides `num_arrivals`.
       params: initial parameters, as in `simulate`.
+      client_axis: as in `simulate`: inside `jax.shard_map`, the mesh axis whose devices share the
+        jobs that are computed together.
 
     Returns:
       The final state, and a trace whose rounds are arrivals. Beside the tasks' metrics it has
@@ -85,7 +89,8 @@ def simulate_async(
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     state = init_async(rng_key, tasks, algorithm, dispatch, params)
-    how: dict[str, Any] = {"client_map": client_map, "record_every": record_every}
+    how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
+    how["record_every"] = record_every
     return advance_async(state, tasks, algorithm, dispatch, num_arrivals, **how)
 
 
@@ -164,6 +169,7 @@ def advance_async(
     *,
     client_map: chunks.ClientMap = "auto",
     record_every: int = 1,
+    client_axis: str | None = None,
 ) -> tuple[State, Trace]:
     """Waits for `num_arrivals` more jobs from a state, which is the first record.
 
@@ -175,7 +181,7 @@ def advance_async(
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     stacks = async_stacks(tasks, algorithm, dispatch)
-    arrivals = arrivals_of(stacks, dispatch, client_map, record_every)
+    arrivals = arrivals_of(stacks, dispatch, client_map, client_axis, record_every)
 
     @partial(jax.jit, inline=True)
     def record(state: State, tally: Tally) -> Record:
@@ -193,10 +199,14 @@ def advance_async(
 
 
 def arrivals_of(
-    stacks: Sequence[Stack], dispatch: Dispatch, client_map: chunks.ClientMap, number: int
+    stacks: Sequence[Stack],
+    dispatch: Dispatch,
+    client_map: chunks.ClientMap,
+    client_axis: str | None,
+    number: int,
 ) -> Callable[[State, None], tuple[State, tuple[Tally, Sizes]]]:
     """Returns a function that waits for so many arrivals, in the form that `lax.scan` takes."""
-    one_batch = batches_of(stacks, dispatch, client_map, number)
+    one_batch = batches_of(stacks, dispatch, client_map, client_axis, number)
 
     @checks.tracing("an arrival")
     def arrivals(state: State, _: None) -> tuple[State, tuple[Tally, Sizes]]:
@@ -205,7 +215,8 @@ def arrivals_of(
         draws = draws_of(dispatch, state.rng_key, numbers)
 
         def is_missing(carry: tuple[State, Tally]) -> Array:
-            return carry[0].round < first + number
+            # A replica that has all waits for others: a batch of no arrivals changes nothing.
+            return chunks.is_any(carry[0].round[None] < first + number)
 
         start = state, no_arrivals(dispatch)
         state, tally = lax.while_loop(is_missing, partial(one_batch, draws, first), start)

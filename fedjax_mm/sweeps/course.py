@@ -55,7 +55,8 @@ def course_of(setup: "Setup", client_map: ClientMap, client_axis: str | None = N
     """Returns the course of a setup's runs; the other arguments are those of `simulate`."""
     tasks, algorithm, rule = setup[:3]
     if isinstance(rule, Dispatch):
-        return _arrivals(async_stacks(tasks, algorithm, rule), setup, rule, client_map)
+        stacks = async_stacks(tasks, algorithm, rule)
+        return _arrivals(stacks, setup, rule, client_map, client_axis)
     how = How(client_map, client_axis, with_reports=False)
     return _rounds(stacks_of(tasks, algorithm, rule), setup, rule, how)
 
@@ -87,7 +88,11 @@ def _rounds(stacks: list[Stack], setup: "Setup", assignment: Assignment, how: Ho
 
 
 def _arrivals(
-    stacks: list[Stack], setup: "Setup", dispatch: Dispatch, client_map: ClientMap
+    stacks: list[Stack],
+    setup: "Setup",
+    dispatch: Dispatch,
+    client_map: ClientMap,
+    client_axis: str | None,
 ) -> Course:
     each = dispatch.arrivals_per_round
 
@@ -101,7 +106,7 @@ def _arrivals(
     def most_updates(_: State) -> int:
         return each
 
-    advance = arrivals_of(stacks, dispatch, client_map, each)
+    advance = arrivals_of(stacks, dispatch, client_map, client_axis, each)
     return Course(
         stacks, None, start, number, advance, clock_metrics, most_updates, has_rounds=False
     )

@@ -261,12 +261,6 @@ def _place(
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
-    alone = [program.label for program in programs if not program.traced.has_rounds]
-    if alone and split == "clients":
-        raise ValueError(
-            f"split is 'clients', but {alone[0]} is asynchronous: its clients have no rounds that "
-            "devices could share; give 'replicas' or None"
-        )
     for program in programs:
         arrivals = grid.num_rounds * program.traced.updates_per_round
         if not program.traced.has_rounds and arrivals >= 2**31:
@@ -275,8 +269,11 @@ def _place(
                 f"{program.traced.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
-    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more.
-    if split is None and (alone or any(program.traced.has_closed_form for program in programs)):
+    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more, and
+    # it comes once for every few arrivals.
+    if split is None and any(
+        each.traced.has_closed_form or not each.traced.has_rounds for each in programs
+    ):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
     return where, *_room(grid, where, limit)

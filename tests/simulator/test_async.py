@@ -21,6 +21,7 @@ from fedjax_mm.asynchrony import (
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Groups
 from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import replay, slow_unless
 from tests.oracles import asynchronous as oracle
@@ -242,6 +243,36 @@ def test_a_run_that_is_continued_is_the_same_run():
     assert trace.round.tolist() == [0, 40, 80, 120]
 
 
+@functools.cache
+def unequal_epochs(client_map, client_axis=None):
+    """A run in which clients take 1 to 4 steps, on one device or on two; R_m changes."""
+    rng, counts = np.random.default_rng(1), [3, 8, 5, 2, 7, 4, 6, 1]
+    data = [[rng.normal(size=(n, *more)) for n in counts] for more in ((2,), ())]
+    task = least_squares(*data, ridge=0.3)
+    algorithm = fedavg(RATE, epochs=1, batch_size=2, weighted=False)
+    dispatch = fedast(8, 2, at_work=(12, 6), ratio=2)
+    how = {"client_map": client_map, "client_axis": client_axis, "record_every": 60}
+    run = functools.partial(simulate_async, KEY, task, algorithm, dispatch, 120, **how)
+    if client_axis is None:
+        return jax.device_get(jax.jit(run)())
+    where = layout(1, jax.devices()[:2], axis="clients")
+    return jax.device_get(jax.jit(where.over(run, (), None))())
+
+
+@pytest.mark.parametrize(
+    ("client_map", "client_axis"),
+    [("scan", None), (3, "clients"), slow_unless(False, "vmap", None)],
+)
+def test_jobs_of_unequal_length_in_any_order_and_on_any_device_are_the_same_jobs(
+    client_map, client_axis
+):
+    state, trace = unequal_epochs(client_map, client_axis)
+    one, alone = unequal_epochs("auto")
+    assert len({*alone.metrics["at_work"][:, 0]}) > 1
+    chex.assert_trees_all_equal(clock_of(state), clock_of(one))
+    chex.assert_trees_all_close(trace, alone, rtol=1e-5, atol=1e-6)
+
+
 def test_seeds_side_by_side_are_seeds_one_by_one():
     seeds = jax.random.split(KEY, 3)
     together = jax.device_get(jax.jit(jax.vmap(program(TWO, 120, 40).__wrapped__))(seeds))
@@ -422,6 +453,20 @@ def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
     assert set(np.asarray(jobs.client)[~np.isfinite(jobs.finish)]) <= {0}
     # Equal ends are told apart by the order in which jobs are stored: that of their beginnings.
     assert (np.diff(jobs.number) > 0).all()
+
+
+def test_jobs_that_never_end_come_home_if_there_are_no_others():
+    """Then in the order in which they began, however arrivals are cut."""
+
+    def run(record_every):
+        never = fedast(
+            24, 2, at_work=6, ratio=3, delay=lambda key, m, k: jnp.inf + 0 * k, reallocate=False
+        )
+        return simulate_async(KEY, TASK, fed(), never, 12, record_every=record_every)[0]
+
+    one, many = run(1), run(12)
+    chex.assert_trees_all_equal(clock_of(one), clock_of(many))
+    assert one.assignment.clock.jobs.number.tolist() == list(range(12, 24))
 
 
 def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():

@@ -13,7 +13,6 @@ import xarray as xr
 from fedjax_mm import fedavg, mfa_rand, sweep, to_dataset
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential, simulate_async, state_bytes
 from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until
-from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
@@ -138,13 +137,11 @@ def test_the_plan_knows_the_versions_before_anything_is_compiled():
     assert make_outline(alone).where.axis == "replicas"  # though there are more devices than runs
 
 
-@pytest.mark.parametrize(
-    "plan", [make_outline, lambda grid, split: sweep_of(grid, Execution(split=split))]
-)
-def test_devices_that_share_clients_are_refused_before_compiling(plan, monkeypatch):
-    monkeypatch.setattr(jax.stages.Lowered, "compile", None)
-    with pytest.raises((ValueError, RefusedError), match="split is 'clients', but run is async"):
-        plan(GRID, split="clients")
+def test_devices_that_share_jobs_compute_what_devices_that_share_seeds_do():
+    shared = sweep_of(GRID, Execution(split="clients"))
+    assert make_outline(GRID, split="clients").where.axis == "clients"
+    for name in whole().data_vars:
+        np.testing.assert_allclose(shared[name], whole()[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 def test_numbers_of_a_dispatch_do_not_share_a_program():
