@@ -1,13 +1,16 @@
 """FedAST as a Python event loop around a compiled client update, as its serial programs are.
 
 The loop keeps a heap of jobs, trains each one when it comes home, and makes a step once a buffer is
-full. It is given the draws of `simulate_async`, so that both do the same work; a job costs it one
-compiled call, which adds the update to the buffer too: with a second one for the sum the loop would
-be slower.
+full. It is given the draws of `simulate_async`, so that both do the same work. A job costs it one
+compiled call for the client's update and one for the sum in the buffer, or a single one for both.
+
+`python -m benchmarks.asynchronous [REPEATS]` times both in turn and prints a table.
 """
 
 import heapq
 import math
+import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +18,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from fedjax_mm import fedavg, keys
 from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
@@ -22,6 +27,8 @@ from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, LocalProblem
 from fedjax_mm.data import synthetic
 from fedjax_mm.sums import dense_update
+from fedjax_mm.sweeps.devices import layout, use_cpu_devices
+from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 NUM_MODELS, NUM_ARRIVALS = 3, 10_000
@@ -44,8 +51,13 @@ def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
     return task, algorithm, dispatch
 
 
-def event_loop(name: str, num_arrivals: int = NUM_ARRIVALS) -> Callable[[], Any]:
-    """Returns a function that runs the loop and returns the models and their last metrics."""
+def event_loop(
+    name: str, num_arrivals: int = NUM_ARRIVALS, *, fused: bool = True
+) -> Callable[[], Any]:
+    """Returns a function that runs the loop and returns the models and their last metrics.
+
+    If it is fused, one compiled call trains and adds the update to the buffer.
+    """
     task, algorithm, dispatch = parts(name)
     rng_key, R = jax.random.key(0), dispatch.num_jobs
     numbers = jnp.arange(R + num_arrivals)
@@ -56,11 +68,20 @@ def event_loop(name: str, num_arrivals: int = NUM_ARRIVALS) -> Callable[[], Any]
     ]
 
     @jax.jit
-    def train(task: Any, params: Any, number: Any, client: Any, step: Any, total: Any) -> Any:
+    def update(task: Any, params: Any, number: Any, client: Any, step: Any) -> Any:
         key = keys.training_key(keys.job_key(rng_key, number))
         local = LocalProblem(key, step, task, client, params)
         sent, _ = algorithm.client(local, (), ())
-        return jax.tree.map(jnp.add, total, dense_update(sent, params).update)
+        return dense_update(sent, params).update
+
+    @jax.jit
+    def add(total: Any, change: Any) -> Any:
+        return jax.tree.map(jnp.add, total, change)
+
+    def train(total: Any, *job: Any) -> Any:
+        return add(total, update(*job))
+
+    train = jax.jit(train) if fused else train
 
     @jax.jit
     def step(params: Any, total: Any, size: Any) -> tuple[Any, Any]:
@@ -82,7 +103,7 @@ def event_loop(name: str, num_arrivals: int = NUM_ARRIVALS) -> Callable[[], Any]
         for new in range(R, R + num_arrivals):
             now, number, m = heapq.heappop(queue)
             params, version = jobs.pop(number)
-            buffers[m] = train(task, params, number, clients[number], version + 1, buffers[m])
+            buffers[m] = train(buffers[m], task, params, number, clients[number], version + 1)
             filled[m] += 1
             if filled[m] == math.ceil(dispatch.at_work[m] / dispatch.ratio):
                 models[m], buffers[m] = step(models[m], buffers[m], filled[m])
@@ -96,13 +117,66 @@ def event_loop(name: str, num_arrivals: int = NUM_ARRIVALS) -> Callable[[], Any]
 
 def compiled(name: str, num_arrivals: int = NUM_ARRIVALS) -> tuple[Callable[[], Any], float]:
     """Returns a function that does the same in one program, and the seconds of compiling it."""
-    task, algorithm, dispatch = parts(name)
+    return _compile(_program(name, num_arrivals), jax.random.key(0), parts(name)[0])
+
+
+def shared(name: str) -> Callable[[], Any]:
+    """Returns the same, whose jobs the devices share."""
+    where = layout(1, axis="clients")
+    program = where.over(_program(name, NUM_ARRIVALS, where.client_axis), (None, None), None)
+    return _compile(program, jax.random.key(0), parts(name)[0])[0]
+
+
+def seeds(name: str, number: int) -> Callable[[], Any]:
+    """Returns a function that does the same with many seeds, shared out over the devices."""
+    where = layout(number, axis="replicas")
+    program = where.over(jax.vmap(_program(name, NUM_ARRIVALS), (0, None)), (0, None))
+    return _compile(program, seed_keys(0, number), parts(name)[0])[0]
+
+
+def _program(name: str, num_arrivals: int, client_axis: str | None = None) -> Callable[..., Any]:
+    _, algorithm, dispatch = parts(name)
+    how: Any = {"record_every": num_arrivals, "client_axis": client_axis}
 
     def run(rng_key: Any, task: Any) -> Any:
-        how: Any = {"record_every": num_arrivals}
         return simulate_async(rng_key, task, algorithm, dispatch, num_arrivals, **how)
 
+    return run
+
+
+def _compile(program: Callable[..., Any], *args: Any) -> tuple[Callable[[], Any], float]:
     start = time.perf_counter()
-    program = jax.jit(run).lower(jax.random.key(0), task).compile()
+    made = jax.jit(program).lower(*args).compile()
     seconds = time.perf_counter() - start
-    return lambda: jax.block_until_ready(program(jax.random.key(0), task)), seconds
+    return lambda: jax.block_until_ready(made(*args)), seconds
+
+
+def main() -> None:
+    """Times the loops and the programs in turn and prints medians per arrival."""
+    use_cpu_devices()
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    number = 8
+    columns = "loop, two calls", "loop, one call", "one run", "shared", f"{number} seeds"
+    table = Table("microseconds", *columns, box=None)
+    for name in "F1", "F2", "F3":
+        runs = (
+            (event_loop(name, fused=False), 1),
+            (event_loop(name), 1),
+            (compiled(name)[0], 1),
+            (shared(name), 1),
+            (seeds(name, number), number),
+        )
+        taken: list[list[float]] = [[] for _ in runs]
+        for run, _ in runs:
+            run()
+        for _ in range(repeats):
+            for (run, count), found in zip(runs, taken, strict=True):
+                start = time.perf_counter()
+                run()
+                found.append((time.perf_counter() - start) / (count * NUM_ARRIVALS) * 1e6)
+        table.add_row(name, *(f"{statistics.median(found):.2f}" for found in taken))
+    Console(width=80).print(table)
+
+
+if __name__ == "__main__":
+    main()

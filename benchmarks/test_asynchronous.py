@@ -10,9 +10,9 @@ from fedjax_mm import params_of
 NAMES = "F1", "F2", "F3"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_both_do_the_same_work(name):
-    models, metrics = asynchronous.event_loop(name, 600)()
+@pytest.mark.parametrize(("name", "fused"), [*((name, True) for name in NAMES), ("F1", False)])
+def test_both_do_the_same_work(name, fused):
+    models, metrics = asynchronous.event_loop(name, 600, fused=fused)()
     state, trace = asynchronous.compiled(name, 600)[0]()
     for m, (model, measured) in enumerate(zip(models, metrics, strict=True)):
         for x, y in zip(jax.tree.leaves(params_of(state, m)), jax.tree.leaves(model), strict=True):
