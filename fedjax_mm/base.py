@@ -307,7 +307,7 @@ class Groups(NamedTuple):
     """Clients that train each model in a round: a row for each model, or one list of them all.
 
     A list costs one local training for each place, whatever the sizes of the groups, which may be
-    traced; rows cost as many as the largest group has, for every model, and are computed faster.
+    traced; rows cost as many as the largest group has, for every model, and may be computed faster.
     Where models differ in structure or have data of their own, a list is computed as rows.
 
     Attributes:

@@ -139,6 +139,18 @@ def in_rows(groups: Groups, num_models: int, width: int | None = None) -> Groups
     return Groups(put(groups.clients, -1), scale, groups.num_gradients)
 
 
+def in_list(groups: Groups) -> Groups:
+    """Returns rows of groups as one list, row after row.
+
+    Example:
+      >>> in_list(Groups(jnp.array([[0, -1], [4, 2]]))).models.tolist()
+      [0, 0, 1, 1]
+    """
+    models = jnp.broadcast_to(jnp.arange(len(groups.clients))[:, None], groups.clients.shape)
+    scale = None if groups.scale is None else groups.scale.ravel()
+    return Groups(groups.clients.ravel(), scale, groups.num_gradients, models.ravel())
+
+
 def after_observing(
     assignment: Assignment, round: Round, groups: Groups, reports: Any, state: Any, *, like: Any
 ) -> Any:

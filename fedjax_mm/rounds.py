@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
-from fedjax_mm.parts import after_observing, in_rows, places_in_rows
+from fedjax_mm.parts import after_observing, in_list, in_rows, places_in_rows
 from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 
@@ -134,8 +134,8 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
 
     def train_stack(stack: Stack, models: Models) -> Trained:
         groups, home = stack.groups(now.groups), None
-        is_shared = len(stacks) == 1 and all(jax.tree.leaves(stack.shared))
-        if groups.models is not None and not is_shared:
+        is_shared = all(jax.tree.leaves(stack.shared))
+        if groups.models is not None and not (is_shared and len(stacks) == 1):
             # Each place of a list would copy the data of its model, and compute each stack: rows.
             home = places_in_rows(groups, len(stack.models))
             groups = in_rows(groups, len(stack.models))
@@ -144,6 +144,12 @@ def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[T
         one = partial(train_group, stack.algorithm, now.round, how, size)
         if groups.models is not None:
             return one(stack, model_keys, groups, models)
+        is_chunked = size not in (None, 1) and len(stack.models) > 1
+        if is_chunked and is_shared and home is None:
+            # A chunk of one model alone is filled by no more than its group: a list fills them all.
+            trained, shape = one(stack, model_keys, in_list(groups), models), groups.clients.shape
+            reports = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), trained.reports)
+            return trained._replace(reports=reports)
         server_state = jax.tree.map(itemgetter(0), models.server)
         is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
         one_by_one = size is not None or not is_lockstep

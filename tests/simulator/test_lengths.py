@@ -128,7 +128,7 @@ def test_padding_does_not_wait_for_the_longest():
     groups = replay([[[3, -1, -1, -1, -1, -1, -1], [4, 5, 6, -1, 7, 8, -1]]], 9)
     computed, needed = steps_executed(counts, groups, 4)
     assert needed == 6
-    assert computed == 9  # of model 2 the first three alone, then two with two of padding
+    assert computed == 8  # one list of both models: four alone, then two with two of padding
 
 
 # Results.

@@ -1,0 +1,153 @@
+"""Client updates per second as a workload grows: by clients, by models, by replicas.
+
+`python -m benchmarks.growth FIGURE.svg` times W1 and W2 in three directions, prints each size as it
+comes, with the memory of its program and of its data, and draws them. Where a curve is flat, twice
+the work takes twice the time.
+
+| direction | W1: the quadratic, E = 5 | W2: logistic regression 60-5, E = 5, B = 20 |
+|---|---|---|
+| clients | N, who train 10 models; one seed | N of 10 examples, a tenth in each round |
+| models | M of 1,920 clients; one seed | M of the same 128 clients of 200 examples |
+| replicas | seeds of a sweep, 24 clients and 12 models | seeds of a sweep, 100 clients of 200 |
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from matplotlib.figure import Figure
+
+from fedjax_mm import bench, fedavg, mfa_rand
+from fedjax_mm.base import Task
+from fedjax_mm.sweeps.devices import use_cpu_devices
+from fedjax_mm.sweeps.execute import Execution, carry_out
+from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.plan import make_plan
+from fedjax_mm.tasks import classification, quadratic
+from fedjax_mm.workloads import WORKLOADS, LearningWorkload
+
+UPDATES = {"W1": 4_000_000, "W2": 100_000}  # of a run, about a second's
+MOST_ROUNDS = 20_000
+REPEATS = 3
+DIRECTIONS = {
+    "clients": [10**i for i in range(2, 7)],
+    "models": [1, 2, 4, 8, 16, 32, 64],
+    "replicas": [1, 4, 16, 64, 256, 1024, 4096],
+}
+
+
+class Size(NamedTuple):
+    """A size of a workload: what a sweep of it has."""
+
+    task: Task
+    num_models: int
+    cohort_size: int
+    num_seeds: int
+
+
+class Point(NamedTuple):
+    """A size that was timed: updates per second, the memory of its program and of its data."""
+
+    work: str
+    direction: str
+    size: int
+    speed: float
+    mebibytes: float
+    data_mebibytes: float
+
+
+def sized(work: str, direction: str, size: int) -> Size:
+    """Returns a workload in a size."""
+    clients, models, seeds = (
+        size if direction == name else None for name in ("clients", "models", "replicas")
+    )
+    if work == "W1":
+        num_clients = clients or (24 if seeds else 1920)
+        task: Task = quadratic(num_clients, 4, mu=2e-4)
+        return Size(task, models or (12 if seeds else 10), num_clients, seeds or 1)
+    base = WORKLOADS["W2"]
+    assert isinstance(base, LearningWorkload)
+    num_clients = clients or (100 if seeds else 128)
+    base = base._replace(num_clients=num_clients, num_examples=10 if clients else 200)
+    cohort_size = clients // 10 if clients else num_clients
+    task = classification(base.data(), base.model.module())
+    return Size(task, models or 1, cohort_size, seeds or 1)
+
+
+def unmeasured(task: Any) -> Task:
+    """Returns the task without metrics: rounds alone are timed, not the records at both ends."""
+
+    class Unmeasured(type(task)):  # type: ignore[misc]
+        def metrics(self, *_: Any) -> dict[str, Any]:
+            return {}
+
+    names = [field.name for field in dataclasses.fields(task)]
+    static = [f.name for f in dataclasses.fields(task) if f.metadata.get("static")]
+    arrays = [name for name in names if name not in static]
+    jax.tree_util.register_dataclass(Unmeasured, data_fields=arrays, meta_fields=static)
+    return Unmeasured(**{name: getattr(task, name) for name in names})
+
+
+def build(work: str, size: Size) -> tuple[bench.Program, int]:
+    """Returns a program, a sweep, and its client updates."""
+    rounds = UPDATES[work] // (size.cohort_size * size.num_seeds)
+    rounds = min(max(2, rounds), MOST_ROUNDS)
+    how: dict[str, Any] = {"batch_size": 20} if work == "W2" else {}
+    assignment = mfa_rand(size.task.num_clients, size.num_models, cohort_size=size.cohort_size)
+
+    def setup(task: Task) -> Setup:
+        return Setup(task, fedavg(0.1, local_steps=5, **how), assignment)
+
+    shared = {"task": unmeasured(size.task)}
+    grid = Grid(setup, {}, rounds, size.num_seeds, record_every=rounds, shared=shared)
+    plan = make_plan(grid)
+
+    def run() -> Any:
+        return carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
+
+    program = bench.Program(run, plan.compile_seconds, plan.batch_bytes / 2**20)
+    return program, size.num_seeds * rounds * size.cohort_size
+
+
+def points() -> Iterator[Point]:
+    """Yields all sizes, timed one after the other."""
+    for work in UPDATES:
+        for direction, sizes in DIRECTIONS.items():
+            for number in sizes:
+                size = sized(work, direction, number)
+                program, updates = build(work, size)
+                stored = sum(x.nbytes for x in jax.tree.leaves(size.task)) / 2**20
+                speed = updates / bench.median_seconds(program, REPEATS)
+                yield Point(work, direction, number, speed, program.mebibytes, stored)
+
+
+def draw(found: list[Point]) -> Figure:
+    """Draws a panel for each direction, with a curve for each workload."""
+    figure = Figure(figsize=(10, 3.4), layout="constrained")
+    for axes, direction in zip(figure.subplots(1, 3, sharey=True), DIRECTIONS, strict=True):
+        for work, marker in zip(UPDATES, "os", strict=True):
+            here = [p for p in found if (p.work, p.direction) == (work, direction)]
+            axes.loglog([p.size for p in here], [p.speed for p in here], marker=marker, label=work)
+        axes.set(xlabel=direction, ylim=(1e4, 1e8))
+        axes.grid(True, alpha=0.3)
+    figure.axes[0].set_ylabel("client updates per second")
+    figure.axes[0].legend()
+    return figure
+
+
+def main() -> None:
+    """Times, prints and draws."""
+    use_cpu_devices()
+    print("| work | by | size | updates/s | MiB | of which data |\n|---|---|---:|---:|---:|---:|")
+    found = []
+    for point in points():
+        found.append(point)
+        numbers = f"{point.speed:,.0f} | {point.mebibytes:,.1f} | {point.data_mebibytes:,.1f}"
+        print(f"| {point.work} | {point.direction} | {point.size:,} | {numbers} |", flush=True)
+    draw(found).savefig(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
