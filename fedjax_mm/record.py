@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Contribution, Groups, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import Assignment, Contribution, Groups, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -182,6 +182,12 @@ def measure(
         raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+@tracing("the record of a round")
+def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
+    """Returns what an assignment records of its state, if it records anything."""
+    return assignment.metrics and assignment.metrics(state)
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:

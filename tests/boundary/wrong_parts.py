@@ -351,6 +351,11 @@ CASES = {
     "rate in a dict": (averaged({"rate": 0.1}), "is a dict of 1; it must be a num", NOT_A_NUMBER),
     "rate an optimizer": (averaged(optax.sgd(0.1)), "is an optax optimizer; give a num", TypeError),
     "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
+    "schedule that asks": (
+        averaged(lambda t: 0.1 if t < 5 else 0.01),
+        "in round 1 asks for the value of the round, .* in place of `if` use jax.numpy.where",
+        TypeError,
+    ),
     "schedule negative": (
         averaged(lambda t: -0.1 / t),
         "learning_rate in round 1 is -0.1; it must",
