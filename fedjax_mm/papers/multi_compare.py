@@ -187,7 +187,10 @@ def _at_equal(curves: xr.DataArray, trainings: xr.DataArray) -> xr.DataArray:
 
 
 def _time_to(target: xr.DataArray, scores: xr.DataArray, time: xr.DataArray) -> xr.DataArray:
-    """Returns when curves first reach a target, between two records; NaN if they do not."""
+    """Returns when curves first reach a target, between two records.
+
+    It is NaN if they do not, or if the target is NaN, as where a run that sets it diverged.
+    """
 
     def first(scores: np.ndarray, times: np.ndarray, target: float) -> float:
         (reached,) = np.nonzero(scores >= target)
@@ -260,8 +263,10 @@ def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
     columns["simulated time"] = cells(last["time"], form=".0f")
     if "time to target per seed" in measured:
         taken = estimate(measured["time to target per seed"])
-        missing = "not by all seeds"
-        columns["time to target"] = cells(taken.mean, taken.error, form=".1f", missing=missing)
+        missing = "not reached by all seeds"
+        reached = cells(taken.mean, taken.error, form=".1f", missing=missing)
+        has_target = measured["target per seed"].notnull().all("seed")
+        columns["time to target"] = reached.where(has_target, "target diverged")
     return [rows(columns, ("problem", "algorithm"))]
 
 

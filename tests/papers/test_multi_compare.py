@@ -168,7 +168,25 @@ def test_the_target_is_where_the_worse_of_both_ends():
     ]
     (table,) = ITEM.table(measured, FULL)
     (row,) = (row for row in table.rows if row[:2] == ("digits", "MFA-RR"))
-    assert row[-2:] == ("20", "not by all seeds")
+    assert row[-2:] == ("20", "not reached by all seeds")
+
+
+def test_a_target_that_diverged_is_told_from_one_that_is_not_reached():
+    def accuracy(problem, method):
+        slow = {"MFA-RR": 0.5, "FedAST": 0.9, "MFA-Rand": 0.9}
+        return slow.get(method, 1) * np.array(as_published(problem, method))
+
+    data = invented(accuracy)
+    data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedAST", "seed": 2}] = np.nan
+    data["test_accuracy"].loc[{"problem": "synthetic", "algorithm": "LVR", "seed": 2}] = np.nan
+    (table,) = ITEM.table(ITEM.measure(data, FULL), FULL)
+    ends = {row[:2]: row[-1] for row in table.rows}
+    assert {ends["digits", method] for method in METHODS} == {"target diverged"}
+    of_synthetic = {ends["synthetic", method] for method in METHODS}
+    assert "target diverged" not in of_synthetic
+    # Of a method that diverged itself there is a target, which it does not reach.
+    late = [method for method in METHODS if "not reached" in ends["synthetic", method]]
+    assert late == ["MFA-RR", "LVR"]
 
 
 def reversed_(problem, method):
