@@ -601,6 +601,13 @@ CASES = {
     "axis empty": (lambda: swept(axes={"rate": []}), "the axis 'rate' has no values"),
     "axis twice": (lambda: swept(axes={"rate": [0.1, 0.1]}), "has 0.1 twice; drop one"),
     "axis seed": (lambda: swept(axes={"seed": [0.1]}), "an axis is called 'seed'"),
+    **{
+        f"axis {name}": (
+            lambda name=name: swept(lambda **rate: None, axes={name: [0.1]}),
+            f"an axis is called '{name}', as an argument of sel and isel, .*; rename it, to 'algo",
+        )
+        for name in ("indexers", "method", "tolerance", "drop", "missing_dims")
+    },
     "axes a list": (lambda: swept(axes=[0.1, 0.2]), "axes is a list of 2; give a dict", TypeError),
     "build a Setup": (
         lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY)),
