@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # characters of a value in a message
-_NO_VALUE = (  # what JAX raises where Python asks a traced array for its value
+NO_VALUE = (  # what JAX raises where Python asks a traced array for its value
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
@@ -352,11 +352,11 @@ def tracing(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except _NO_VALUE as error:
+    except NO_VALUE as error:
         error.add_note(
             f"{what} is compiled once and then serves all rounds, clients, models and seeds: the "
-            "round, keys, clients' numbers, parameters and states have no value while Python runs. "
-            "In place of `if` use jax.numpy.where or jax.lax.cond, in place of `for ... in "
-            "range(n)` jax.lax.fori_loop, in place of numpy jax.numpy."
+            "round, keys, clients' numbers, numbers on axes, parameters and states have no value "
+            "while Python runs. In place of `if` use jax.numpy.where or jax.lax.cond, in place of "
+            "`for ... in range(n)` jax.lax.fori_loop, in place of numpy jax.numpy."
         )
         raise

@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Round, Task
-from fedjax_mm.checks import check_alike, check_numbers, check_positive, described, whole
+from fedjax_mm.checks import NO_VALUE, check_alike, check_numbers, check_positive, described, whole
 
 T = TypeVar("T")
 
@@ -243,6 +243,11 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
             # Calling it where a program is traced would leave operations in that program: it is
             # traced by itself, and computed only if there is no traced number in it.
             closed = jax.make_jaxpr(schedule)(np.int32(t))
+        except NO_VALUE as error:
+            raise TypeError(
+                f"{words} asks for the value of the round, which is traced and has none; in place "
+                "of `if` use jax.numpy.where"
+            ) from error
         except TypeError as error:
             remedy = "give a number, or a function of the round t that returns one"
             raise TypeError(f"{words} is not a number; {remedy}") from error

@@ -31,6 +31,9 @@ STYLE: dict[Any, Any] = {
 }
 COLORS = ("#c44e52", "#2b5c8a", "#55a868", "#8172b2", "#ccb974", "#64b5cd", "#4c4c4c", "#dd8452")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Dashes and gaps of lines with dots, so short that three dots show in a legend.
+_DASHES = {"--": (2.5, 1.2), "-": (5.0, 1.2), ":": (1.0, 4.0)}
+_DOT = (1.0, 1.2)
 _MOST_PANELS = 6
 _MOST_BARS = 30  # of a line; more standard errors are a band
 _MOST_INSIDE = 3  # entries of a legend inside a panel
@@ -50,7 +53,8 @@ class Line(NamedTuple):
       errors: standard errors, drawn as bars if given.
       style: of matplotlib, such as "--" or "o", in which "?" is the marker of the line's number; or
         "bar".
-      color: a number, or one of matplotlib's colours; the line's number in its panel if None.
+      color: a number, or one of matplotlib's colours; the line's number in its panel if None. There
+        are 8 colours: the next 8 numbers have them with a dot after each dash, then with two.
     """
 
     label: str
@@ -243,20 +247,25 @@ def _looks(panel: Panel) -> list[tuple[str, Any]]:
     """Returns the entries of a panel's legend with what they look like."""
     found: list[tuple[str, Any]] = []
     for number, line in enumerate(panel.lines):
-        color = number if line.color is None else line.color
-        found += [(line.label, (color, line.style, number * ("?" in line.style)))] * bool(
-            line.label
-        )
+        found += [(line.label, _look(line, number))] * bool(line.label)
     return found + [(label, ("mark", i)) for i, label in enumerate(panel.marks)]
 
 
+def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
+    """Returns a line's colour, its style with its marker, and its dashes if it has dots too."""
+    color, turn = number if line.color is None else line.color, 0
+    if isinstance(color, int):
+        turn, color = divmod(color, len(COLORS))
+        color = COLORS[color]
+    # Of lines of one colour the markers differ, too.
+    style = line.style.replace("?", MARKERS[(number + turn) % len(MARKERS)])
+    kind = next((kind for kind in _DASHES if style.startswith(kind)), None)
+    return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
+
+
 def _draw(axes: Axes, line: Line, number: int) -> None:
-    color = number if line.color is None else line.color
-    how: dict[str, Any] = {
-        "color": COLORS[color % len(COLORS)] if isinstance(color, int) else color,
-        "label": line.label or "_",
-        "capsize": 2,
-    }
+    color, style, dashes = _look(line, number)
+    how: dict[str, Any] = {"color": color, "label": line.label or "_", "capsize": 2}
     if line.style == "bar":
         axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
         return
@@ -266,8 +275,9 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         errors = None
     is_wide = line.style == "_"  # a dash that is as wide as the points it stands for
     sizes = {"ms": 26, "mew": 2} if is_wide else {"ms": 4.5, "lw": 1.3}
-    fmt = line.style.replace("?", MARKERS[number % len(MARKERS)])
-    axes.errorbar(line.x, line.y, errors, fmt=fmt, **how, **sizes)
+    curve, *_ = axes.errorbar(line.x, line.y, errors, fmt=style, **how, **sizes)
+    if dashes:
+        curve.set_linestyle((0, dashes))
 
 
 def _at(errors: xr.DataArray | None, dim: str, index: int) -> xr.DataArray | None:

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Contribution, Groups, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import Assignment, Contribution, Groups, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -55,6 +55,17 @@ RESERVED = (
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
 """Names in every result, which no metric and no axis may have."""
+_OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
+"""Arguments of xarray's `sel` and `isel`, which would take them for no axis, without a word."""
+
+
+def check_selectable(axis: str) -> None:
+    """Raises `ValueError` if `sel` would not select on an axis that has this name."""
+    if axis in _OF_XARRAY:
+        raise ValueError(
+            f"an axis is called {axis!r}, as an argument of sel and isel, which would not select "
+            "on it; rename it, to 'algorithm' or 'rule', say"
+        )
 
 
 class Record(NamedTuple):
@@ -182,6 +193,12 @@ def measure(
         raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+@tracing("the record of a round")
+def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
+    """Returns what an assignment records of its state, if it records anything."""
+    return assignment.metrics and assignment.metrics(state)
 
 
 def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:

@@ -20,7 +20,16 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm import checks, chunks, keys
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
 from fedjax_mm.parts import check_instance, groups_of, key_of
-from fedjax_mm.record import Counts, Record, Sizes, add_counts, count, make_trace, measure
+from fedjax_mm.record import (
+    Counts,
+    Record,
+    Sizes,
+    add_counts,
+    count,
+    make_trace,
+    measure,
+    own_metrics,
+)
 from fedjax_mm.rounds import How, Now, aggregate, look, observe, train
 from fedjax_mm.stacks import (
     Models,
@@ -111,10 +120,12 @@ def init(
     """Returns the state before round 1. Arguments as in `simulate`."""
     stacks, rng_key = stacks_of(tasks, algorithm, assignment), key_of(rng_key)
     models = init_models(rng_key, stacks, params)
-    assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
+    with checks.tracing("the start of a run"):
+        assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
     return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
 
 
+@checks.tracing("the start of a run")
 def init_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None = None
 ) -> Models:
@@ -160,7 +171,7 @@ def advance(
 
     @partial(jax.jit, inline=True)
     def record(state: State, counts: Counts) -> Record:
-        own = assignment.metrics and assignment.metrics(state.assignment)
+        own = own_metrics(assignment, state.assignment)
         measured = measure(stacks, state.rng_key, state.round, state.models, client_map, own)
         return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
 

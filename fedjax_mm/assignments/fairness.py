@@ -24,6 +24,9 @@ def fedfair(
 
     f_m is what the model still lacks before the round. A model that no client draws stays as it is.
 
+    This is the paper's allocation of clients that are willing to train every model; its auctions,
+    which decide who is willing, and variants within groups of clients or in turn are not here.
+
     Args:
       num_clients: N.
       num_models: M.

@@ -38,7 +38,15 @@ def show_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], on: Console = console, **how: Any
 ) -> None:
     """Prints a table; `how` is rich's."""
-    table = Table(*header, **how)
+    rows = [*rows]
+    # Where there is no room for both, rich breaks what is longest: headers go before cells.
+    columns = list(zip(header, *rows, strict=True))
+    least = [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns]
+    is_tight = sum(max(map(len, column)) + 3 for column in columns) >= on.width
+    is_enough = sum(width + 3 for width in least) < on.width
+    table = Table(**how)
+    for name, width in zip(header, least, strict=True):
+        table.add_column(name, max_width=width if is_tight and is_enough else None)
     for row in rows:
         table.add_row(*row)
     on.print(table)

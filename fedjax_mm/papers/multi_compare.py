@@ -187,7 +187,10 @@ def _at_equal(curves: xr.DataArray, trainings: xr.DataArray) -> xr.DataArray:
 
 
 def _time_to(target: xr.DataArray, scores: xr.DataArray, time: xr.DataArray) -> xr.DataArray:
-    """Returns when curves first reach a target, between two records; NaN if they do not."""
+    """Returns when curves first reach a target, between two records.
+
+    It is NaN if they do not, or if the target is NaN, as where a run that sets it diverged.
+    """
 
     def first(scores: np.ndarray, times: np.ndarray, target: float) -> float:
         (reached,) = np.nonzero(scores >= target)
@@ -244,25 +247,57 @@ def claims(measured: xr.Dataset, config: MultiCompare) -> Iterator[Claim]:
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
-    """Returns a row for each problem and method."""
-    columns = {}
-    for score in measured["score"].values.tolist():
-        here = measured.sel(score=score)
-        columns[score] = cells(here["end"], here["end error"], form=".1f", missing="diverged")
-    equal = measured["at equal trainings per seed"].sel(score="worst")
-    found = estimate(equal)
-    columns["worst, equal trainings"] = cells(
-        found.mean, found.error, form=".1f", missing="diverged"
-    )
-    last = measured.isel(round=-1)
-    columns["trainings"] = cells(last["trainings"], form=".0f")
-    columns["MB"] = cells(last["megabytes"], form=".1f")
-    columns["simulated time"] = cells(last["time"], form=".0f")
-    if "time to target per seed" in measured:
-        taken = estimate(measured["time to target per seed"])
-        missing = "not by all seeds"
-        columns["time to target"] = cells(taken.mean, taken.error, form=".1f", missing=missing)
-    return [rows(columns, ("problem", "algorithm"))]
+    """Returns the problems, and of each two tables: how well every method did, at what cost."""
+    here = {name: measured.sel(problem=name, drop=True) for name in config.chosen}
+    of_each = [part(name, each) for name, each in here.items() for part in (_scores, _costs)]
+    return [_problems(measured, config), *of_each]
+
+
+def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
+    """Returns a row for each problem."""
+    chosen = config.chosen.values()
+    numbers = {
+        "models": [len(problem.models) for problem in chosen],
+        "clients": [problem.num_clients for problem in chosen],
+        "clients a round": [problem.cohort_size for problem in chosen],
+    }
+    at = {"problem": list(config.chosen)}
+    contents = {name: xr.DataArray(each, at) for name, each in numbers.items()}
+    if "target per seed" in measured:
+        target = estimate(measured["target per seed"])
+        contents["target in percent"] = cells(
+            target.mean, target.error, form=".1f", missing="diverged"
+        )
+    return rows(contents, ("problem",))
+
+
+def _scores(problem: str, here: xr.Dataset) -> Table:
+    """Returns how well each method did, in a row."""
+    contents = {}
+    for score in here["score"].values.tolist():
+        end = here[["end", "end error"]].sel(score=score)
+        contents[score] = cells(end["end"], end["end error"], form=".1f", missing="diverged")
+    found = estimate(here["at equal trainings per seed"].sel(score="worst"))
+    equal = cells(found.mean, found.error, form=".1f", missing="diverged")
+    contents["worst, equal trainings"] = equal
+    return rows(contents, ("algorithm",), f"{problem}: accuracies of the models in percent")
+
+
+def _costs(problem: str, here: xr.Dataset) -> Table:
+    """Returns what each method took, in a row."""
+    last = here.isel(round=-1)
+    contents = {
+        "trainings": cells(last["trainings"], form=".0f"),
+        "MB": cells(last["megabytes"], form=".1f"),
+        "time": cells(last["time"], form=".0f"),
+    }
+    if "time to target per seed" in here:
+        taken = estimate(here["time to target per seed"])
+        missing = "not reached by all seeds"
+        reached = cells(taken.mean, taken.error, form=".1f", missing=missing)
+        has_target = here["target per seed"].notnull().all("seed")
+        contents["time to target"] = reached.where(has_target, "target diverged")
+    return rows(contents, ("algorithm",), f"{problem}: trainings, messages and simulated time")
 
 
 _AGAINST = {

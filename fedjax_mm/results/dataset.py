@@ -17,7 +17,7 @@ import xarray as xr
 from fedjax_mm.base import Trace
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Counts
+from fedjax_mm.record import Counts, check_selectable
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",
@@ -47,7 +47,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       it has one number for each client, and ``NAME_0`` and so on elsewhere.
 
     Raises:
-      ValueError: if `dims` are not those of the trace.
+      ValueError: if `dims` are not those of the trace, or `sel` would not select on one of them.
       OverflowError: if there were more than 2^31 gradients between two records.
 
     Example:
@@ -110,6 +110,7 @@ def _coordinates(
         )
     coords = {}
     for name, size in zip(dims, sizes, strict=True):
+        check_selectable(name)
         if not isinstance(dims, Mapping):
             continue
         values = dims[name]

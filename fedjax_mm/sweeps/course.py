@@ -15,9 +15,10 @@ from fedjax_mm.asynchrony.training import (
     no_arrivals,
 )
 from fedjax_mm.base import Assignment, Metrics
+from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.parts import groups_of
-from fedjax_mm.record import Counts, Sizes, Tally
+from fedjax_mm.record import Counts, Sizes, Tally, own_metrics
 from fedjax_mm.rounds import How, look
 from fedjax_mm.simulate import State, init, round_of
 from fedjax_mm.stacks import Stack, stacks_of
@@ -73,8 +74,9 @@ def _rounds(stacks: list[Stack], setup: "Setup", assignment: Assignment, how: Ho
         return state, (Tally(counts), sizes)
 
     def metrics(state: Any, _: Tally) -> Metrics | None:
-        return assignment.metrics and assignment.metrics(state)
+        return own_metrics(assignment, state)
 
+    @tracing("a round")
     def most_updates(state: State) -> int:
         asked = look(stacks, *state[:3], how)
         groups, _ = groups_of(assignment, *state[:2], state.assignment, asked)

@@ -23,7 +23,7 @@ from fedjax_mm.checks import check_choice, check_client_map, check_count, descri
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.parts import check_seed
-from fedjax_mm.record import RESERVED
+from fedjax_mm.record import RESERVED, check_selectable
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.until import Until
 
@@ -135,6 +135,7 @@ class Grid:
             is_argument = name in self.shared or name in self.per_seed
             what = "an argument in shared or per_seed" if is_argument else "every result's own"
             raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
+        check_selectable(name)
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
             raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
         if len(values) == 0:

@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import AnalyticTask, Padded
+from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
 from fedjax_mm.record import Counts, Sizes, Tally, measure
 from fedjax_mm.simulate import State
@@ -171,12 +172,14 @@ class Program:
         shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}
         return {**self.fixed, **numbers, **shared}
 
+    @tracing("a sweep's prepare")
     def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
         """Computes once for a replica, before its first round, what `build` gets as `prepared`."""
         if self.grid.prepare is None:
             return ()
         return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
 
+    @tracing("a sweep's build")
     def setup(self, numbers: Any, shared: Any, prepared: Any) -> "Setup":
         """Builds what one replica simulates."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
-from fedjax_mm.checks import described
+from fedjax_mm.checks import NO_VALUE, described
 
 _BATCH = 1009
 
@@ -147,6 +147,11 @@ def _traced(
     except Exception as error:  # flax, and the module itself, may raise anything
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
         line = line.split(" (https://")[0]  # flax adds where to read on
+        if isinstance(error, NO_VALUE):
+            raise ValueError(
+                f"module {name} asks for the value of an array, which is traced and has none: "
+                f"{line}; in place of `if` use jax.numpy.where or jax.lax.cond"
+            ) from error
         if "rng" in line.lower():
             remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
             if any(stream in line for stream in rngs):

@@ -22,6 +22,7 @@ from tests.boundary.parts import (
     FEDAVG,
     PARTS,
     TASK,
+    Asking,
     Dropping,
     Net,
     Normed,
@@ -196,6 +197,10 @@ CASES = {
     },
     "fewer outputs than classes": (learn(lambda: DATA, MLP(2)), r"shape \[batch, 2\]; give one"),
     "more outputs than classes": (learn(lambda: DATA, MLP(4)), r"shape \[batch, 4\]; give one"),
+    "a module that asks": (
+        learn(lambda: DATA, Asking()),
+        "module Asking asks for the value of an array, .* in place of `if` use jax.numpy.where",
+    ),
     "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
     "drawing in evaluation": (
         learn(lambda: DATA, Dropping(), rngs=("dropout",)),

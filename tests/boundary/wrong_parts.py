@@ -351,6 +351,11 @@ CASES = {
     "rate in a dict": (averaged({"rate": 0.1}), "is a dict of 1; it must be a num", NOT_A_NUMBER),
     "rate an optimizer": (averaged(optax.sgd(0.1)), "is an optax optimizer; give a num", TypeError),
     "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
+    "schedule that asks": (
+        averaged(lambda t: 0.1 if t < 5 else 0.01),
+        "in round 1 asks for the value of the round, .* in place of `if` use jax.numpy.where",
+        TypeError,
+    ),
     "schedule negative": (
         averaged(lambda t: -0.1 / t),
         "learning_rate in round 1 is -0.1; it must",
@@ -596,6 +601,13 @@ CASES = {
     "axis empty": (lambda: swept(axes={"rate": []}), "the axis 'rate' has no values"),
     "axis twice": (lambda: swept(axes={"rate": [0.1, 0.1]}), "has 0.1 twice; drop one"),
     "axis seed": (lambda: swept(axes={"seed": [0.1]}), "an axis is called 'seed'"),
+    **{
+        f"axis {name}": (
+            lambda name=name: swept(lambda **rate: None, axes={name: [0.1]}),
+            f"an axis is called '{name}', as an argument of sel and isel, .*; rename it, to 'algo",
+        )
+        for name in ("indexers", "method", "tolerance", "drop", "missing_dims")
+    },
     "axes a list": (lambda: swept(axes=[0.1, 0.2]), "axes is a list of 2; give a dict", TypeError),
     "build a Setup": (
         lambda: swept(Setup(QUADRATIC, FEDAVG, EVERYBODY)),

@@ -542,6 +542,27 @@ def test_a_legend_of_many_stands_below_the_panels_and_nothing_overlaps(height):
     assert not below.overlaps(caption)
 
 
+@pytest.mark.parametrize("styles", [["-"], ["-?"], ["-", "--", ":"]])
+def test_no_two_of_20_lines_look_alike(styles):
+    """Also beside bounds, which have their line's colour; one legend tells them apart."""
+    both = [panel_of(map(str, range(20)), style).lines for style in styles]
+    lines = [
+        line._replace(label=f"{line.label}{line.style}", color=number)
+        for each in both
+        for number, line in enumerate(each)
+    ]
+    panel = plots.Panel("", "x", "y", lines)
+    figure = plots.draw([[panel, panel]], title="Title", caption="Caption")
+    (legend,) = figure.legends
+    for shown in (*figure.axes, legend):
+        looks = [
+            (line.get_color(), line.get_marker(), line._unscaled_dash_pattern)
+            for line in shown.get_lines()
+        ]
+        assert len(set(looks)) == len(looks) == 20 * len(styles)
+        assert len({color for color, *_ in looks}) == 8
+
+
 def test_legends_that_differ_stay_with_their_panels():
     several, few = panel_of("abcd"), panel_of("ab", "--")  # "a" looks otherwise there
     figure = plots.draw([[several, few]], title="Title", caption="Caption")

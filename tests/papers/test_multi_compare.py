@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import bandit, fedavg, simulate
+from fedjax_mm.cli import terminal
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
 from fedjax_mm.plots import save_figure
@@ -51,9 +52,13 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
     assert (time.isel(round=0, model=0) == 0).all()
     assert (time.isel(model=0).diff("round") > 0).all()
     assert json.loads(result.attrs["manifest"])["datasets"][0].startswith("synthetic")
-    measured, claims, (table,) = ITEM.judge(result, SMALL)
+    measured, claims, tables = ITEM.judge(result, SMALL)
     assert claims == ()  # nobody to compare with
-    assert len(table.rows) == 4
+    assert tables[0].header == ("problem", "models", "clients", "clients a round")
+    assert tables[0].rows == (("synthetic", "2", "6", "3"), ("digits", "3", "6", "2"))
+    titles = [table.title.split(":")[0] for table in tables[1:]]
+    assert titles == ["synthetic", "synthetic", "digits", "digits"]
+    assert {len(table.rows) for table in tables[1:]} == {2}
     assert measured["time"].notnull().all()
     assert not any("target" in name for name in measured)  # there is no MFA-Rand
     figure = ITEM.figure(result, measured, SMALL)
@@ -166,9 +171,30 @@ def test_the_target_is_where_the_worse_of_both_ends():
     assert measured["time"].sel(problem="digits", algorithm="FedAST").values.tolist() == [
         *range(0, 33, 3)
     ]
-    (table,) = ITEM.table(measured, FULL)
-    (row,) = (row for row in table.rows if row[:2] == ("digits", "MFA-RR"))
-    assert row[-2:] == ("20", "not by all seeds")
+    problems, *_, costs = ITEM.table(measured, FULL)
+    target = measured["target per seed"].sel(problem="digits").mean()
+    assert problems.rows[1][:-1] == ("digits", "3", "30", "6")
+    assert problems.rows[1][-1].startswith(f"{target:.1f} ± ")
+    (row,) = (row for row in costs.rows if row[0] == "MFA-RR")
+    assert row[-2:] == ("20", "not reached by all seeds")
+
+
+def test_a_target_that_diverged_is_told_from_one_that_is_not_reached():
+    def accuracy(problem, method):
+        slow = {"MFA-RR": 0.5, "FedAST": 0.9, "MFA-Rand": 0.9}
+        return slow.get(method, 1) * np.array(as_published(problem, method))
+
+    data = invented(accuracy)
+    data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedAST", "seed": 2}] = np.nan
+    data["test_accuracy"].loc[{"problem": "synthetic", "algorithm": "LVR", "seed": 2}] = np.nan
+    problems, _, synthetic, _, digits = ITEM.table(ITEM.measure(data, FULL), FULL)
+    assert problems.rows[1][-1] == "diverged"
+    assert {row[-1] for row in digits.rows} == {"target diverged"}
+    ends = {row[0]: row[-1] for row in synthetic.rows}
+    assert "target diverged" not in ends.values()
+    # Of a method that diverged itself there is a target, which it does not reach.
+    late = [method for method in METHODS if "not reached" in ends[method]]
+    assert late == ["MFA-RR", "LVR"]
 
 
 def reversed_(problem, method):
@@ -193,12 +219,30 @@ def test_claims_hold_or_fail_with_the_curves():
 def test_a_run_that_diverged_makes_claims_fail():
     data = invented(as_published)
     data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedFairMMFL", "seed": 2}] = np.nan
-    _, claims, (table,) = ITEM.judge(data, FULL)
+    _, claims, tables = ITEM.judge(data, FULL)
     failed = [claim.claim for claim in claims if claim.verdict == "fails"]
     assert failed
     assert all(text.startswith("digits: FedFairMMFL") for text in failed)
     assert len(failed) == 2
-    assert sum("diverged" in row for row in table.rows) == 1
+    assert ["diverged" in str(table.rows) for table in tables] == [False] * 3 + [True, False]
+    assert sum("diverged" in row for row in tables[3].rows) == 1
+
+
+def test_tables_are_read_at_80_columns(monkeypatch, capsys):
+    """Headers are broken, but no cell is, with numbers as large as they come."""
+    data = invented(as_published)
+    data["client_updates"] = 100 * data["client_updates"]
+    data["parameters_up"] = 10_000 * data["parameters_up"]
+    data["test_accuracy"].loc[{"algorithm": "FedAST", "seed": [1, 3]}] /= 2
+    findings = ITEM.judge(data, FULL)._replace(claims=())
+    monkeypatch.setattr(terminal.console, "_width", 80)
+    terminal.show_findings("title", findings, "")
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    rows = [row for table in findings.tables for row in table.rows]
+    for row in rows:
+        assert any(all(f" {cell} " in line for cell in row) for line in lines), row
+    assert {"10000", "400.1", "not reached by all seeds"} <= {cell for row in rows for cell in row}
 
 
 @pytest.mark.parametrize(

@@ -132,8 +132,10 @@ def test_coordinates_of_leading_axes_may_be_given():
     assert result.loss.dims == ("rate", "seed", "round", "model")
     assert result.seed.values.tolist() == [0, 1, 2], "keys are numbered"
     assert result.sel(rate=0.1).rate.item() == np.float32(0.1)
-    named = batched(dims={"method": ["MFA-RR", "MFA-Rand"], "seed": range(7, 10)})
-    assert named.sel(method="MFA-RR").seed.values.tolist() == [7, 8, 9]
+    named = batched(dims={"rule": ["MFA-RR", "MFA-Rand"], "seed": range(7, 10)})
+    chosen = named.sel(rule="MFA-RR")
+    assert chosen.seed.values.tolist() == [7, 8, 9]
+    assert chosen.loss.dims == ("seed", "round", "model")
     assert set(batched(dims=("rate", "seed")).coords) == {"round", "model"}
 
 
@@ -144,6 +146,7 @@ def test_coordinates_of_leading_axes_may_be_given():
             (),
             r"has 2 leading axes, of sizes \(2, 3\), and dims are not given; name .* range\(3",
         ),
+        (("method", "seed"), "an axis is called 'method', as an argument of sel and isel"),
         (("seed",), r"2 leading axes, of sizes \(2, 3\), and dims are 'seed'; name each"),
         ("ab", r"and dims are 'ab'; name each"),
         (

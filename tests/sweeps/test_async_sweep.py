@@ -54,19 +54,35 @@ def whole():
     return sweep_of(GRID)
 
 
-def single_runs():
-    """`simulate_async` at every point and with every seed, one after the other."""
+def run_of(parts):
+    """A compiled run of `simulate_async` at a point."""
 
     @jax.jit
     def one(key, *point):
         how = {"record_every": EVERY * EACH}
         return simulate_async(key, *parts(*point), ROUNDS * EACH, **how)[1]
 
+    return one
+
+
+def single_runs():
+    """`simulate_async` at every point and with every seed, one after the other."""
+    one = run_of(parts)
     for rate in AXES["learning_rate"]:
         for mean in AXES["mean"]:
             for number, key in enumerate(seed_keys(SEED, SEEDS)):
                 at = {"learning_rate": rate, "mean": mean, "seed": number}
                 yield at, to_dataset(one(key, rate, mean))
+
+
+def check_same(result, at, expected):
+    """What a sweep has at a place is a run of `simulate_async`."""
+    assert (expected["round"] == EACH * result["round"].values).all()
+    found = result.sel(at).drop_vars(["diverged", *at])
+    expected = expected.assign_coords(round=result["round"])
+    assert set(found) == set(expected)
+    assert {"time", "steps", "staleness", "at_work", "noise"} <= set(found)
+    xr.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-5, atol=1e-6)
 
 
 def test_every_point_and_seed_is_a_single_run():
@@ -76,14 +92,39 @@ def test_every_point_and_seed_is_a_single_run():
     assert result["round"].values.tolist() == list(range(0, ROUNDS + 1, EVERY))
     runs = list(single_runs())
     for at, expected in runs:
-        assert (expected["round"] == EACH * result["round"].values).all()
-        found = result.sel(at).drop_vars(["diverged", *at])
-        expected = expected.assign_coords(round=result["round"])
-        assert set(found) == set(expected)
-        assert {"time", "steps", "staleness", "at_work", "noise"} <= set(found)
-        xr.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-5, atol=1e-6)
+        check_same(result, at, expected)
     assert len({run["time"].values[-1, 0] for _, run in runs}) > len(AXES["mean"])
     assert len(np.unique(result["at_work"])) > 1
+
+
+def unlike(learning_rate):
+    """Models of two structures, of which the first and the last are alike: R_m changes."""
+    delay = shifted_exponential(6, jnp.array([1.0, 3.0, 2.0]))
+    dispatch = fedast(6, 3, at_work=(4, 2, 3), ratio=2, delay=delay, arrivals_per_round=EACH)
+    tasks = [Noisy(place + jnp.arange(6.0), dim) for place, dim in enumerate((3, 5, 3))]
+    return tasks, fedavg(learning_rate, local_steps=2, weighted=False), dispatch
+
+
+@functools.cache
+def single_runs_of_unlike():
+    """`simulate_async` with both rates and every seed."""
+    one, found = run_of(unlike), []
+    for rate in AXES["learning_rate"]:
+        for number, key in enumerate(seed_keys(SEED, SEEDS)):
+            found.append(({"learning_rate": rate, "seed": number}, to_dataset(one(key, rate))))
+    return found
+
+
+@pytest.mark.parametrize("client_map", ["auto", "scan"])
+def test_models_of_several_structures_are_single_runs_however_jobs_are_computed(client_map):
+    axes = {"learning_rate": AXES["learning_rate"]}
+    how = {"seed": SEED, "record_every": EVERY, "client_map": client_map}
+    grid = Grid(lambda learning_rate: Setup(*unlike(learning_rate)), axes, ROUNDS, SEEDS, **how)
+    result = sweep_of(grid)
+    for at, expected in single_runs_of_unlike():
+        check_same(result, at, expected)
+    assert (result["norm"].diff("model") != 0).all()  # no model is another
+    assert (result["at_work"].diff("round") != 0).any()
 
 
 def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path):
