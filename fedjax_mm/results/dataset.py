@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
             "cpu_cores": cpu_cores(),
         },
         "seed": seed,
-        "prng": str(jax.random.key_impl(jax.random.key(seed))),
+        "prng": jax.config.jax_default_prng_impl,
         "git_revision": _git_revision(),
         "data": data,
         "config": dict(config),
@@ -204,6 +205,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
     return Manifest(content)
 
 
+@cache
 def _version_of(package: str) -> str:
     """Returns the installed version; a source tree that is only imported from has none."""
     try:

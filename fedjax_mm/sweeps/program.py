@@ -60,7 +60,7 @@ class Given(NamedTuple):
       seeds: ``int[replicas]``.
       numbers: values on the numeric axes and of the seeds, ``[replicas]`` each.
       shared: the grid's shared arguments of `build`.
-      root: data of the key that all draws come from.
+      root: the seed of the key that all draws come from.
     """
 
     seeds: Any
@@ -326,9 +326,8 @@ class Program:
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
-        root = jax.random.key(self.grid.seed)
-        everywhere = without_keys((self.grid.shared, root)), Rounds(np.int32(0), np.int32(0))
-        (shared, root), rounds = where.put(everywhere, None)
+        root, rounds = np.uint32(self.grid.seed), Rounds(np.int32(0), np.int32(0))
+        shared, root, rounds = where.put((without_keys(self.grid.shared), root, rounds), None)
         return Given(seeds, numbers, shared, root), carry, rounds
 
     def no_carry(self, size: int) -> Carry:
@@ -355,7 +354,7 @@ class Program:
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
         measure = jax.jit(self.measure, inline=True)  # one trace, for the start and for the loop
-        root = jax.random.wrap_key_data(given.root)
+        root = jax.random.key(given.root)
         # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
