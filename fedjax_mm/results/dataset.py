@@ -5,7 +5,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -205,7 +204,6 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
     return Manifest(content)
 
 
-@cache
 def _version_of(package: str) -> str:
     """Returns the installed version; a source tree that is only imported from has none."""
     try:
