@@ -20,7 +20,12 @@ BY_HAND = Path(__file__).parent / "by_hand"
 OURS = (sys.executable, "-W", "ignore", "-m", "fedjax_mm")
 COMMANDS = {
     ("Figure 3", "fedjax_mm"): (*OURS, "reproduce", "mfa-fig3", "--overwrite", "--out", "{out}"),
-    ("Figure 3", "by hand"): (sys.executable, str(BY_HAND / "figure_3.py"), "{out}/figure.png"),
+    ("Figure 3", "by hand"): (
+        sys.executable,
+        str(BY_HAND / "figure_3.py"),
+        "{out}/result.npz",
+        "{out}/figure.png",
+    ),
     ("20 rates", "fedjax_mm"): (
         *OURS,
         "sweep",
@@ -29,7 +34,12 @@ COMMANDS = {
         "--out",
         "{out}",
     ),
-    ("20 rates", "by hand"): (sys.executable, str(BY_HAND / "grid.py"), "{out}/result.npz"),
+    ("20 rates", "by hand"): (
+        sys.executable,
+        str(BY_HAND / "grid.py"),
+        "{out}/result.npz",
+        "{out}/figure.png",
+    ),
 }
 
 

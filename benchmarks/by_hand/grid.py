@@ -1,4 +1,4 @@
-"""A grid of 20 learning rates as one writes it for oneself: `python grid.py RESULT.npz`.
+"""A grid of 20 learning rates as one writes it for oneself: `python grid.py RESULT.npz FIGURE.png`.
 
 Logistic regression on scikit-learn's digits, dealt to 30 clients, two models by MFA-Rand with 10
 clients a round, 5 local steps of 10 examples, 100 rounds, 3 seeds, in JAX alone. It is what
@@ -10,9 +10,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 from sklearn.datasets import load_digits
 
 N, M, K, E, B, ROUNDS, EVERY, SEEDS = 30, 2, 10, 5, 10, 100, 10, 3
+NAMES = "loss", "train_accuracy", "test_loss", "test_accuracy"
 RATES = np.geomspace(0.001, 0.5, 20)
 
 
@@ -24,7 +26,7 @@ def losses(params, x, y):
 
 
 def run(rate, seed, train, test):
-    """Returns the test accuracy of both models at every record."""
+    """Returns both models' losses and accuracies at the start and at every record."""
     rng_key, size = jax.random.key(seed), len(train[0]) // N
     gradient = jax.grad(lambda params, x, y: losses(params, x, y)[0].mean())
 
@@ -42,28 +44,49 @@ def run(rate, seed, train, test):
         new = jax.vmap(jax.vmap(client, (None, 0, 0)))(params, groups, rows)
         return jax.tree.map(lambda x: x.mean(1), new), None
 
+    def measured(params):
+        def of_model(own):
+            return jnp.stack([x.mean() for each in (train, test) for x in losses(own, *each)])
+
+        return jax.vmap(of_model)(params)
+
     def record(params, t):
         params, _ = jax.lax.scan(one_round, params, t)
-        return params, jax.vmap(lambda own: losses(own, *test)[1].mean())(params)
+        return params, measured(params)
 
-    start = jnp.zeros((M, 10, 64)), jnp.zeros((M, 10))
-    return jax.lax.scan(record, start, jnp.arange(ROUNDS).reshape(-1, EVERY))[1]
+    weights = jax.random.uniform(jax.random.fold_in(rng_key, ROUNDS), (M, 10, 64), minval=-1)
+    start = weights * (6 / (10 + 64)) ** 0.5, jnp.zeros((M, 10))
+    _, records = jax.lax.scan(record, start, jnp.arange(ROUNDS).reshape(-1, EVERY))
+    return jnp.concatenate([measured(start)[None], records])
 
 
-def main():
-    """Runs the grid, prints the mean accuracies and saves them all."""
+def grid():
+    """Returns NAMES for all ``[rates, seeds, records, models]``, along the last axis."""
     x, y = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(x))
     x, y = jnp.asarray(x[order] / 16, jnp.float32), jnp.asarray(y[order], jnp.int32)
     cut = 4 * len(x) // 5
     seeds = jax.vmap(run, (None, 0, None, None))
-    grid = jax.jit(jax.vmap(seeds, (0, None, None, None)))
-    found = np.asarray(
-        grid(jnp.asarray(RATES), jnp.arange(SEEDS), (x[:cut], y[:cut]), (x[cut:], y[cut:]))
+    runs = jax.jit(jax.vmap(seeds, (0, None, None, None)))
+    return np.asarray(
+        runs(jnp.asarray(RATES), jnp.arange(SEEDS), (x[:cut], y[:cut]), (x[cut:], y[cut:]))
     )
-    for rate, value in zip(RATES, found[:, :, -1].mean((1, 2)), strict=True):
+
+
+def main():
+    """Runs the grid, saves it, prints the last accuracies and draws the last records."""
+    found = grid()
+    np.savez_compressed(sys.argv[1], **dict(zip(NAMES, np.moveaxis(found, -1, 0), strict=True)))
+    by_seed = found[:, :, -1].mean(2)
+    mean, error = by_seed.mean(1), by_seed.std(1, ddof=1) / SEEDS**0.5
+    for rate, value in zip(RATES, mean[:, 3], strict=True):
         print(f"{rate:.4f} {value:.3f}")
-    np.savez(sys.argv[1], accuracy=found)
+    figure = Figure(figsize=(9, 4.3), layout="tight")
+    for axes, values, around in zip(figure.subplots(2, 2).flat, mean.T, error.T, strict=True):
+        axes.errorbar(RATES, values, around)
+        axes.set_xscale("log")
+    figure.savefig(sys.argv[2], dpi=200)
 
 
-main()
+if __name__ == "__main__":
+    main()

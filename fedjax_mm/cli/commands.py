@@ -6,6 +6,7 @@ are imported by the commands that need them.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -254,18 +255,20 @@ def _write(
     """Writes and prints a reproduction; one of several processes does."""
     from fedjax_mm import plots
 
-    is_first = jax.process_index() == 0
-    if is_first:
-        save_dataset(dataset, directory / "result.nc")
-    findings = item.judge(dataset, config)
-    if is_first:
+    if jax.process_index() > 0:
+        return item.judge(dataset, config)
+    # Compressing leaves the interpreter free to judge and to draw.
+    with ThreadPoolExecutor(1) as thread:
+        saved = thread.submit(save_dataset, dataset, directory / "result.nc")
+        findings = item.judge(dataset, config)
         figure = item.figure(dataset, findings.measured, config)
         plots.save_figure(figure, directory / "figure.png")
-        about = item.summary(dataset, findings)
-        save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
-        changed = "" if config == item.settings else ", with other settings"
-        show_findings(f"{item.id}: {item.title}{changed}", findings, remedy)
-        show_end(dataset, directory, "figure.png, result.nc, summary.json")
+        saved.result()
+    about = item.summary(dataset, findings)
+    save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
+    changed = "" if config == item.settings else ", with other settings"
+    show_findings(f"{item.id}: {item.title}{changed}", findings, remedy)
+    show_end(dataset, directory, "figure.png, result.nc, summary.json")
     return findings
 
 

@@ -282,13 +282,14 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
     (number,) = lengths
     if order.min() < 0 or order.max() >= number:
         raise ValueError(f"rows are {order.min()} to {order.max()}, of {number} examples")
-    return _store(examples, counts, jnp.asarray(order, jnp.int32))
+    return _store(examples, counts, jax.device_put(order.astype(np.int32)))
 
 
 def _store(
     examples: Any, counts: Int[np.ndarray, "*ways clients"], order: Array | None = None
 ) -> ClientData:
-    offsets = jnp.asarray(counts.cumsum(-1) - counts, jnp.int32)
+    offsets = (counts.cumsum(-1) - counts).astype(np.int32)
     bounds = int(counts.min()), int(counts.max()), int(counts.sum(-1).max())
-    examples = jax.tree.map(jnp.asarray, examples)
-    return ClientData(examples, offsets, jnp.asarray(counts, jnp.int32), *bounds, order)
+    # `jnp.asarray` would compile a program for every shape.
+    arrays = jax.device_put((examples, offsets, counts.astype(np.int32)))
+    return ClientData(*arrays, *bounds, order)

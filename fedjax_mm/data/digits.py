@@ -1,6 +1,8 @@
 """Handwritten digits of scikit-learn: real images without a download."""
 
 import importlib
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 
@@ -28,13 +30,23 @@ def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Pool:
       Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
     """
     check_fraction("test_fraction", test_fraction)
-    # Importing scikit-learn takes a second: only this function does.
-    source = importlib.import_module("sklearn.datasets").load_digits()
-    x = np.rint(source.images * (255 / 16)).astype(np.uint8)[..., None]
-    y = source.target.astype(np.int32)
+    table = _table()
+    x = np.rint(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+    y = table[:, -1].astype(np.int32)
     rng = generator(seed)
     in_test = np.zeros(len(y), bool)
     for label in range(10):
         rows = np.flatnonzero(y == label)
         in_test[rng.permutation(rows)[: round(test_fraction * len(rows))]] = True
     return Pool("digits", "real", 10, (x[~in_test], y[~in_test]), (x[in_test], y[in_test]))
+
+
+def _table() -> np.ndarray:
+    """Returns the pixels, 0 to 16, and the label of every digit."""
+    # Importing scikit-learn takes a second, which a sweep of as long should not cost.
+    package = importlib.util.find_spec("sklearn")
+    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None
+    if file is not None and file.is_file():
+        return np.loadtxt(file, delimiter=",")
+    source = importlib.import_module("sklearn.datasets").load_digits()
+    return np.column_stack((source.data, source.target))

@@ -67,7 +67,8 @@ class Config(BaseModel):
     Swept numbers are traced by JAX and never become fields: methods take them as `Numbers`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A table is part of many others: each builds its validator when it first reads a file.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     def with_numbers(self, numbers: Numbers) -> Any:
         """Returns the fields as attributes of a plain object, with numbers in their places."""

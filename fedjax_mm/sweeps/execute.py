@@ -303,11 +303,10 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
         most = compiled.program.records_kept * every - done % every
         count = min(count, most, grid.num_rounds - done)
         rounds = where.put(Rounds(np.int32(done), np.int32(count)), None)
-        carry, before, rows = compiled.call(given, carry, rounds)
-        before, rows = where.fetch((before, rows))
-        if done == 0:
-            _write(records, slice(1), jax.tree.map(lambda x: x[None], before))
-        _write(records, slice(1 + done // every, 1 + (done + count) // every), rows)
+        carry, rows = compiled.call(given, carry, rounds)
+        rows = where.fetch(rows)
+        first = 0 if done == 0 else 1 + done // every
+        _write(records, slice(first, 1 + (done + count) // every), rows)
         check_counts(rows.counts)
         done += count
         # All have met the target: further segments would be empty.

@@ -342,7 +342,7 @@ def jitted(program: Program, where: Layout) -> Any:
     segment = where.over(
         partial(program.segment, where.client_axis),
         in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), 0, None),
-        out_axes=(0, 0, 1),
+        out_axes=(0, 1),
     )
     # Donated, the old carry gives its memory to the new one.
     return jax.jit(segment, donate_argnums=1)

@@ -61,7 +61,7 @@ class Given(NamedTuple):
       seeds: ``int[replicas]``.
       numbers: values on the numeric axes and of the seeds, ``[replicas]`` each.
       shared: the grid's shared arguments of `build`.
-      root: data of the key that all draws come from.
+      root: the seed of the key that all draws come from.
     """
 
     seeds: Any
@@ -329,9 +329,8 @@ class Program:
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
-        root = jax.random.key(self.grid.seed)
-        everywhere = without_keys((self.grid.shared, root)), Rounds(np.int32(0), np.int32(0))
-        (shared, root), rounds = where.put(everywhere, None)
+        root, rounds = np.uint32(self.grid.seed), Rounds(np.int32(0), np.int32(0))
+        shared, root, rounds = where.put((without_keys(self.grid.shared), root, rounds), None)
         return Given(seeds, numbers, shared, root), carry, rounds
 
     def no_carry(self, size: int) -> Carry:
@@ -342,7 +341,7 @@ class Program:
 
     def segment(
         self, client_axis: str | None, given: Given, carry: Carry, rounds: Rounds
-    ) -> tuple[Carry, Record, Record]:
+    ) -> tuple[Carry, Record]:
         """Computes some more rounds of a share of the replicas: the compiled program.
 
         Args:
@@ -352,16 +351,16 @@ class Program:
           rounds: which rounds to compute.
 
         Returns:
-          The new carry; the record of the start, ``[replicas, models]``, if these are the first
-          rounds; and those made in them, ``[kept, replicas, models]``. Once all replicas have met
-          the target no more rounds are computed, and their records are zeros.
+          The new carry, and the records made, ``[1 + kept, replicas, models]``: first that of the
+          start if these are the first rounds. Once all replicas have met the target no more rounds
+          are computed, and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
-        measure = jax.jit(self.measure, inline=True)  # one trace, for the start and for the loop
-        root = jax.random.wrap_key_data(given.root)
+        root = jax.random.key(given.root)
         # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
+        last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
 
         def each(function: Any, *carries: Carry, round: tuple[Any, ...] = ()) -> Any:
             def one(key: Any, numbers: Any, *carry: Carry) -> Any:
@@ -369,40 +368,38 @@ class Program:
 
             return vmap_unless_one(size, one)(keys, given.numbers, *carries)
 
+        def one_round(now: tuple[Any, Carry]) -> tuple[Any, Carry]:
+            so_far, carry = now
+            return so_far + 1, each(partial(self.advance, client_axis), carry, round=(so_far,))
+
         def goes_on(now: tuple[Any, Carry, Record]) -> Any:
-            is_left, ending = now[0] < count, now[1].ending
+            is_left, ending = (now[0] - 1) * every < last, now[1].ending
             return is_left if ending is None else is_left & ~jnp.all(ending.is_met)
 
-        def one_round(now: tuple[Any, Carry, Record]) -> tuple[Any, Carry, Record]:
-            i, carry, records = now
-            carry = each(partial(self.advance, client_axis), carry, round=(done + i,))
-            # A condition known while tracing leaves no branch in the loop, which XLA cannot fuse.
-            is_record = every == 1 or (done + i + 1) % every == 0
-            record = measured_if(is_record, carry, done + i + 1)
-            # A segment may begin between two records: rows count from its own first one.
-            row = (done + i) // every - done // every
-            records = jax.tree.map(lambda rows, new: rows.at[row].set(new), records, record)
-            return i + 1, self.note(carry, record, is_record), records
-
-        def measured_if(is_record: Any, carry: Carry, round: Any) -> Record:
-            def measured() -> Any:
-                return each(measure, carry, round=(round,))
-
-            return (
-                measured() if is_record is True else lax.cond(is_record, measured, lambda: nothing)
+        def one_record(now: tuple[Any, Carry, Record]) -> tuple[Any, Carry, Record]:
+            number, carry, records = now
+            stop = jnp.minimum(number * every, last)
+            # The start is a record without rounds before it: apart it would be compiled twice.
+            start = jnp.maximum((number - 1) * every, done), carry
+            _, carry = lax.while_loop(lambda now: now[0] < stop, one_round, start)
+            is_record = stop == number * every
+            record = lax.cond(
+                is_record, lambda: each(self.measure, carry, round=(stop,)), lambda: nothing
             )
+            # A write at a traced place would otherwise be a scatter, whose place may be anywhere.
+            put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
+            records = jax.tree.map(put, records, record)
+            return number + 1, self.note(carry, record, is_record), records
 
-        kept = (self.records_kept, size)
+        kept = (1 + self.records_kept, size)
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
         nothing = jax.tree.map(itemgetter(0), records)
         carry = with_keys(carry, self.traced.carry)
         # The start is a branch of the same program: apart it would be compiled by itself.
         carry = lax.cond(done == 0, lambda: each(self.start), lambda: carry)
-        before = measured_if(done == 0, carry, done)
-        now = jnp.int32(0), self.note(carry, before, done == 0), records
         # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
-        _, carry, records = lax.while_loop(goes_on, one_round, now)
-        return without_keys(carry), before, records
+        _, carry, records = lax.while_loop(goes_on, one_record, (first, carry, records))
+        return without_keys(carry), records
 
 
 def num_bytes(tree: Any) -> int:

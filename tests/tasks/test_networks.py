@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from jax import lax
 
-from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN, glorot_uniform
 from tests.compiling import optimised
 
 NETWORKS = {  # module, shape of one example, number of parameters
@@ -219,3 +220,10 @@ def test_clients_at_once_are_clients_one_by_one(sigmoid_head):
     want = jax.tree.map(lambda *rows: np.stack(rows), *want)
     for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(10, 64), (5, 5, 3, 32)])
+def test_weights_begin_as_those_of_flax(shape):
+    """They are drawn flat, with the same fans in either order and the same bits."""
+    theirs = nn.initializers.glorot_uniform()(jax.random.key(3), shape)
+    np.testing.assert_array_equal(glorot_uniform(jax.random.key(3), shape), theirs)
