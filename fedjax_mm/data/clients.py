@@ -291,5 +291,5 @@ def _store(
     offsets = (counts.cumsum(-1) - counts).astype(np.int32)
     bounds = int(counts.min()), int(counts.max()), int(counts.sum(-1).max())
     # `jnp.asarray` would compile a program for every shape.
-    arrays = jax.device_put((examples, offsets, counts.astype(np.int32)))
-    return ClientData(*arrays, *bounds, order)
+    examples, offsets, sizes = jax.device_put((examples, offsets, counts.astype(np.int32)))
+    return ClientData(examples, offsets, sizes, *bounds, order)

@@ -197,7 +197,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
             "cpu_cores": cpu_cores(),
         },
         "seed": seed,
-        "prng": jax.config.jax_default_prng_impl,
+        "prng": jax.config.jax_default_prng_impl,  # type: ignore[attr-defined]
         "git_revision": _git_revision(),
         "data": data,
         "config": dict(config),
