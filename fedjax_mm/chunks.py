@@ -15,8 +15,9 @@ from fedjax_mm.base import Algorithm, AnalyticTask, Params, ServerState, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
-"scan" one by one, and a number that many clients of one model at a time; "auto" chooses by the
-device and the size of a model."""
+"scan" one by one, and a number that many clients at a time, of all models if these are of one
+structure and share their data, else of one model; "auto" chooses by the device and the size of a
+model."""
 
 _CHUNK_BYTES = 32 * 2**10  # of parameters that one CPU device trains at once
 
