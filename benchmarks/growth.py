@@ -1,6 +1,6 @@
 """Client updates per second as a workload grows: by clients, by models, by replicas.
 
-`python -m benchmarks.growth FIGURE.svg` times W1 and W2 in three directions, prints each size as it
+`python -m benchmarks.growth FIGURE.png` times W1 and W2 in three directions, prints each size as it
 comes, with the memory of its program and of its data, and draws them. Where a curve is flat, twice
 the work takes twice the time.
 
@@ -148,7 +148,7 @@ def main() -> None:
         found.append(point)
         numbers = f"{point.speed:,.0f} | {point.mebibytes:,.1f} | {point.data_mebibytes:,.1f}"
         print(f"| {point.work} | {point.direction} | {point.size:,} | {numbers} |", flush=True)
-    draw(found).savefig(sys.argv[1])
+    draw(found).savefig(sys.argv[1], dpi=110)
 
 
 if __name__ == "__main__":
