@@ -23,7 +23,7 @@ _CHUNK_BYTES = 32 * 2**10  # of parameters that one CPU device trains at once
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Returns how many clients of a model are computed at once; None is all, of all models.
+    """Returns how many clients are computed at once; None is all, of all models.
 
     Args:
       client_map: as in `simulate`.

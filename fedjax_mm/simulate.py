@@ -74,8 +74,9 @@ def simulate(
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
       assignment: who trains what.
       num_rounds: T.
-      client_map: "auto", "vmap", "scan" or a chunk size. It changes speed and memory, and results
-        only by the order of summation.
+      client_map: "auto", "vmap", "scan" or a chunk size, of all models' clients if these share
+        their data, else of one model's. It changes speed and memory, and results only by the order
+        of summation.
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters: of one model (shared by all), a list with one entry per model, as
         `params_of` returns it, or with a leading models axis; None lets the tasks draw them.

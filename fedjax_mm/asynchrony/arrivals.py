@@ -125,20 +125,7 @@ def next_batch(
         clock.targets,
         clock.arrived + total,
     )
-    jobs, own_turn = come.jobs, clock.arrived[come.jobs.model] + come.lane
-    # Of more updates than are kept the last ones.
-    is_kept = present & (own_turn >= after.arrived[jobs.model] - WINDOW)
-    arrivals = Arrivals(
-        jnp.where(present, jobs.number, -1),
-        jobs.model,
-        jobs.client,
-        jobs.version,
-        jobs.place,
-        come.lane,
-        part,
-        jnp.where(is_kept, own_turn % WINDOW, WINDOW),
-        clock.steps[jobs.model] + part - jobs.version,
-    )
+    arrivals = _arrivals(clock, after, come, part, present)
     return after, Batch(size, arrivals, clock.steps, made, places)
 
 
@@ -154,6 +141,31 @@ class _Next(NamedTuple):
     def of_own(self, x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
         """Returns the number of each arrival's own model."""
         return jnp.sum(jnp.where(self.is_model, x, 0), axis=1, dtype=jnp.int32)
+
+
+def _arrivals(
+    clock: Clock,
+    after: Clock,
+    come: _Next,
+    part: Int[Array, " arrivals"],
+    present: Bool[Array, " arrivals"],
+) -> Arrivals:
+    """Returns what the training needs to know of the next jobs."""
+    jobs = come.jobs
+    turn = clock.arrived[jobs.model] + come.lane
+    # Of more updates than are kept the last ones.
+    is_kept = present & (turn >= after.arrived[jobs.model] - WINDOW)
+    return Arrivals(
+        jnp.where(present, jobs.number, -1),
+        jobs.model,
+        jobs.client,
+        jobs.version,
+        jobs.place,
+        come.lane,
+        part,
+        jnp.where(is_kept, turn % WINDOW, WINDOW),
+        clock.steps[jobs.model] + part - jobs.version,
+    )
 
 
 def _in_order(dispatch: Dispatch, clock: Clock, most: int) -> _Next:

@@ -3,7 +3,7 @@
 A job is the local training of one model by one client, from the version of the model that it was
 given. Everything here is numbers about jobs; their training is in `batches.py`.
 
-Axes:  ``models`` M · ``jobs`` all R that are at work · ``lanes`` of a model, jobs trained at once
+Axes:  ``models`` M · ``jobs`` all R that are at work · ``arrivals`` those that come home next
 """
 
 from collections.abc import Sequence

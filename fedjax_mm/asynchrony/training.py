@@ -137,7 +137,8 @@ def state_bytes(
 
     Most of it are versions of models: R + M of each structure of models, as many as jobs may need.
     Reallocation keeps 8 updates of each model. A batch needs more: the parameters of the jobs that
-    are trained together, several times; see `client_map`.
+    are trained together, several times (see `client_map`), and a sum for each step of a model that
+    the batch makes, at most R_m / b_m.
 
     Args:
       tasks: as in `simulate_async`.

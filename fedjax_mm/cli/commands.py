@@ -260,10 +260,12 @@ def _write(
     # Compressing leaves the interpreter free to judge and to draw.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
-        findings = item.judge(dataset, config)
-        figure = item.figure(dataset, findings.measured, config)
-        plots.save_figure(figure, directory / "figure.png")
-        saved.result()
+        try:
+            findings = item.judge(dataset, config)
+            figure = item.figure(dataset, findings.measured, config)
+            plots.save_figure(figure, directory / "figure.png")
+        finally:
+            saved.result()  # a fault of the saving comes first
     about = item.summary(dataset, findings)
     save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
     changed = "" if config == item.settings else ", with other settings"

@@ -45,8 +45,9 @@ def _table() -> np.ndarray:
     """Returns the pixels, 0 to 16, and the label of every digit."""
     # Importing scikit-learn takes a second, which a sweep of as long should not cost.
     package = importlib.util.find_spec("sklearn")
-    file = Path(package.origin or "").parent / "datasets/data/digits.csv.gz" if package else None
-    if file is not None and file.is_file():
-        return np.loadtxt(file, delimiter=",")
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets/data/digits.csv.gz"
+        if file.is_file():
+            return np.loadtxt(file, delimiter=",")
     source = importlib.import_module("sklearn.datasets").load_digits()
     return np.column_stack((source.data, source.target))

@@ -386,7 +386,7 @@ class Program:
             record = lax.cond(
                 is_record, lambda: each(self.measure, carry, round=(stop,)), lambda: nothing
             )
-            # A write at a traced place would otherwise be a scatter, whose place may be anywhere.
+            # `records.at[place].set` would be a scatter, which takes longer to compile.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
             records = jax.tree.map(put, records, record)
             return number + 1, self.note(carry, record, is_record), records

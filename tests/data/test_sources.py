@@ -1,6 +1,8 @@
 """Files of the published formats, written here byte by byte, and what is wrong with them."""
 
 import gzip
+import importlib
+import importlib.util
 import io
 import json
 import os
@@ -202,6 +204,15 @@ def test_the_real_files(name):
 
 
 # Digits
+
+
+def test_digits_are_the_same_with_and_without_scikit_learns_reader(monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(importlib, "import_module", None)  # importing scikit-learn takes a second
+        alone = digits()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for x, y in zip(alone.train + alone.test, digits().train + digits().test, strict=True):
+        np.testing.assert_array_equal(x, y)
 
 
 def test_digits_are_the_real_ones_in_a_stratified_split():
