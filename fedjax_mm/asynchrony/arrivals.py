@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, Jobs
 
@@ -45,6 +45,7 @@ class Batch(NamedTuple):
     Attributes:
       size: the number of arrivals.
       jobs: the arrivals.
+      keys: of their training.
       steps: those that each model's server had made before.
       made: those that it makes.
       places: where the versions are stored that these steps make, ``[models, steps]``.
@@ -52,6 +53,7 @@ class Batch(NamedTuple):
 
     size: Int[Array, ""]
     jobs: Arrivals
+    keys: PRNGKeyArray
     steps: Int[Array, " models"]
     made: Int[Array, " models"]
     places: Int[Array, "models steps"]
@@ -126,7 +128,7 @@ def next_batch(
         clock.arrived + total,
     )
     arrivals = _arrivals(clock, after, come, part, present)
-    return after, Batch(size, arrivals, clock.steps, made, places)
+    return after, Batch(size, arrivals, come.jobs.key, clock.steps, made, places)
 
 
 class _Next(NamedTuple):
@@ -192,6 +194,7 @@ def _followers(
         number=dispatch.num_jobs + jnp.sum(clock.arrived, dtype=jnp.int32) + i,
         model=model,
         client=draws.client[place_in_draws],
+        key=draws.key[place_in_draws],
     )
 
 

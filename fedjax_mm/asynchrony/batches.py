@@ -22,7 +22,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, chunks, keys, sums
+from fedjax_mm import base, chunks, sums
 from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Room, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, share_out
 from fedjax_mm.base import Contribution, Params, Task
@@ -140,7 +140,7 @@ def batches_of(
         clock, batch = next_batch(dispatch, clock, draws, room, done, limit)
         parts = split(stacks, state.models)
         homes = [
-            _train(stack, how, state.rng_key, models, store, batch.jobs)
+            _train(stack, how, models, store, batch)
             for (stack, models), store in zip(parts, stores, strict=True)
         ]
         tally = _add_work(stacks, tally, batch, homes)
@@ -157,13 +157,9 @@ def batches_of(
     return one_batch
 
 
-def _train(
-    stack: Stack, how: How, rng_key: PRNGKeyArray, models: Models, store: Store, jobs: Arrivals
-) -> Home:
+def _train(stack: Stack, how: How, models: Models, store: Store, batch: Batch) -> Home:
     """Trains those of the arrivals that are jobs of a stack."""
-
-    def key_of(number: Int[Array, ""]) -> PRNGKeyArray:
-        return keys.training_key(keys.job_key(rng_key, number))
+    jobs, job_keys = batch.jobs, batch.keys
 
     def zeros(x: Array) -> Array:
         return jnp.zeros((len(x), how.room.steps + 1, *x.shape[1:]), x.dtype)
@@ -172,7 +168,6 @@ def _train(
         alone = jax.tree.map(lambda x: x[None], home)
         return jax.tree.map(itemgetter(0), train_list(task, job_keys, jobs, alone))
 
-    job_keys = jax.vmap(key_of)(jobs.number)
     home = Home(jax.tree.map(zeros, store.buffer), store.recent)
     size = chunks.chunk_size_of(how.client_map, stack.task, models.params, how.room.arrivals)
     train_list = partial(_train_list, stack.algorithm, how, size, store.versions)

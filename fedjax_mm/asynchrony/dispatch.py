@@ -149,6 +149,7 @@ class Jobs(NamedTuple):
       client: who trains.
       version: the steps that the model had made.
       place: where that version is stored.
+      key: of the client's training.
     """
 
     finish: Array
@@ -158,6 +159,7 @@ class Jobs(NamedTuple):
     client: Array
     version: Array
     place: Array
+    key: PRNGKeyArray
 
 
 class Clock(NamedTuple):
@@ -183,10 +185,11 @@ class Clock(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Draws of jobs with consecutive numbers: clients, and the delays of each model there."""
+    """Draws of jobs with consecutive numbers: clients, the delays of each model there, and keys."""
 
     client: Int[Array, " jobs"]
     delay: Float[Array, "jobs models"]
+    key: PRNGKeyArray  # of the training
 
 
 def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
@@ -199,7 +202,8 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
         delays = jax.vmap(dispatch.delay, (None, 0, None))(keys.delay_key(key), models, client)
         delays = jnp.asarray(delays, float)
         # NaN has no place in an order: such a job never ends, and neither does an infinite one.
-        return Draws(client, jnp.where(jnp.isnan(delays), jnp.inf, delays))
+        delays = jnp.where(jnp.isnan(delays), jnp.inf, delays)
+        return Draws(client, delays, keys.training_key(key))
 
     return jax.vmap(draw)(numbers)
 
@@ -212,7 +216,8 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
     draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
     finish = draws.delay[number, model]
     nothing = jnp.zeros_like(model)
-    jobs = Jobs(finish, jnp.zeros_like(finish), number, model, draws.client, nothing, model)
+    start, who = jnp.zeros_like(finish), draws.client
+    jobs = Jobs(finish, start, number, model, who, nothing, model, draws.key)
     targets, places = jnp.asarray(dispatch.at_work, jnp.int32), jnp.arange(M, dtype=jnp.int32)
     return Clock(jnp.zeros((), float), jobs, zeros, zeros, places, targets, zeros)
 

@@ -152,13 +152,10 @@ def state_bytes(
       >>> dispatch = fedast(24, 2, at_work=12, ratio=3, reallocate=False)
       >>> of_all = state_bytes(quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5), dispatch)
       >>> (24 + 2) * 97 * 4, of_all  # versions of 97 numbers; and all
-      (10088, 12376)
+      (10088, 12576)
     """
     shapes = jax.eval_shape(lambda: init_async(0, tasks, algorithm, dispatch))
-    arrays = [
-        x for x in jax.tree.leaves(shapes) if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-    ]
-    return sum(x.size * x.dtype.itemsize for x in arrays)
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
 
 
 def advance_async(
