@@ -188,7 +188,7 @@ def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
         limit=how.memory,
         batch_sizes=batch_sizes,
         report=report,
-        approve=partial(_claim_programs, how.checkpoints) if how.checkpoints else None,
+        approve=partial(_claim_program, how.checkpoints) if how.checkpoints else None,
     )
     sizes = [each.batch_size for each in plan.compiled]
     if batch_sizes not in (None, sizes):
@@ -201,11 +201,10 @@ def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     return plan
 
 
-def _claim_programs(checkpoints: Checkpoints, texts: Mapping[str, str]) -> None:
-    """Claims that the programs are those of the unfinished run."""
-    # Their text has the code and, as constants, data that was closed over and not shared.
-    hashes = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-    checkpoints.claim({"program": hashes})
+def _claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
+    """Claims that a program is one of the unfinished run."""
+    # Its text has the code and, as constants, data that was closed over and not shared.
+    checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
 
 
 def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -161,7 +161,7 @@ def make_plan(
     limit: float | None = None,
     batch_sizes: Sequence[int] | None = None,
     report: Callable[[str], None] = lambda _: None,
-    approve: Callable[[Mapping[str, str]], None] | None = None,
+    approve: Callable[[str, str], None] | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with as many replicas at once as do well and fit.
 
@@ -173,7 +173,7 @@ def make_plan(
       limit: bytes of memory; by default 60 % of what is free.
       batch_sizes: one for each program, to repeat an earlier plan.
       report: receives what is being done, in words.
-      approve: called with the text of every program by its label, before they are compiled.
+      approve: called with every program's label and text, before it is compiled.
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
@@ -195,7 +195,7 @@ def _make_plan(
     limit: float | None,
     batch_sizes: Sequence[int] | None,
     report: Callable[[str], None],
-    approve: Callable[[Mapping[str, str]], None] | None,
+    approve: Callable[[str, str], None] | None,
 ) -> Plan:
     """The plan of `make_plan`."""
     where, room, limit = _place(grid, split, limit)
@@ -203,13 +203,15 @@ def _make_plan(
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
     report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
-    lowered = [_lower(*each, where) for each in zip(programs, batch_sizes, strict=True)]
-    if approve:
-        approve({p.label: each.as_text() for p, each in zip(programs, lowered, strict=True)})
-    # XLA releases the interpreter's lock while it compiles; tracing holds it.
+    calls = list[Future[Any]]()
+    # XLA releases the interpreter's lock while it compiles: the next program is traced meanwhile.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        calls = list(threads.map(lambda each: each.compile(), lowered))
-    parts = zip(programs, batch_sizes, calls, strict=True)
+        for program, size in zip(programs, batch_sizes, strict=True):
+            lowered = _lower(program, size, where)
+            if approve:
+                approve(program.label, lowered.as_text())
+            calls.append(threads.submit(lowered.compile))
+    parts = zip(programs, batch_sizes, [call.result() for call in calls], strict=True)
     compiled = [_fit(*each, where, room) for each in parts]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)

@@ -479,12 +479,10 @@ def change_record(unfinished, change):
 
 def test_another_program_is_refused(small, unfinished):
     """Of equal settings, if the code has changed."""
-    change_record(
-        unfinished, lambda record: record["identity"]["program"].update({"MFA-RR": "old"})
-    )
+    change_record(unfinished, lambda record: record["identity"].update({"program MFA-RR": "old"}))
     before = contents(unfinished)
     outcome = call("sweep", small.config, "--out", unfinished, "--resume")
-    check_refused(unfinished, outcome, 'program.MFA-RR was "old"', before=before)
+    check_refused(unfinished, outcome, 'program MFA-RR was "old"', before=before)
 
 
 @pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["plain", "jitted"])
@@ -506,7 +504,7 @@ def test_other_data_closed_over_are_refused(tmp_path, jit):
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep(build(ones), {}, num_rounds=9, execution=how._replace(checkpoints=checkpoints))
     for data, expected in (
-        (twos, pytest.raises(ValueError, match=r"program\.run was .*, is ")),
+        (twos, pytest.raises(ValueError, match=r"program run was .*, is ")),
         (ones, contextlib.nullcontext()),
     ):
         with Checkpoints(tmp_path, resume=True) as checkpoints, expected:
