@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from fedjax_mm import checks, chunks
-from fedjax_mm.asynchrony.batches import Flight, batches_of, first_store
+from fedjax_mm.asynchrony.batches import AsyncState, batches_of, first_store
 from fedjax_mm.asynchrony.dispatch import Dispatch, draws_of, first_jobs
 from fedjax_mm.base import Algorithm, Metrics, Params, Task, Trace
 from fedjax_mm.parts import check_instance, check_trained, key_of
@@ -89,9 +89,16 @@ def simulate_async(
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     state = init_async(rng_key, tasks, algorithm, dispatch, params)
-    how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
-    how["record_every"] = record_every
-    return advance_async(state, tasks, algorithm, dispatch, num_arrivals, **how)
+    return advance_async(
+        state,
+        tasks,
+        algorithm,
+        dispatch,
+        num_arrivals,
+        client_map=client_map,
+        record_every=record_every,
+        client_axis=client_axis,
+    )
 
 
 def init_async(
@@ -112,7 +119,7 @@ def init_async(
     parts, clock = split(stacks, models), first_jobs(dispatch, rng_key)
     stores = tuple(first_store(dispatch, rng_key, *each) for each in parts)
     order = order_of(stacks)
-    return State(rng_key, jnp.zeros((), jnp.int32), models, Flight(clock, stores), order)
+    return State(rng_key, jnp.zeros((), jnp.int32), models, AsyncState(clock, stores), order)
 
 
 def async_stacks(
@@ -175,7 +182,7 @@ def advance_async(
     """
     remedy = "give the first of the two that simulate_async returns"
     check_instance("state", state, State, remedy)
-    check_instance("state.assignment", state.assignment, Flight, remedy)
+    check_instance("state.assignment", state.assignment, AsyncState, remedy)
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     stacks = async_stacks(tasks, algorithm, dispatch)
@@ -231,9 +238,9 @@ def no_arrivals(dispatch: Dispatch) -> Tally:
     return Tally(Counts(nothing, nothing, nothing), nothing)
 
 
-def clock_metrics(flight: Flight, tally: Tally) -> Metrics:
+def clock_metrics(own: AsyncState, tally: Tally) -> Metrics:
     """Returns what is recorded of the clock, and of the work since the record before."""
-    clock = flight.clock
+    clock = own.clock
     return {
         "time": jnp.full(clock.steps.shape, clock.time),
         "steps": clock.steps.astype(float),
