@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
 from fedjax_mm.parts import after_observing, in_list, in_rows, places_in_rows
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Models, Stack, by_model, is_lockstep, join, over_models, split
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 
 
@@ -158,9 +158,7 @@ def train_stack(
         trained, shape = one(stack, model_keys, in_list(groups), models), groups.clients.shape
         reports = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), trained.reports)
         return trained._replace(reports=reports)
-    server_state = jax.tree.map(itemgetter(0), models.server)
-    is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
-    one_by_one = size is not None or not is_lockstep
+    one_by_one = size is not None or not is_lockstep(stack, models)
     trained = over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
     if places is None:
         return trained
@@ -226,14 +224,9 @@ def train_group(
     def add_clients(so_far: Trained, chunk: tuple[Array, Groups]) -> tuple[Trained, None]:
         place, (number, scale, _, row) = chunk
         present = number >= 0
-        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-        # chunk's first client, which takes the most.
-        client, row = jax.tree.map(
-            lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), (number, row)
-        )
+        client, row = chunks.repeat_first(present, (number, row))
         states = jax.tree.map(itemgetter(index(row, client)), so_far.client_states)
-        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
-        new = chunks.unless_empty(together, present, client, row, scale, states, skip=may_skip)
+        new = chunks.compute_chunk(contribute, present, client, row, scale, states, skip=may_skip)
         # Index -1 would write to the last client; an index out of range is dropped.
         written = jnp.where(present, client, task.num_clients)
         rows = index(row, written), jnp.where(present, place, size)

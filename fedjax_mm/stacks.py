@@ -150,6 +150,12 @@ def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 
 
+def is_lockstep(stack: Stack, models: Models) -> bool:
+    """Returns whether all clients of a stack's models take the same number of local steps."""
+    server_state = jax.tree.map(itemgetter(0), models.server)
+    return isinstance(stack.algorithm.num_steps(stack.task, jnp.int32(0), server_state), int)
+
+
 def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
     """Returns each stack with the state of its models."""
     parts = [models] if len(stacks) == 1 else [Models(*part) for part in zip(*models, strict=True)]

@@ -28,7 +28,7 @@ from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, share_
 from fedjax_mm.base import Contribution, Params, Task
 from fedjax_mm.record import Counts, Tally
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Models, Stack, by_model, is_lockstep, join, over_models, split
 
 
 class Version(NamedTuple):
@@ -174,9 +174,7 @@ def _train(stack: Stack, models: Models, store: Store, options: Options, batch: 
     at = stack.rows(empty.at[model, jobs.rank].set(jnp.arange(len(model)), mode="drop"))
     alone = jobs._replace(model=jnp.zeros_like(jobs.model))  # a row is a list of one model
     rows = jax.tree.map(lambda x: jnp.where(at >= 0, x[at], -1), alone)
-    server_state = jax.tree.map(itemgetter(0), models.server)
-    is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
-    one_by_one = size is not None or not is_lockstep
+    one_by_one = size is not None or not is_lockstep(stack, models)
     return over_models(train_row, stack, job_keys[at], rows, nothing, one_by_one=one_by_one)
 
 
@@ -202,11 +200,8 @@ def _train_list(
 
     def add_jobs(old: Received, chunk: tuple[Array, Arrivals]) -> tuple[Received, None]:
         present = chunk[1].number >= 0
-        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-        # chunk's first job, which takes the most.
-        i, jobs = jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), chunk)
-        together = jax.jit(chunks.vmap_unless_one(len(present), contribute), inline=True)
-        sent = chunks.unless_empty(together, present, i, jobs, skip=may_skip)
+        i, jobs = chunks.repeat_first(present, chunk)
+        sent = chunks.compute_chunk(contribute, present, i, jobs, skip=may_skip)
         total = sums.add_chunk(old.total, sent, present, jobs.model, jobs.step)
         if not jax.tree.leaves(old.recent):
             return Received(total, old.recent), None
