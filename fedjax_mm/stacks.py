@@ -116,7 +116,7 @@ def make_stacks(
 ) -> list[Stack]:
     """Returns the models in stacks, from tasks and algorithms that are known to be such.
 
-    Messages name what both numbers are `by`.
+    Both numbers come from the argument `by`, which messages name.
     """
     # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
     arrays: dict[int, Array] = {}

@@ -111,14 +111,16 @@ def next_batch(
     new_steps = new_steps_after(total)
     places = _free_places(dispatch, clock, ending, present, new_steps, bounds)
     since_step = (total - missing) % buffer_size
+    filled = jnp.where(total < missing, clock.filled + total, since_step)
+    steps_so_far = new_steps_after(ending.arrived)
     after = Clock(
-        jnp.max(jnp.where(present, ending.jobs.finish, clock.time)),
-        _jobs_after(clock, ending, followers, new_steps_after(ending.arrived), places, present),
-        clock.steps + new_steps,
-        jnp.where(total < missing, clock.filled + total, since_step).astype(jnp.int32),
-        _current_place(clock, places, jnp.arange(dispatch.num_models), new_steps),
-        clock.targets,
-        clock.arrived + total,
+        time=jnp.max(jnp.where(present, ending.jobs.finish, clock.time)),
+        jobs=_jobs_after(clock, ending, followers, steps_so_far, places, present),
+        steps=clock.steps + new_steps,
+        filled=filled.astype(jnp.int32),
+        place=_current_place(clock, places, jnp.arange(dispatch.num_models), new_steps),
+        targets=clock.targets,
+        arrived=clock.arrived + total,
     )
     arrivals = _arrivals(clock, after, ending, step, present)
     return after, Batch(size, arrivals, ending.jobs.key, clock.steps, new_steps, places)
@@ -168,15 +170,15 @@ def _arrivals(
     # A batch may have more updates than are kept: the last ones are.
     is_kept = present & (number >= after.arrived[jobs.model] - WINDOW)
     return Arrivals(
-        jnp.where(present, jobs.number, -1),
-        jobs.model,
-        jobs.client,
-        jobs.version,
-        jobs.place,
-        ending.rank,
-        step,
-        jnp.where(is_kept, number % WINDOW, WINDOW),
-        clock.steps[jobs.model] + step - jobs.version,
+        number=jnp.where(present, jobs.number, -1),
+        model=jobs.model,
+        client=jobs.client,
+        version=jobs.version,
+        place=jobs.place,
+        rank=ending.rank,
+        step=step,
+        slot=jnp.where(is_kept, number % WINDOW, WINDOW),
+        staleness=clock.steps[jobs.model] + step - jobs.version,
     )
 
 
