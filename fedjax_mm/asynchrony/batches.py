@@ -117,7 +117,7 @@ def batches_of(
     client_axis: str | None,
     num_arrivals: int,
 ) -> Callable[..., tuple[State, Tally]]:
-    """Returns a function that trains the next batch, until so many jobs have arrived."""
+    """Returns a function that trains the next batch on the way to so many arrivals."""
     period = dispatch.period
     # Each place of a list would copy the data of its model, and compute each stack: rows instead.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))

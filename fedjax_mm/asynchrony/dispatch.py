@@ -165,7 +165,7 @@ class Jobs(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Times, models and versions of all jobs, which alone decide what happens next.
+    """Jobs at work and counts of each model, which alone decide what happens next.
 
     Attributes:
       time: of the last arrival.
