@@ -354,7 +354,7 @@ class Updates(NamedTuple):
 
 
 def _not_offered() -> Any:
-    raise ValueError("nobody answers this question; give the function to `Look`")
+    raise ValueError("this `Look` cannot answer; give it the function that does")
 
 
 class Look(NamedTuple):
@@ -429,7 +429,7 @@ class Trace:
     """Records of a run; the first entry of every array is the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have come home.
+      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have arrived.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.

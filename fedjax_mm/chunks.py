@@ -11,7 +11,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int
 
-from fedjax_mm.base import Algorithm, AnalyticTask, Params, ServerState, Task
+from fedjax_mm.base import AnalyticTask, Params, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
@@ -40,11 +40,6 @@ def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size:
     model_bytes = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in jax.tree.leaves(params))
     chunk_size = max(1, _CHUNK_BYTES // max(1, model_bytes))
     return chunk_size if chunk_size < group_size else None
-
-
-def is_lockstep(algorithm: Algorithm, task: Task, server_state: ServerState) -> bool:
-    """Returns whether all clients are known to take the same number of local steps."""
-    return isinstance(algorithm.num_steps(task, jnp.int32(0), server_state), int)
 
 
 def longest_first(
@@ -123,16 +118,27 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
     return sizes
 
 
-def unless_empty(function: Any, present: Any, *args: Any, skip: bool) -> Any:
-    """Returns ``function(*args)``, or zeros where a chunk is all padding.
+def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
+    """Returns a chunk's rows with its first client in place of padding."""
+    # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
+    # chunk's first client, which takes the most.
+    return jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), rows)
 
-    Of replicas that are computed together, all compute a chunk if it is not empty for one of them.
+
+def compute_chunk(
+    function: Callable[..., Any], present: Bool[Array, " chunk"], *args: Any, skip: bool
+) -> Any:
+    """Returns ``function(*args)`` of every client of a chunk, over a leading axis of `args`.
+
+    With `skip` a chunk that is all padding is not computed, and gives zeros. Of replicas that are
+    computed together, all compute a chunk if it is not empty for one of them.
     """
+    together = jax.jit(vmap_unless_one(len(present), function), inline=True)
     if not skip:
-        return function(*args)
-    shapes = jax.eval_shape(function, *args)
+        return together(*args)
+    shapes = jax.eval_shape(together, *args)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    return lax.cond(is_any(present), lambda: function(*args), lambda: nothing)
+    return lax.cond(is_any(present), lambda: together(*args), lambda: nothing)
 
 
 @custom_vmap

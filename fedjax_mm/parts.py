@@ -1,7 +1,8 @@
-"""Parts of an experiment told apart: tasks, algorithms, assignments, optimizers, rates, seeds.
+"""Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates, seeds.
 
 Whatever enters through a public function is checked here once, before anything is traced; arrays of
-examples are checked in `fedjax_mm.data.arrays`.
+examples are checked in `fedjax_mm.data.arrays`. What an assignment returns is checked while a round
+is traced.
 """
 
 from collections.abc import Callable
@@ -39,10 +40,10 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Returns an assignment; else raises `TypeError`, which says what to do."""
     remedy = "such as full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
-    for part in ("init", "assign", "observe", "metrics"):
-        given, is_needed = getattr(assignment, part), part in ("init", "assign")
+    for field in ("init", "assign", "observe", "metrics"):
+        given, is_needed = getattr(assignment, field), field in ("init", "assign")
         if not callable(given) and (given is not None or is_needed):
-            raise TypeError(f"the assignment's {part} is {described(given)}; give a function")
+            raise TypeError(f"the assignment's {field} is {described(given)}; give a function")
     return assignment
 
 
@@ -67,13 +68,21 @@ def groups_of(
             raise TypeError(f"{what} returns as groups {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
+    _check_groups(what, groups, assignment.num_models)
+    if assignment.observe is None:  # which else makes the state of the next round
+        _check_state(f"{what} returns", state, new)
+    return groups, new
+
+
+def _check_groups(what: str, groups: Groups, num_models: int) -> None:
+    """Raises an error unless groups consist of arrays that fit each other."""
     clients: Any = groups.clients  # whatever it is
-    scale, num_models = groups.scale, assignment.num_models
+    scale = groups.scale
     wanted = "int32[models, group]" if groups.models is None else "int32[places]"
-    numbers: dict[str, Any] = {"clients": clients, "models": groups.models}
+    numbers: dict[str, Any] = {"clients": clients}
+    if groups.models is not None:
+        numbers["models"] = groups.models
     for name, given in numbers.items():
-        if name == "models" and given is None:
-            continue
         if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
             kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
             raise TypeError(
@@ -95,9 +104,6 @@ def groups_of(
             f"{what} returns a scale of shape {np.shape(scale)}; give one number for each client, "
             f"{clients.shape}"
         )
-    if assignment.observe is None:  # which else makes the state of the next round
-        _check_state(f"{what} returns", state, new)
-    return groups, new
 
 
 def places_in_rows(

@@ -33,7 +33,7 @@ class Tally(NamedTuple):
 
     Attributes:
       counts: what is recorded of it.
-      staleness: the steps that models made during the jobs that came home, added up; () in rounds.
+      staleness: the steps that models made during the jobs that arrived, added up; () in rounds.
     """
 
     counts: Counts

@@ -18,11 +18,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import base, checks, chunks, keys, sums
 from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Params, Round, Task
 from fedjax_mm.parts import after_observing, in_list, in_rows, places_in_rows
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Models, Stack, by_model, is_lockstep, join, over_models, split
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 
 
-class Now(NamedTuple):
+class CurrentRound(NamedTuple):
     """Current round: its number t, its key, and its groups."""
 
     round: Round
@@ -30,7 +30,7 @@ class Now(NamedTuple):
     groups: Groups
 
 
-class How(NamedTuple):
+class Options(NamedTuple):
     """Settings of speed and memory; results depend on them only by the order of summation."""
 
     client_map: chunks.ClientMap
@@ -47,9 +47,9 @@ class Trained(NamedTuple):
 
 
 def look(
-    stacks: Sequence[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, how: How
+    stacks: Sequence[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, options: Options
 ) -> Look:
-    """Returns the assignment's questions about the models as they are after a round."""
+    """Returns answers to the assignment's questions about the models as they are after a round."""
     parts, num_models = split(stacks, models), sum(len(each.models) for each in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
@@ -60,8 +60,8 @@ def look(
         moved = join([of._replace(server=(of.server, of.clients), clients=()) for _, of in parts])
         shape = num_models, stacks[0].task.num_clients
         everybody = Groups(jnp.broadcast_to(jnp.arange(shape[1], dtype=jnp.int32), shape))
-        now = Now(round + 1, keys.round_key(rng_key, round + 1), everybody)
-        trained = train(trial, now, moved, how._replace(with_reports=True))
+        now = CurrentRound(round + 1, keys.round_key(rng_key, round + 1), everybody)
+        trained = train(trial, now, moved, options._replace(with_reports=True))
         total = by_model(stacks, [each.total for each in trained])
         norms = by_model(stacks, [each.reports for each in trained]) / total.weight[:, None]
         return base.Updates(norms, total.num_gradients)
@@ -129,41 +129,45 @@ def metric_of(
     )
 
 
-def train(stacks: Sequence[Stack], now: Now, models: Models, how: How) -> list[Trained]:
-    """Trains every model's group, stack by stack."""
-
-    def train_stack(stack: Stack, models: Models) -> Trained:
-        groups, home = stack.groups(now.groups), None
-        is_shared = all(jax.tree.leaves(stack.shared))
-        if groups.models is not None and not (is_shared and len(stacks) == 1):
-            # Each place of a list would copy the data of its model, and compute each stack: rows.
-            home = places_in_rows(groups, len(stack.models))
-            groups = in_rows(groups, len(stack.models))
-        model_keys = keys.model_keys(now.rng_key, stack.models)
-        size = chunks.chunk_size_of(how.client_map, stack.task, models.params, groups.clients.size)
-        one = partial(train_group, stack.algorithm, now.round, how, size)
-        if groups.models is not None:
-            return one(stack, model_keys, groups, models)
-        is_chunked = size not in (None, 1) and len(stack.models) > 1
-        if is_chunked and is_shared and home is None:
-            # A chunk of one model alone is filled by no more than its group: a list fills them all.
-            trained, shape = one(stack, model_keys, in_list(groups), models), groups.clients.shape
-            reports = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), trained.reports)
-            return trained._replace(reports=reports)
-        server_state = jax.tree.map(itemgetter(0), models.server)
-        is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
-        one_by_one = size is not None or not is_lockstep
-        trained = over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
-        if home is None:
-            return trained
-        listed = jax.tree.map(lambda x: x.at[home].get(mode="fill", fill_value=0), trained.reports)
-        return trained._replace(reports=listed)
-
-    return [train_stack(*each) for each in split(stacks, models)]
+def train(
+    stacks: Sequence[Stack], now: CurrentRound, models: Models, options: Options
+) -> list[Trained]:
+    """Trains every model's group; returns the result of each stack."""
+    is_only = len(stacks) == 1
+    return [train_stack(*each, now, options, is_only) for each in split(stacks, models)]
 
 
-class _Known(NamedTuple):
-    """Knowledge that a client has of the model that it trains."""
+def train_stack(
+    stack: Stack, models: Models, now: CurrentRound, options: Options, is_only: bool
+) -> Trained:
+    """Trains the groups of a stack's models, as one list or as a row for each model."""
+    groups, places = stack.groups(now.groups), None
+    is_shared = all(jax.tree.leaves(stack.shared))
+    if groups.models is not None and not (is_shared and is_only):
+        # Each place of a list would copy the data of its model, and compute each stack: rows.
+        places = places_in_rows(groups, len(stack.models))
+        groups = in_rows(groups, len(stack.models))
+    model_keys = keys.model_keys(now.rng_key, stack.models)
+    size = chunks.chunk_size_of(options.client_map, stack.task, models.params, groups.clients.size)
+    one = partial(train_group, stack.algorithm, now.round, options, size)
+    if groups.models is not None:
+        return one(stack, model_keys, groups, models)
+    is_chunked = size not in (None, 1) and len(stack.models) > 1
+    if is_chunked and is_shared and places is None:
+        # A chunk of one model alone is filled by no more than its group: a list fills them all.
+        trained, shape = one(stack, model_keys, in_list(groups), models), groups.clients.shape
+        reports = jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), trained.reports)
+        return trained._replace(reports=reports)
+    one_by_one = size is not None or not is_lockstep(stack, models)
+    trained = over_models(one, stack, model_keys, groups, models, one_by_one=one_by_one)
+    if places is None:
+        return trained
+    listed = jax.tree.map(lambda x: x.at[places].get(mode="fill", fill_value=0), trained.reports)
+    return trained._replace(reports=listed)
+
+
+class _ModelInputs(NamedTuple):
+    """Inputs that all clients of one model share."""
 
     task: Task
     key: PRNGKeyArray
@@ -171,18 +175,18 @@ class _Known(NamedTuple):
     server_state: base.ServerState
 
 
-def _known(task: Task | Stack, key: PRNGKeyArray, model: Models, row: Any) -> _Known:
-    """Returns what the clients of a group know, or those of one model of a stack."""
-    given = key, model.params, model.server
+def _model_inputs(task: Task | Stack, key: PRNGKeyArray, models: Models, row: Any) -> _ModelInputs:
+    """Returns the inputs of a group's clients, or of those of one row of a stack."""
+    given = key, models.params, models.server
     if isinstance(task, Stack):
-        return _Known(task.task_at(row), *jax.tree.map(itemgetter(row), given))
-    return _Known(task, *given)
+        return _ModelInputs(task.task_at(row), *jax.tree.map(itemgetter(row), given))
+    return _ModelInputs(task, *given)
 
 
 def train_group(
     algorithm: Algorithm,
     round: Round,
-    how: How,
+    options: Options,
     chunk_size: int | None,
     task: Task | Stack,
     model_key: PRNGKeyArray,
@@ -199,60 +203,59 @@ def train_group(
     # and of the states of all clients only the participants' rows are written.
     size, is_list = len(group.clients), isinstance(task, Stack)
     each_model = jax.vmap if is_list else lambda function: function
-    known = partial(_known, task, model_key, model)
+    inputs = partial(_model_inputs, task, model_key, model)
+
+    def index(row: Any, client: Any) -> Any:
+        """Returns where a client's state is among those of all clients."""
+        return (row, client) if is_list else client
 
     def num_steps(client: base.Index, row: Any) -> int | Int[Array, ""]:
-        mine = known(row)
-        return algorithm.num_steps(mine.task, client, mine.server_state)
+        given = inputs(row)
+        return algorithm.num_steps(given.task, client, given.server_state)
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
     def contribute(client: base.Index, row: Any, scale: Any, state: base.ClientState) -> Trained:
-        (task, model_key, params, server_state), scale = known(row), 1.0 if scale is None else scale
-        key = keys.client_key(model_key, client)
+        (task, key, params, server_state), scale = inputs(row), 1.0 if scale is None else scale
+        key = keys.client_key(key, client)
         local = base.LocalProblem(key, round, task, client, params, scale)
         sent, state = algorithm.client(local, server_state, state)
-        return Trained(sent._replace(report=()), state, sent.report if how.with_reports else ())
+        return Trained(sent._replace(report=()), state, sent.report if options.with_reports else ())
 
-    def add_clients(so_far: Trained, places: tuple[Array, Groups]) -> tuple[Trained, None]:
-        place, (number, scale, _, row) = places
+    def add_clients(so_far: Trained, chunk: tuple[Array, Groups]) -> tuple[Trained, None]:
+        place, (number, scale, _, row) = chunk
         present = number >= 0
-        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-        # chunk's first client, which takes the most.
-        client, row = jax.tree.map(
-            lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), (number, row)
-        )
+        client, row = chunks.repeat_first(present, (number, row))
+        states = jax.tree.map(itemgetter(index(row, client)), so_far.client_states)
+        new = chunks.compute_chunk(contribute, present, client, row, scale, states, skip=may_skip)
         # Index -1 would write to the last client; an index out of range is dropped.
-        home = jnp.where(present, client, task.num_clients)
-        states = jax.tree.map(
-            itemgetter((row, client) if is_list else client), so_far.client_states
-        )
-        together = jax.jit(chunks.vmap_unless_one(len(client), contribute), inline=True)
-        new = chunks.unless_empty(together, present, client, row, scale, states, skip=may_skip)
-        homes = (row, home) if is_list else home, jnp.where(present, place, size)
-        came = homes, (new.client_states, new.reports)
-        if how.client_axis is not None and jax.tree.leaves(came[1]):
-            came = lax.all_gather(came, how.client_axis, tiled=True)
+        written = jnp.where(present, client, task.num_clients)
+        rows = index(row, written), jnp.where(present, place, size)
+        added = rows, (new.client_states, new.reports)
+        if options.client_axis is not None and jax.tree.leaves(added[1]):
+            added = lax.all_gather(added, options.client_axis, tiled=True)
         old = so_far.client_states, so_far.reports
-        put = [chunks.put_rows(*each) for each in zip(old, *came, strict=True)]
-        rows = (row,) if is_list else ()
-        return Trained(sums.add_chunk(so_far.total, new.total, present, *rows), *put), None
+        put = [chunks.put_rows(*each) for each in zip(old, *added, strict=True)]
+        of_model = (row,) if is_list else ()
+        return Trained(sums.add_chunk(so_far.total, new.total, present, *of_model), *put), None
 
     order = chunks.longest_first(num_steps, group.clients, group.models)
     may_skip = chunk_size is not None or order is not None
-    state = jax.tree.map(itemgetter((0, 0) if is_list else 0), model.clients)
+    state = jax.tree.map(itemgetter(index(0, 0)), model.clients)
     first = jax.tree.map(itemgetter(0), (group.clients, group.models, group.scale))
     one = jax.eval_shape(contribute, *first, state)
     reports = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), one.reports)
     nothing = each_model(partial(sums.zero_sum, one.total))(model.params)
     trained = Trained(nothing, model.clients, reports)
-    for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, how.client_axis):
+    for some in chunks.in_chunks((jnp.arange(size), group), order, chunk_size, options.client_axis):
         trained, _ = lax.scan(add_clients, trained, some)
     total = each_model(sums.finish_sum)(trained.total, model.params)
-    total = total if how.client_axis is None else lax.psum(total, how.client_axis)
+    total = total if options.client_axis is None else lax.psum(total, options.client_axis)
     return trained._replace(total=total)
 
 
-def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[Trained]) -> Models:
+def aggregate(
+    stacks: Sequence[Stack], now: CurrentRound, models: Models, trained: list[Trained]
+) -> Models:
     """Applies the server's step to every model.
 
     A model that nobody trained is not changed, unless its algorithm says so.
@@ -270,18 +273,18 @@ def aggregate(stacks: Sequence[Stack], now: Now, models: Models, trained: list[T
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return Models(params, server_state, states)
 
-        came = trained._replace(reports=())  # those of a list have no models axis
-        return over_models(of_model, stack, stack.rows(sizes), came, models)
+        trained = trained._replace(reports=())  # those of a list have no models axis
+        return over_models(of_model, stack, stack.rows(sizes), trained, models)
 
     sizes = now.groups.sizes(sum(len(stack.models) for stack in stacks))
     parts = zip(split(stacks, models), trained, strict=True)
-    return join([of_stack(*each, came_back) for each, came_back in parts])
+    return join([of_stack(*part, new) for part, new in parts])
 
 
 def observe(
     assignment: Assignment,
     stacks: Sequence[Stack],
-    now: Now,
+    now: CurrentRound,
     state: Any,
     trained: list[Trained],
     *,

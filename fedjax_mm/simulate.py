@@ -30,7 +30,7 @@ from fedjax_mm.record import (
     measure,
     own_metrics,
 )
-from fedjax_mm.rounds import How, Now, aggregate, look, observe, train
+from fedjax_mm.rounds import CurrentRound, Options, aggregate, look, observe, train
 from fedjax_mm.stacks import (
     Models,
     Order,
@@ -106,9 +106,16 @@ def simulate(
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
     state = init(rng_key, tasks, algorithm, assignment, params)
-    how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
-    how["record_every"] = record_every
-    return advance(state, tasks, algorithm, assignment, num_rounds, **how)
+    return advance(
+        state,
+        tasks,
+        algorithm,
+        assignment,
+        num_rounds,
+        client_map=client_map,
+        record_every=record_every,
+        client_axis=client_axis,
+    )
 
 
 def init(
@@ -222,16 +229,17 @@ def round_of(
     stacks: Sequence[Stack], assignment: Assignment, client_map: chunks.ClientMap, axis: str | None
 ) -> Callable[[State, None], tuple[State, tuple[Counts, Sizes]]]:
     """Returns a function that runs one round, in the form that `lax.scan` takes."""
-    how = How(client_map, axis, assignment.observe is not None)
+    options = Options(client_map, axis, with_reports=assignment.observe is not None)
 
     @checks.tracing("a round")
     def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
         t, models = state.round + 1, state.models
         rng_key = keys.round_key(state.rng_key, t)
-        assign_key, asked = keys.assignment_key(rng_key), look(stacks, *state[:3], how)
+        assign_key = keys.assignment_key(rng_key)
+        asked = look(stacks, state.rng_key, state.round, models, options)
         groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
-        now = Now(t, rng_key, groups)
-        trained = train(stacks, now, models, how)
+        now = CurrentRound(t, rng_key, groups)
+        trained = train(stacks, now, models, options)
         models = aggregate(stacks, now, models, trained)
         assigned = observe(assignment, stacks, now, assigned, trained, like=state.assignment)
         counted = count(stacks, groups, models, [each.total for each in trained])

@@ -116,7 +116,7 @@ def make_stacks(
 ) -> list[Stack]:
     """Returns the models in stacks, from tasks and algorithms that are known to be such.
 
-    Messages name what both numbers are `by`.
+    Both numbers come from the argument `by`, which messages name.
     """
     # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
     arrays: dict[int, Array] = {}
@@ -148,6 +148,12 @@ def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     # Identity, not equality: comparing values would read device arrays, and fail where traced.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
+
+
+def is_lockstep(stack: Stack, models: Models) -> bool:
+    """Returns whether all clients of a stack's models take the same number of local steps."""
+    server_state = jax.tree.map(itemgetter(0), models.server)
+    return isinstance(stack.algorithm.num_steps(stack.task, jnp.int32(0), server_state), int)
 
 
 def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:

@@ -24,9 +24,9 @@ class AFLState(NamedTuple):
 
 
 class LastLoss(NamedTuple):
-    """Client's loss in the last round in which it trained."""
+    """Client's loss in the last round in which it took part."""
 
-    round: Int[Array, ""]
+    round: Int[Array, ""]  # 0 is never
     loss: Float[Array, ""]
 
 
@@ -73,7 +73,9 @@ def afl(
         loss, change = local.loss().astype(client_state.loss.dtype), sgd.train(local)
         update = scale_update(change.update, local.scale * server_state.mixture[local.client])
         sent = Contribution(update, jnp.ones(()), jnp.int32(1), change.report)
-        return sent, LastLoss(jnp.asarray(local.round, jnp.int32), loss)
+        # With a factor of 0 a client takes no part, so that its loss does not count in this round.
+        last = jnp.where(local.scale != 0, local.round, client_state.round)
+        return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 
     def server(given: base.Aggregation) -> tuple[Params, AFLState]:
         iterate, mixture, count = given.server_state

@@ -20,11 +20,11 @@ from fedjax_mm.tasks.view import View
 def attacked(
     task: Task, clients: Any, *, loss_factor: Scalar = 10.0, stays: bool = True
 ) -> "Attacked":
-    """Returns the task with attackers, whose loss is ``10 F_k`` for algorithms and assignments.
+    """Returns the task with attackers, who tell algorithms and assignments too large losses.
 
-    Every model appeals to attackers, so that they always take part. Thresholds and metrics do not
-    change; write ``attacked(requiring(task, own), clients)``. `noisy` makes attackers of the same
-    clients in an algorithm: they send noise.
+    Their loss is ``loss_factor F_k``. Every model appeals to attackers, so that they always take
+    part. Thresholds and metrics do not change; write ``attacked(requiring(task, own), clients)``.
+    `noisy` makes attackers of the same clients in an algorithm: they send noise.
 
     Args:
       task: any task.

@@ -1,5 +1,7 @@
 """PR-SGD: parallel SGD with restarts from the clients' mean and one stale gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -67,6 +69,9 @@ def prsgd(
         change = jax.tree.map(jnp.subtract, own, local.params)
         report = {"loss": (last * loss + last_loss) / local_steps}
         update = scale_update(change, local.scale)
-        return Contribution(update, equal_weight(local), jnp.int32(local_steps), report), step
+        message = Contribution(update, equal_weight(local), jnp.int32(local_steps), report)
+        # With a factor of 0 a client takes no part, and its last step still waits to be applied.
+        is_active = jnp.asarray(local.scale != 0)
+        return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 
     return Algorithm(init, client, plain_server())

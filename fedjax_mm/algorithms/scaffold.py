@@ -1,5 +1,6 @@
 """SCAFFOLD: control variates against the drift of clients that take many local steps."""
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -78,8 +79,11 @@ def scaffold(
         else:
             steps = local_steps * sgd.rate(local.round)
             new = jax.tree.map(lambda d, x: d - (x / steps).astype(d.dtype), drift, change.update)
+        # c must remain the mean of all c_k. If all factors are 0, the server makes no step and c
+        # stays: so does the c_k of a client with such a factor. Others do not apply to the share.
+        is_active = jnp.asarray(local.scale != 0)
+        new = jax.tree.map(partial(jnp.where, is_active), new, c_k)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)
-        # c must remain the mean of all c_k: the assignment's scale does not apply to it.
         sent = {"params": scale_update(change.update, local.scale), "c": share}
         num_gradients = jnp.int32(local_steps + (option == "I"))
         return Contribution(sent, equal_weight(local), num_gradients, change.report), new

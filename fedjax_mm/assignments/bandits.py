@@ -194,7 +194,7 @@ def rank_list(
 
 def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     """Returns p of the weighted sum."""
-    # In NumPy, if they are not given as an array of JAX: no factory starts a device.
+    # An array of JAX starts a device, which no factory does: it stays one only if it is given.
     if weights is None:
         return np.full(num_models, 1 / num_models)
     if policy != "weighted-sum":

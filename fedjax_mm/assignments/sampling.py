@@ -141,7 +141,7 @@ def draw_models(
 def _sizes(
     by: str, look: Look
 ) -> tuple[Float[Array, "models clients"], Int[Array, " models"] | None]:
-    """Returns d_k g, and what it cost."""
+    """Returns d_k g of every model and client, and the gradients that it took, if any."""
     if by == "update":
         return look.updates()
     losses, weights = look.losses(), look.weights()

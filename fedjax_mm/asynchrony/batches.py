@@ -1,14 +1,14 @@
 """Batches of arrivals: train -> add up -> step -> share out.
 
-Up to the first job that began after one of them, arrivals are independent: they are trained
-together, in a batch, and then the servers' steps are made, in their order. How arrivals are cut
-into batches changes results by the order of summation alone.
+Up to the first job that began after one of them, arrivals are independent. So a batch of them is
+trained together, and then the servers make their steps, in their order. The cut into batches
+changes results by the order of summation alone.
 
-A job is trained when it comes home, not when it begins, from the version that it was given: a
-version is stored as long as a job needs it. Every job may have begun from another one, and every
-model has a current one, so that R + M versions are stored, of each structure of models. The other
-way, to train a job when it begins and to store its update, takes as much memory, but trains only
-what began since the last step together, and trains R jobs that never come home.
+A job is trained when it arrives, not when it begins. The version that it began from is stored until
+then. Every job may have begun from another one, and every model has a current one, so that R + M
+versions are stored, of each structure of models. To train a job when it begins, and to store its
+update, would take as much memory, but only the jobs that began since the last step could be trained
+together, and R jobs that never arrive would be trained for nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,16 +23,16 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
-from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Room, next_batch
-from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, share_out
+from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
+from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, share_out
 from fedjax_mm.base import Contribution, Params, Task
 from fedjax_mm.record import Counts, Tally
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Models, Stack, by_model, is_lockstep, join, over_models, split
 
 
-class Given(NamedTuple):
-    """Version of a model that a job begins from, with the server's state."""
+class Version(NamedTuple):
+    """Version of a model that jobs begin from, with the server's state."""
 
     params: Params
     server: base.ServerState
@@ -42,24 +42,24 @@ class Store(NamedTuple):
     """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
-      versions: `Given`, ``[places, ...]``: those that jobs began from, and the current ones.
+      versions: `Version`, ``[places, ...]``: those that jobs began from, and the current ones.
       buffer: the sum of the contributions since each model's last step, ``[models, ...]``.
       recent: each model's last updates, ``[models, 8, ...]``; ``()`` without reallocation.
     """
 
-    versions: Given
+    versions: Version
     buffer: Contribution
     recent: Any
 
 
-class Flight(NamedTuple):
-    """State of a run beside its models: the clock, and what is kept for each stack."""
+class AsyncState(NamedTuple):
+    """State of an asynchronous run beside its models: the clock, and a store for each stack."""
 
     clock: Clock
     stores: tuple[Store, ...]
 
 
-class How(NamedTuple):
+class Options(NamedTuple):
     """Settings of the training that are known while tracing.
 
     Attributes:
@@ -67,22 +67,22 @@ class How(NamedTuple):
       client_map: as in `simulate_async`.
       client_axis: as in `simulate_async`.
       is_list: whether the jobs of all models are trained as one list, or each model's as a row.
-      room: the bounds of a batch.
+      bounds: the bounds of a batch.
     """
 
     num_models: int
     client_map: chunks.ClientMap
     client_axis: str | None
     is_list: bool
-    room: Room
+    bounds: Bounds
 
 
-class Home(NamedTuple):
-    """All that the jobs of a batch bring home to the models of one stack.
+class Received(NamedTuple):
+    """Contributions of a batch's jobs to the models of one stack.
 
     Attributes:
-      total: for each step, and for the one that is to come, the sum of the contributions to it,
-        ``[models, steps, ...]``.
+      total: the sum of the contributions to each step, and to the step after the batch,
+        ``[models, steps + 1, ...]``.
       recent: see `Store`.
     """
 
@@ -92,13 +92,13 @@ class Home(NamedTuple):
 
 def first_store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models: Models) -> Store:
     """Returns a stack's store at time 0: the first versions, and nothing else."""
-    given = Given(models.params, models.server)
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
         return places.at[np.array(stack.models)].set(x)
 
-    versions, number = jax.tree.map(put, given), jnp.int32(0)
+    versions = jax.tree.map(put, Version(models.params, models.server))
+    number = jnp.int32(0)
     job = Arrivals(*[number] * len(Arrivals._fields))
     train = partial(_contribute, stack.algorithm, versions, rng_key)
     sent = jax.eval_shape(lambda: train(stack.task_at(number), job))
@@ -115,86 +115,80 @@ def batches_of(
     dispatch: Dispatch,
     client_map: chunks.ClientMap,
     client_axis: str | None,
-    most: int,
+    num_arrivals: int,
 ) -> Callable[..., tuple[State, Tally]]:
-    """Returns a function that trains the next arrivals together and takes them home."""
+    """Returns a function that trains the next batch on the way to so many arrivals."""
     period = dispatch.period
     # Each place of a list would copy the data of its model, and compute each stack: rows instead.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
-    # At most about half of the jobs come home before one that follows them. A list has them all; a
-    # row is computed whole, so that a quarter, which most batches fill, wastes less.
-    lanes = min(most, -(-max(dispatch.at_work) // (2 if is_list else 4)))
-    arrivals = min(most, dispatch.num_jobs, dispatch.num_models * lanes)
-    room = Room(arrivals, lanes, min(lanes, dispatch.ratio))
-    how = How(dispatch.num_models, client_map, client_axis, is_list, room)
+    # At most about half of the jobs arrive before one that follows them. A list has room for them
+    # all. A row is computed whole: room for a quarter, which most batches fill, wastes less.
+    per_model = min(num_arrivals, -(-max(dispatch.at_work) // (2 if is_list else 4)))
+    most = min(num_arrivals, dispatch.num_jobs, dispatch.num_models * per_model)
+    bounds = Bounds(most, per_model, min(per_model, dispatch.ratio))
+    options = Options(dispatch.num_models, client_map, client_axis, is_list, bounds)
 
     def one_batch(
-        draws: Any, first: Int[Array, ""], carry: tuple[State, Tally]
+        draws: Draws, first: Int[Array, ""], carry: tuple[State, Tally]
     ) -> tuple[State, Tally]:
         state, tally = carry
         clock, stores = state.assignment
         done = state.round - first
-        limit = most - done
+        limit = num_arrivals - done
         if dispatch.reallocate:
             limit = jnp.minimum(limit, period - state.round % period)
-        clock, batch = next_batch(dispatch, clock, draws, room, done, limit)
-        parts = split(stacks, state.models)
-        homes = [
-            _train(stack, how, models, store, batch)
-            for (stack, models), store in zip(parts, stores, strict=True)
+        clock, batch = next_batch(dispatch, clock, draws, bounds, done, limit)
+        parts = [
+            (*part, store) for part, store in zip(split(stacks, state.models), stores, strict=True)
         ]
-        tally = _add_work(stacks, tally, batch, homes)
-        came = [
-            _step(stack, batch, models, store, home)
-            for (stack, models), store, home in zip(parts, stores, homes, strict=True)
-        ]
-        models, stores = join([each[0] for each in came]), tuple(each[1] for each in came)
+        received = [_train(*part, options, batch) for part in parts]
+        tally = _add_work(stacks, tally, batch, received)
+        stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
+        models, stores = join([each[0] for each in stepped]), tuple(each[1] for each in stepped)
         number = state.round + batch.size
         if dispatch.reallocate:
             clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
-        return State(state.rng_key, number, models, Flight(clock, stores), state.order), tally
+        return State(state.rng_key, number, models, AsyncState(clock, stores), state.order), tally
 
     return one_batch
 
 
-def _train(stack: Stack, how: How, models: Models, store: Store, batch: Batch) -> Home:
-    """Trains those of the arrivals that are jobs of a stack."""
-    jobs, job_keys = batch.jobs, batch.keys
+def _train(stack: Stack, models: Models, store: Store, options: Options, batch: Batch) -> Received:
+    """Trains the jobs of a batch whose models are in a stack."""
+    jobs, job_keys, bounds = batch.jobs, batch.keys, options.bounds
 
     def zeros(x: Array) -> Array:
-        return jnp.zeros((len(x), how.room.steps + 1, *x.shape[1:]), x.dtype)
+        return jnp.zeros((len(x), bounds.steps + 1, *x.shape[1:]), x.dtype)
 
-    def train_row(task: Task, job_keys: PRNGKeyArray, jobs: Arrivals, home: Home) -> Home:
-        alone = jax.tree.map(lambda x: x[None], home)
+    def train_row(task: Task, job_keys: PRNGKeyArray, jobs: Arrivals, old: Received) -> Received:
+        alone = jax.tree.map(lambda x: x[None], old)
         return jax.tree.map(itemgetter(0), train_list(task, job_keys, jobs, alone))
 
-    home = Home(jax.tree.map(zeros, store.buffer), store.recent)
-    size = chunks.chunk_size_of(how.client_map, stack.task, models.params, how.room.arrivals)
-    train_list = partial(_train_list, stack.algorithm, how, size, store.versions)
-    if how.is_list:
-        return train_list(stack.task, job_keys, jobs, home)
-    model = jnp.where(jobs.number >= 0, jobs.model, how.num_models)
-    place, nobody = jnp.arange(len(model)), jnp.full((how.num_models, how.room.lanes), -1)
-    at = stack.rows(nobody.at[model, jobs.lane].set(place, mode="drop"))
-    alone = jobs._replace(model=jnp.zeros_like(jobs.model))  # each is the first of one
+    nothing = Received(jax.tree.map(zeros, store.buffer), store.recent)
+    size = chunks.chunk_size_of(options.client_map, stack.task, models.params, bounds.arrivals)
+    train_list = partial(_train_list, stack.algorithm, options, size, store.versions)
+    if options.is_list:
+        return train_list(stack.task, job_keys, jobs, nothing)
+    model = jnp.where(jobs.number >= 0, jobs.model, options.num_models)
+    empty = jnp.full((options.num_models, bounds.per_model), -1)
+    at = stack.rows(empty.at[model, jobs.rank].set(jnp.arange(len(model)), mode="drop"))
+    alone = jobs._replace(model=jnp.zeros_like(jobs.model))  # a row is a list of one model
     rows = jax.tree.map(lambda x: jnp.where(at >= 0, x[at], -1), alone)
-    server_state = jax.tree.map(itemgetter(0), models.server)
-    is_lockstep = chunks.is_lockstep(stack.algorithm, stack.task, server_state)
-    one_by_one = size is not None or not is_lockstep
-    return over_models(train_row, stack, job_keys[at], rows, home, one_by_one=one_by_one)
+    one_by_one = size is not None or not is_lockstep(stack, models)
+    return over_models(train_row, stack, job_keys[at], rows, nothing, one_by_one=one_by_one)
 
 
 def _train_list(
     algorithm: base.Algorithm,
-    how: How,
+    options: Options,
     chunk_size: int | None,
-    versions: Given,
+    versions: Version,
     task: Task,
     job_keys: PRNGKeyArray,
     jobs: Arrivals,
-    home: Home,
-) -> Home:
-    """Trains jobs of models that share a task, and adds up what they bring home."""
+    received: Received,
+) -> Received:
+    """Trains jobs of models that share a task, and adds what they contribute."""
 
     def num_steps(client: base.Index, place: Any) -> int | Int[Array, ""]:
         server_state = jax.tree.map(itemgetter(place), versions.server)
@@ -204,37 +198,34 @@ def _train_list(
     def contribute(i: Int[Array, ""], job: Arrivals) -> Contribution:
         return _contribute(algorithm, versions, job_keys[i], task, job)
 
-    def add_jobs(home: Home, chunk: tuple[Array, Arrivals]) -> tuple[Home, None]:
+    def add_jobs(old: Received, chunk: tuple[Array, Arrivals]) -> tuple[Received, None]:
         present = chunk[1].number >= 0
-        # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-        # chunk's first job, which takes the most.
-        i, jobs = jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), chunk)
-        together = jax.jit(chunks.vmap_unless_one(len(present), contribute), inline=True)
-        sent = chunks.unless_empty(together, present, i, jobs, skip=may_skip)
-        total = sums.add_chunk(home.total, sent, present, jobs.model, jobs.part)
-        if not jax.tree.leaves(home.recent):
-            return Home(total, home.recent), None
-        turn = jnp.where(present, jobs.turn, WINDOW)
-        came = (jobs.model, turn), jax.vmap(_update)(sent)
-        if how.client_axis is not None:
-            came = lax.all_gather(came, how.client_axis, tiled=True)
-        return Home(total, chunks.put_rows(home.recent, *came)), None
+        i, jobs = chunks.repeat_first(present, chunk)
+        sent = chunks.compute_chunk(contribute, present, i, jobs, skip=may_skip)
+        total = sums.add_chunk(old.total, sent, present, jobs.model, jobs.step)
+        if not jax.tree.leaves(old.recent):
+            return Received(total, old.recent), None
+        slots = jobs.model, jnp.where(present, jobs.slot, WINDOW)
+        new = slots, jax.vmap(_unweighted_update)(sent)
+        if options.client_axis is not None:
+            new = lax.all_gather(new, options.client_axis, tiled=True)
+        return Received(total, chunks.put_rows(old.recent, *new)), None
 
-    who = jnp.where(jobs.number >= 0, jobs.client, -1)
-    order = chunks.longest_first(num_steps, who, jobs.place)
+    clients = jnp.where(jobs.number >= 0, jobs.client, -1)
+    order = chunks.longest_first(num_steps, clients, jobs.place)
     may_skip = chunk_size is not None or order is not None
-    rows = jnp.arange(len(who)), jobs
-    for some in chunks.in_chunks(rows, order, chunk_size, how.client_axis):
-        home, _ = lax.scan(add_jobs, home, some)
-    if how.client_axis is None:
-        return home
-    return home._replace(total=lax.psum(home.total, how.client_axis))
+    rows = jnp.arange(len(clients)), jobs
+    for some in chunks.in_chunks(rows, order, chunk_size, options.client_axis):
+        received, _ = lax.scan(add_jobs, received, some)
+    if options.client_axis is None:
+        return received
+    return received._replace(total=lax.psum(received.total, options.client_axis))
 
 
 def _contribute(
-    algorithm: base.Algorithm, versions: Given, key: PRNGKeyArray, task: Task, job: Arrivals
+    algorithm: base.Algorithm, versions: Version, key: PRNGKeyArray, task: Task, job: Arrivals
 ) -> Contribution:
-    """Returns what a job brings home, with dense arrays in place of sparse ones."""
+    """Returns the contribution of a job, with dense arrays in place of sparse ones."""
     given = jax.tree.map(itemgetter(job.place), versions)
     local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
     sent, _ = algorithm.client(local, given.server, ())
@@ -242,51 +233,55 @@ def _contribute(
 
 
 def _step(
-    stack: Stack, batch: Batch, models: Models, store: Store, home: Home
+    stack: Stack, models: Models, store: Store, batch: Batch, received: Received
 ) -> tuple[Models, Store]:
-    """Returns the models of a stack after the servers' steps, and what is kept for them."""
-    steps, made, places = stack.rows((batch.steps, batch.made, batch.places))
-    total = jax.tree.map(lambda x, y: x.at[:, 0].add(y), home.total, store.buffer)
+    """Returns the models of a stack after the servers' steps, and the store after them."""
+    steps_before, new_steps, places = stack.rows(
+        (batch.steps_before, batch.new_steps, batch.places)
+    )
+    total = jax.tree.map(lambda x, y: x.at[:, 0].add(y), received.total, store.buffer)
     nowhere = len(jax.tree.leaves(store.versions)[0])
 
-    def is_missing(carry: tuple[Array, Models, Given]) -> Array:
-        return chunks.is_any(carry[0] < made)
+    def is_missing(carry: tuple[Array, Models, Version]) -> Array:
+        return chunks.is_any(carry[0] < new_steps)
 
-    def step(carry: tuple[Array, Models, Given]) -> tuple[Array, Models, Given]:
-        part, models, versions = carry
-        is_due = part < made
+    def step(carry: tuple[Array, Models, Version]) -> tuple[Array, Models, Version]:
+        i, models, versions = carry
+        is_due = i < new_steps
 
-        def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Given) -> Given:
+        def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Version) -> Version:
             # A buffer that is not full may be empty, and 0/0 is NaN: ones take its place.
-            full = jax.tree.map(lambda x: jnp.where(is_due, x[part], 1), total)
+            full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             given = base.Aggregation(number, task, old.params, old.server, (), full)
-            new = Given(*stack.algorithm.server(given))
+            new = Version(*stack.algorithm.server(given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
-        old = Given(models.params, models.server)
-        new = over_models(of_model, stack, is_due, steps + part + 1, total, old)
-        versions = chunks.put_rows(versions, jnp.where(is_due, places[:, part], nowhere), new)
-        return part + 1, Models(new.params, new.server, models.clients), versions
+        old = Version(models.params, models.server)
+        new = over_models(of_model, stack, is_due, steps_before + i + 1, total, old)
+        versions = chunks.put_rows(versions, jnp.where(is_due, places[:, i], nowhere), new)
+        return i + 1, Models(new.params, new.server, models.clients), versions
 
     start = jnp.int32(0), models, store.versions
     _, models, versions = lax.while_loop(is_missing, step, start)
-    buffer = jax.tree.map(lambda x: x[jnp.arange(len(made)), made], total)
-    return models, Store(versions, buffer, home.recent)
+    buffer = jax.tree.map(lambda x: x[jnp.arange(len(new_steps)), new_steps], total)
+    return models, Store(versions, buffer, received.recent)
 
 
-def _update(sent: Contribution) -> Params:
+def _unweighted_update(sent: Contribution) -> Params:
     """Returns the update of a contribution without its weight."""
     return jax.tree.map(lambda x: x / sent.weight, sent.update)
 
 
-def _add_work(stacks: Sequence[Stack], tally: Tally, batch: Batch, homes: Sequence[Home]) -> Tally:
+def _add_work(
+    stacks: Sequence[Stack], tally: Tally, batch: Batch, received: Sequence[Received]
+) -> Tally:
     """Returns the work so far with that of a batch."""
-    of_stacks = [jnp.sum(home.total.num_gradients, axis=1, dtype=jnp.int32) for home in homes]
-    models, jobs = jnp.arange(len(batch.made)), batch.jobs
-    is_models = (jobs.number >= 0)[:, None] & (jobs.model[:, None] == models)
-    updates = jnp.sum(is_models, axis=0, dtype=jnp.int32)
-    staleness = jnp.sum(jnp.where(is_models, jobs.staleness[:, None], 0), axis=0, dtype=jnp.int32)
-    counts = Counts(updates, by_model(stacks, of_stacks), jnp.zeros_like(updates))
+    gradients = [jnp.sum(each.total.num_gradients, 1, dtype=jnp.int32) for each in received]
+    models, jobs = jnp.arange(len(batch.new_steps)), batch.jobs
+    is_model = (jobs.number >= 0)[:, None] & (jobs.model[:, None] == models)
+    updates = jnp.sum(is_model, axis=0, dtype=jnp.int32)
+    staleness = jnp.sum(jnp.where(is_model, jobs.staleness[:, None], 0), axis=0, dtype=jnp.int32)
+    counts = Counts(updates, by_model(stacks, gradients), jnp.zeros_like(updates))
     return jax.tree.map(jnp.add, tally, Tally(counts, staleness))
 
 

@@ -143,7 +143,8 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
         def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
             number = jnp.maximum(client, 0)
             drawn = delay(keys.client_key(key, number), model, number)
-            return jnp.where(client >= 0, drawn, 0.0)
+            is_padding = (client < 0) | (model < 0)
+            return jnp.where(is_padding, 0.0, drawn)
 
         if groups.models is None:
             took = jax.vmap(jax.vmap(of_job, (None, None, 0)))(model_keys, models, groups.clients)

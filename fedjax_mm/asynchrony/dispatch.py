@@ -1,9 +1,10 @@
-"""Jobs in simulated time: who works on what, who comes home next, and who gets how many.
+"""Jobs in simulated time: the rule that hands them out, their draws, and the clock.
 
 A job is the local training of one model by one client, from the version of the model that it was
-given. Everything here is numbers about jobs; their training is in `batches.py`.
+given; it arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py`
+trains them.
 
-Axes:  ``models`` M · ``jobs`` all R that are at work · ``arrivals`` those that come home next
+Axes:  ``models`` M · ``jobs`` all R that are at work
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from fedjax_mm.asynchrony.delays import Delay, check_delay, shifted_exponential
 from fedjax_mm.checks import check_count, described
 
 WINDOW = 8
-"""Updates of a model whose relative variance counts."""
+"""Number of last updates from which a model's relative variance is computed."""
 
 
 class Dispatch(NamedTuple):
@@ -33,7 +34,7 @@ class Dispatch(NamedTuple):
       ratio: R_m over the number of updates in the model's buffer.
       delay: draws how long a job takes.
       reallocate: whether R_m follows the relative variance of recent updates.
-      arrivals_per_round: jobs that come home in what a sweep counts as a round.
+      arrivals_per_round: arrivals that a sweep counts as a round.
     """
 
     num_clients: int
@@ -77,7 +78,8 @@ def fedast(
     The new job is of the same model, unless that has R_m others; then it is of the first model
     that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to the
     relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
-    updates, in multiples of `ratio` and at least `ratio`, as long as all models have so many.
+    updates, once all models have had 8. It is at least `ratio`, and a multiple of it but for the
+    rest of R.
 
     Args:
       num_clients: N. A client may have several jobs at a time.
@@ -85,10 +87,10 @@ def fedast(
       at_work: R_m in the beginning; a number for all models, or one for each.
       ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
       delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default. One
-        of an infinite or NaN delay does not come home as long as others do.
+        with an infinite or NaN delay does not arrive as long as others do.
       reallocate: whether R_m changes.
-      arrivals_per_round: jobs that come home in a round of `sweep`, which is all that depends on
-        it; None is R, as many as are at work.
+      arrivals_per_round: arrivals in a round of `sweep`, which is all that depends on it; None is
+        R, as many as are at work.
 
     Raises:
       TypeError: if `delay` is no function.
@@ -163,7 +165,7 @@ class Jobs(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """All that decides what happens next.
+    """Jobs at work and counts of each model, which alone decide what happens next.
 
     Attributes:
       time: of the last arrival.
@@ -215,11 +217,25 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
     model = jnp.asarray(np.repeat(np.arange(M), dispatch.at_work), jnp.int32)
     draws, zeros = draws_of(dispatch, rng_key, number), jnp.zeros(M, jnp.int32)
     finish = draws.delay[number, model]
-    nothing = jnp.zeros_like(model)
-    start, who = jnp.zeros_like(finish), draws.client
-    jobs = Jobs(finish, start, number, model, who, nothing, model, draws.key)
-    targets, places = jnp.asarray(dispatch.at_work, jnp.int32), jnp.arange(M, dtype=jnp.int32)
-    return Clock(jnp.zeros((), float), jobs, zeros, zeros, places, targets, zeros)
+    jobs = Jobs(
+        finish=finish,
+        start=jnp.zeros_like(finish),
+        number=number,
+        model=model,
+        client=draws.client,
+        version=jnp.zeros_like(model),
+        place=model,
+        key=draws.key,
+    )
+    return Clock(
+        time=jnp.zeros((), float),
+        jobs=jobs,
+        steps=zeros,
+        filled=zeros,
+        place=jnp.arange(M, dtype=jnp.int32),
+        targets=jnp.asarray(dispatch.at_work, jnp.int32),
+        arrived=zeros,
+    )
 
 
 def share_out(

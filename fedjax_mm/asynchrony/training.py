@@ -1,7 +1,7 @@
-"""Asynchronous training in simulated time: arrive -> train -> come home -> step -> record.
+"""Asynchronous training in simulated time: arrive -> train -> step -> record.
 
-Which jobs come home, and when, does not depend on what they bring: `arrivals.py` finds the
-next ones by numbers alone, of all models at once, and `batches.py` trains them.
+Which jobs arrive, and when, does not depend on what they learn: `arrivals.py` finds the next ones
+from times and numbers alone, of all models at once, and `batches.py` trains them.
 
 Everything is pure: jit it, vmap it over seeds and numbers. Loops are as long as the arrivals say,
 so that results cannot be differentiated in reverse.
@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, PRNGKeyArray
 
 from fedjax_mm import checks, chunks
-from fedjax_mm.asynchrony.batches import Flight, batches_of, first_store
+from fedjax_mm.asynchrony.batches import AsyncState, batches_of, first_store
 from fedjax_mm.asynchrony.dispatch import Dispatch, draws_of, first_jobs
 from fedjax_mm.base import Algorithm, Metrics, Params, Task, Trace
 from fedjax_mm.parts import check_instance, check_trained, key_of
@@ -38,10 +38,10 @@ def simulate_async(
     params: Params | None = None,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Trains M models asynchronously until `num_arrivals` jobs have come home, and records them.
+    """Trains M models asynchronously until `num_arrivals` jobs have arrived, and records them.
 
-    A job gets the current version of a model, and its client trains as in a round; of the first
-    b_m contributions that come home the server makes a step. With FedAvg that does not weigh its
+    A job gets the current version of a model, and its client trains as in a round; of every b_m
+    contributions that arrive the server makes a step. With FedAvg that does not weigh its
     clients, and a server rate eta_g, that is FedAST: ``w <- w + (eta_g / b_m) sum Delta``.
 
     Args:
@@ -53,9 +53,9 @@ def simulate_async(
         Its clients have no states. Round t of its schedules is the model's next step when the job
         begins.
       dispatch: who works on what; see `fedast`.
-      num_arrivals: jobs that come home. The others, as many as are at work, are not trained.
+      num_arrivals: jobs that arrive. Those still at work then are not trained.
       client_map: "auto", "vmap", "scan" or a number: the most jobs that are computed at once, of
-        all models if they share their task, else of each. "vmap" is all that come home before one
+        all models if they share their task, else of each. "vmap" is all that arrive before one
         that follows them.
       record_every: arrivals between records; it divides `num_arrivals`.
       params: initial parameters, as in `simulate`.
@@ -65,7 +65,7 @@ def simulate_async(
     Returns:
       The final state, and a trace whose rounds are arrivals. Beside the tasks' metrics it has
       `time`, the simulated time, equal for all models; `steps`, those of each model's server so
-      far; `staleness`, the mean number of steps that a model made during the jobs that came home
+      far; `staleness`, the mean number of steps that a model made during the jobs that arrived
       since the record before, or NaN if there were none; and `at_work`, R_m.
 
     Raises:
@@ -89,9 +89,16 @@ def simulate_async(
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     state = init_async(rng_key, tasks, algorithm, dispatch, params)
-    how: dict[str, Any] = {"client_map": client_map, "client_axis": client_axis}
-    how["record_every"] = record_every
-    return advance_async(state, tasks, algorithm, dispatch, num_arrivals, **how)
+    return advance_async(
+        state,
+        tasks,
+        algorithm,
+        dispatch,
+        num_arrivals,
+        client_map=client_map,
+        record_every=record_every,
+        client_axis=client_axis,
+    )
 
 
 def init_async(
@@ -112,7 +119,7 @@ def init_async(
     parts, clock = split(stacks, models), first_jobs(dispatch, rng_key)
     stores = tuple(first_store(dispatch, rng_key, *each) for each in parts)
     order = order_of(stacks)
-    return State(rng_key, jnp.zeros((), jnp.int32), models, Flight(clock, stores), order)
+    return State(rng_key, jnp.zeros((), jnp.int32), models, AsyncState(clock, stores), order)
 
 
 def async_stacks(
@@ -133,7 +140,7 @@ def _check_arrivals(num_arrivals: Any, record_every: Any) -> tuple[int, int]:
 def state_bytes(
     tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], dispatch: Dispatch
 ) -> int:
-    """Returns the memory of one seed's state before it is made; nothing is computed.
+    """Returns the bytes of one seed's state, without computing anything.
 
     Most of it are versions of models: R + M of each structure of models, as many as jobs may need.
     Reallocation keeps 8 updates of each model. A batch needs more: the parameters of the jobs that
@@ -169,13 +176,13 @@ def advance_async(
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Waits for `num_arrivals` more jobs from a state, which is the first record.
+    """Trains from a state until `num_arrivals` more jobs have arrived; it is the first record.
 
     Arguments as in `simulate_async`; `join_traces` makes one trace of this one and the one before.
     """
     remedy = "give the first of the two that simulate_async returns"
     check_instance("state", state, State, remedy)
-    check_instance("state.assignment", state.assignment, Flight, remedy)
+    check_instance("state.assignment", state.assignment, AsyncState, remedy)
     num_arrivals, record_every = _check_arrivals(num_arrivals, record_every)
     client_map = checks.check_client_map(client_map)
     stacks = async_stacks(tasks, algorithm, dispatch)
@@ -203,7 +210,7 @@ def arrivals_of(
     client_axis: str | None,
     number: int,
 ) -> Callable[[State, None], tuple[State, tuple[Tally, Sizes]]]:
-    """Returns a function that waits for so many arrivals, in the form that `lax.scan` takes."""
+    """Returns a function that trains so many arrivals, in the form that `lax.scan` takes."""
     one_batch = batches_of(stacks, dispatch, client_map, client_axis, number)
 
     @checks.tracing("an arrival")
@@ -231,9 +238,9 @@ def no_arrivals(dispatch: Dispatch) -> Tally:
     return Tally(Counts(nothing, nothing, nothing), nothing)
 
 
-def clock_metrics(flight: Flight, tally: Tally) -> Metrics:
+def clock_metrics(own: AsyncState, tally: Tally) -> Metrics:
     """Returns what is recorded of the clock, and of the work since the record before."""
-    clock = flight.clock
+    clock = own.clock
     return {
         "time": jnp.full(clock.steps.shape, clock.time),
         "steps": clock.steps.astype(float),

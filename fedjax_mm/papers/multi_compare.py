@@ -7,7 +7,7 @@ are drawn count as trainings.
 
 All methods have one clock, on which a local training takes as long as one law says. A round lasts
 as long as its slowest client; that all clients of GVR train before they draw takes no time. FedAST
-has no rounds: K jobs are at work, and K that have come home are drawn as a round. As it is
+has no rounds: K jobs are at work, and K that have arrived are drawn as a round. As it is
 published it does not weigh its clients, and so minimizes another mean than the other methods: here
 it weighs them as these do.
 

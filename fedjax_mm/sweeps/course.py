@@ -19,7 +19,7 @@ from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.parts import groups_of
 from fedjax_mm.record import Counts, Sizes, Tally, own_metrics
-from fedjax_mm.rounds import How, look
+from fedjax_mm.rounds import Options, look
 from fedjax_mm.simulate import State, init, round_of
 from fedjax_mm.stacks import Stack, stacks_of
 
@@ -58,12 +58,14 @@ def course_of(setup: "Setup", client_map: ClientMap, client_axis: str | None = N
     if isinstance(rule, Dispatch):
         stacks = async_stacks(tasks, algorithm, rule)
         return _arrivals(stacks, setup, rule, client_map, client_axis)
-    how = How(client_map, client_axis, with_reports=False)
-    return _rounds(stacks_of(tasks, algorithm, rule), setup, rule, how)
+    options = Options(client_map, client_axis, with_reports=False)
+    return _rounds(stacks_of(tasks, algorithm, rule), setup, rule, options)
 
 
-def _rounds(stacks: list[Stack], setup: "Setup", assignment: Assignment, how: How) -> Course:
-    one_round = round_of(stacks, assignment, how.client_map, how.client_axis)
+def _rounds(
+    stacks: list[Stack], setup: "Setup", assignment: Assignment, options: Options
+) -> Course:
+    one_round = round_of(stacks, assignment, options.client_map, options.client_axis)
 
     def start(rng_key: PRNGKeyArray) -> tuple[State, Tally]:
         nothing = Counts(*[jnp.zeros(assignment.num_models, jnp.int32)] * 3)
@@ -78,8 +80,8 @@ def _rounds(stacks: list[Stack], setup: "Setup", assignment: Assignment, how: Ho
 
     @tracing("a round")
     def most_updates(state: State) -> int:
-        asked = look(stacks, *state[:3], how)
-        groups, _ = groups_of(assignment, *state[:2], state.assignment, asked)
+        asked = look(stacks, state.rng_key, state.round, state.models, options)
+        groups, _ = groups_of(assignment, state.rng_key, state.round, state.assignment, asked)
         return min(groups.clients.size, assignment.num_clients)
 
     def number(round: Int[Array, ""]) -> Int[Array, ""]:

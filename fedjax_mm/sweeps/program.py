@@ -19,10 +19,10 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import AnalyticTask, Padded
 from fedjax_mm.checks import tracing
-from fedjax_mm.chunks import chunk_size_of, is_lockstep, vmap_unless_one
+from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
 from fedjax_mm.record import Counts, Sizes, Tally, measure
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Order, order_of, split
+from fedjax_mm.stacks import Models, Order, is_lockstep, order_of, split
 from fedjax_mm.sweeps.course import Course, course_of
 from fedjax_mm.sweeps.devices import Layout
 
@@ -275,7 +275,7 @@ class Program:
             facts["num_clients"], facts["order"] = stacks[0].num_clients, order_of(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
-                is_lockstep(stack.algorithm, stack.task, jax.tree.map(itemgetter(0), each.server))
+                is_lockstep(stack, each)
                 and chunk_size_of("auto", stack.task, each.params, updates) is None
                 for stack, each in split(stacks, carry.models)
             )

@@ -218,6 +218,39 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
     assert one.report["loss"].shape == ()
 
 
+def with_factors(clients, scale):
+    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``."""
+    clients, scale = jnp.asarray(clients, jnp.int32), jnp.asarray(scale)
+    given = replay(clients[:, None], N)
+
+    def assign(rng_key, t, state, look):
+        groups, state = given.assign(rng_key, t, state, look)
+        return groups._replace(scale=scale[t - 1, None]), state
+
+    return given._replace(assign=assign)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    "method", [slow_unless(m in QUICK | {"afl", "mifa"}, m) for m in ALGORITHMS]
+)
+def test_the_server_is_the_same_without_those_who_take_no_part(method):
+    """A factor of 0 is like padding, also where nobody takes part in a round."""
+    task = requiring(tasks()[0], RHO)
+    everybody = np.tile(np.arange(4), (ROUNDS, 1))
+    takes_part = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 1]]) > 0
+    factors = np.where(takes_part, [2.0, 1.0, 0.5, 1.0], 0.0)
+
+    @jax.jit
+    def run(clients, scale):
+        strategy = with_factors(clients, scale)
+        state, _ = simulate(jax.random.key(0), task, algorithm_of(method, 0.1), strategy, ROUNDS)
+        return state.models.params, state.models.server
+
+    padded = np.where(takes_part, everybody, -1)
+    assert_close(run(everybody, factors), run(padded, factors))
+
+
 def test_all_report_alike():
     """An assignment may look at models that are trained by different methods."""
     strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))

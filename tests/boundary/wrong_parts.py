@@ -174,7 +174,7 @@ CASES = {
     "client map, asynchronous": (asynchronous(client_map="all"), "client_map is 'all'; it must"),
     "state of rounds, asynchronous": (
         lambda: advance_async(init(KEY, QUADRATIC, FEDAVG, ALL), QUADRATIC, FEDAVG, ALL, 4),
-        "state.assignment is a tuple.*, not a Flight; give the first of the two that simulate_asy",
+        "state.assignment is a tuple.*, not an AsyncState; give the first of the two that",
         TypeError,
     ),
     "key None": (simulated(None), "rng_key is None; give a seed, such as 0, or a key", TypeError),

@@ -421,6 +421,16 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
     assert (result["time"].isel(rate=0) == result["time"].isel(rate=1)).all()
 
 
+def test_padding_of_a_list_takes_no_time():
+    """A place is padding without a client, and without a model."""
+    listed = Groups(jnp.array([3, -1]), models=jnp.array([-1, 1]))
+    waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
+    delay = shifted_exponential(24, 0.0, shift=1.0)
+    clock = on_clock(waiting, delay)
+    _, state = jax.jit(lambda: clock.assign(KEY, 1, clock.init(KEY), None))()
+    assert state.time == 0
+
+
 def test_the_clock_passes_on_what_an_assignment_observes_and_records():
     def observe(round, groups, reports, state):
         return state + jnp.where(groups.clients >= 0, 1 + reports["loss"], 0).sum(1)
