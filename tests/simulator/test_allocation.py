@@ -338,6 +338,7 @@ def test_client_maps_agree(client_map, name):
 @pytest.mark.parametrize("name", [slow_unless(name == "rank-list", name) for name in STRATEGIES])
 def test_seeds_on_two_devices_agree_with_one_and_nothing_recompiles(name):
     """Each device computes its share of the clients of both seeds, two at a time."""
+    chex.clear_trace_counter()
     where = layout(2, jax.devices()[:2], "clients")
     run = chex.assert_max_traces(one_run(name, 2, where.client_axis), n=1)
     program = jax.jit(where.over(jax.vmap(run, (0, None)), (0, None)))
