@@ -1,5 +1,6 @@
 """Delays: how long a local training takes in simulated time, by its model and its client."""
 
+import dataclasses
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -70,28 +71,67 @@ def shifted_exponential(
         check_between(name, share, 0, 1)
     check_positive("slow_factor", slow_factor)
     check_positive("fast_factor", fast_factor)
+    shapes = [jnp.shape(x) for x in (mean, 0.0 if shift is None else shift)]
+    sizes = [shape[0] for shape in shapes if shape]
+    if len(set(sizes)) > 1:
+        raise ValueError(
+            f"mean has {sizes[0]} numbers and shift has {sizes[1]}; give one for each model, or one "
+            "for all"
+        )
     num_slow, num_fast = round(slow * num_clients), round(fast * num_clients)
+    num_models = min(sizes, default=None)
+    factors = slow_factor, fast_factor
+    return _ShiftedExponential(num_clients, num_models, mean, shift, num_slow, num_fast, *factors)
 
-    def delay(rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ShiftedExponential:
+    """Law that `shifted_exponential` returns; `num_models` is None where all have the same."""
+
+    num_clients: int
+    num_models: int | None
+    mean: Any
+    shift: Any
+    num_slow: int
+    num_fast: int
+    slow_factor: Scalar
+    fast_factor: Scalar
+
+    def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+        """Returns how long a local training takes."""
         # A client's place in a fixed random order: an array of all would be a constant as large.
-        place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), num_clients)
-        factor = jnp.where(place >= num_clients - num_fast, fast_factor, 1.0)
-        factor = jnp.where(place < num_slow, slow_factor, factor)
-        of_model = mean if jnp.ndim(mean) == 0 else jnp.asarray(mean)[model]
-        least = of_model / 2 if shift is None else shift
-        least = least if jnp.ndim(least) == 0 else jnp.asarray(least)[model]
+        place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), self.num_clients)
+        is_fast = place >= self.num_clients - self.num_fast
+        factor = jnp.where(is_fast, self.fast_factor, 1.0)
+        factor = jnp.where(place < self.num_slow, self.slow_factor, factor)
+        mean = _of_model(self.mean, model)
+        least = mean / 2 if self.shift is None else _of_model(self.shift, model)
         draw = jax.random.exponential(rng_key, (), jnp.float32).astype(float)
-        return factor * (least + of_model * draw)
-
-    return delay
+        return factor * (least + mean * draw)
 
 
-def check_delay(delay: Any) -> None:
-    """Raises `TypeError` unless this may be a `Delay`."""
+def _of_model(numbers: Any, model: Index) -> Any:
+    return numbers if jnp.ndim(numbers) == 0 else jnp.asarray(numbers)[model]
+
+
+def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
+    """Raises an error unless this may be the `Delay` of so many clients and models."""
     if not callable(delay):
         raise TypeError(
             f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
             "asynchrony.shifted_exponential(num_clients)"
+        )
+    if not isinstance(delay, _ShiftedExponential):
+        return
+    if delay.num_clients != num_clients:
+        raise ValueError(
+            f"delay is for {delay.num_clients} clients, and there are {num_clients}; give "
+            f"shifted_exponential({num_clients})"
+        )
+    if delay.num_models not in (None, num_models):
+        raise ValueError(
+            f"delay has means or shifts of {delay.num_models} models, and there are {num_models}; "
+            "give one number for each model, or one for all"
         )
 
 
@@ -115,6 +155,7 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
 
     Raises:
       TypeError: if arguments are something else.
+      ValueError: if the delays are those of other numbers of clients or models.
 
     Example:
       >>> import jax
@@ -128,7 +169,7 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
       [0.0, 2.0, 4.0, 6.0]
     """
     check_assignment(assignment)
-    check_delay(delay)
+    check_delay(delay, assignment.num_clients, assignment.num_models)
 
     def init(rng_key: PRNGKeyArray) -> OnClock:
         return OnClock(assignment.init(rng_key), jnp.zeros((), float))

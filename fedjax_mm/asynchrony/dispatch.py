@@ -94,7 +94,8 @@ def fedast(
 
     Raises:
       TypeError: if `delay` is no function.
-      ValueError: if a number is out of its range.
+      ValueError: if a number is out of its range, or the delays are those of other numbers of
+        clients or models.
 
     Example:
       >>> from fedjax_mm.asynchrony import fedast
@@ -123,7 +124,7 @@ def fedast(
         )
     if delay is None:
         delay = shifted_exponential(num_clients)
-    check_delay(delay)
+    check_delay(delay, num_clients, num_models)
     per_round = sum(each) if arrivals_per_round is None else arrivals_per_round
     per_round = _known("arrivals_per_round", per_round)
     return Dispatch(num_clients, num_models, tuple(each), ratio, delay, reallocate, per_round)

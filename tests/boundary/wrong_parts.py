@@ -134,6 +134,22 @@ CASES = {
         lambda: shifted_exponential(4, np.array([1.0, np.nan])),
         "mean is nan; it must not be negative",
     ),
+    "delays of fewer models": (
+        dispatched(2, delay=shifted_exponential(4, np.array([1.0, 2.0, 3.0]))),
+        "delay has means or shifts of 3 models, and there are 2; give one number for each",
+    ),
+    "delays of fewer clients": (
+        dispatched(delay=shifted_exponential(3)),
+        r"delay is for 3 clients, and there are 4; give shifted_exponential\(4\)",
+    ),
+    "a clock of other models": (
+        lambda: on_clock(mfa_rand(4, 2), shifted_exponential(4, shift=np.ones(3))),
+        "delay has means or shifts of 3 models, and there are 2; give one number for each",
+    ),
+    "two means and three shifts": (
+        lambda: shifted_exponential(4, np.ones(2), shift=np.ones(3)),
+        "mean has 2 numbers and shift has 3; give one for each model, or one for all",
+    ),
     "too many slow and fast": (
         lambda: shifted_exponential(4, slow=0.6, fast=0.6),
         r"slow \+ fast is 1.2; it must lie between 0 and 1",
