@@ -298,8 +298,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     """Returns the end of a sweep: an axis of numbers along x, another axis as panels.
 
     Args:
-      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, where there is none,
-        of the first axis of words that is not the only one.
+      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, where there is
+        none, of the first axis of words that is not the only one.
       metric: by default the excess loss, or else the loss, or else what comes first.
 
     Example:
