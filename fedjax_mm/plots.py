@@ -298,7 +298,8 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     """Returns the end of a sweep: an axis of numbers along x, another axis as panels.
 
     Args:
-      dataset: from a sweep over ``algorithm`` and other axes.
+      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, where there is
+        none, of the first axis of words that is not the only one.
       metric: by default the excess loss, or else the loss, or else what comes first.
 
     Example:
@@ -314,8 +315,16 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       'learning rate'
     """
     known = [name for name in ("excess_loss", "loss") if name in dataset]
-    values = dataset[metric or [*known, *map(str, dataset.data_vars)][0]]
-    axes = [str(dim) for dim in values.dims[1:-3]]
+    metric = metric or [*known, *map(str, dataset.data_vars)][0]
+    if "algorithm" not in dataset.dims:  # lines are another axis of words, or there is one line
+        dims = list(map(str, dataset[metric].dims[:-3]))
+        words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]
+        if len(dims) > 1 and words:
+            dataset = dataset.rename({words[0]: "algorithm"})
+        else:
+            dataset = dataset.expand_dims(algorithm=[""])
+    values = dataset[metric]
+    axes = [str(dim) for dim in values.dims[:-3] if dim != "algorithm"]
     # The first axis of real numbers, or else of counts, or else any.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
@@ -350,17 +359,17 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     )
 
 
-def save_figure(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path | str) -> None:
     """Writes a PNG, whole or not at all.
 
     Example:
       >>> from tempfile import TemporaryDirectory
       >>> with TemporaryDirectory() as directory:
-      ...     save_figure(Figure(), path := Path(directory) / "figure.png")
-      ...     path.read_bytes()[1:4]
+      ...     save_figure(Figure(), path := f"{directory}/figure.png")
+      ...     Path(path).read_bytes()[1:4]
       b'PNG'
     """
-    write_aside(path, lambda aside: figure.savefig(aside, format="png", dpi=200))
+    write_aside(Path(path), lambda aside: figure.savefig(aside, format="png", dpi=200))
 
 
 def _shown(labels: xr.DataArray) -> list[str]:

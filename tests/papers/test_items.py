@@ -589,6 +589,25 @@ def test_titles_of_panels_are_short_and_tell_them_apart(labels, shown):
     ]
 
 
+def figure_lines(dataset):
+    """The points of every line in a figure of one panel."""
+    (panel,) = drawn(sweep_overview(dataset)).values()
+    return [len(x) for x, *_ in panel.values()]
+
+
+def test_a_sweep_without_algorithms_has_lines_of_another_axis_of_words_or_one():
+    def renamed(**axes):
+        return sweep_result(**axes).rename(algorithm="rule")
+
+    figure = sweep_overview(renamed(rate=[0.1, 0.2], momentum=[0.0, 0.9]))
+    panels = drawn(figure)
+    assert list(panels) == ["(a) momentum = 0", "(b) momentum = 0.9"]
+    assert [list(panel) for panel in panels.values()] == [["A", "B"]] * 2
+    numbers = renamed(rate=[0.1, 0.2]).isel(rule=0, drop=True)
+    assert figure_lines(numbers) == [2]
+    assert figure_lines(renamed()) == [2]  # words along x
+
+
 def test_a_sweep_is_drawn_along_its_numbers_in_panels_of_another_axis():
     dataset = sweep_result(num_models=[2, 12], rate=[0.1, 0.2, 0.4], mu=[1.0, 5.0])
     figure = sweep_overview(dataset)
