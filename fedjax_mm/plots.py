@@ -302,6 +302,9 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
         none, of the first axis of words that is not the only one.
       metric: by default the excess loss, or else the loss, or else what comes first.
 
+    Raises:
+      ValueError: if there is no such metric.
+
     Example:
       >>> from fedjax_mm import fedavg, full_participation, sweep
       >>> from fedjax_mm.sweeps import Setup
@@ -316,6 +319,9 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     """
     known = [name for name in ("excess_loss", "loss") if name in dataset]
     metric = metric or [*known, *map(str, dataset.data_vars)][0]
+    if metric not in dataset:
+        found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
+        raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
     if "algorithm" not in dataset.dims:  # lines are another axis of words, or there is one line
         dims = list(map(str, dataset[metric].dims[:-3]))
         words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]

@@ -569,7 +569,7 @@ def test_a_long_round_is_not_silent(monkeypatch, capsys):
         report("A, num_models=2", 1, 4)
         assert said.wait(60)
     first, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("25% A, num_models=2 for 0:00:00; a forecast follows the next round")
+    assert first.startswith("25% A, num_models=2 for 0:00:00; forecast after a round")
 
 
 # bench

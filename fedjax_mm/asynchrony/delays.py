@@ -1,6 +1,7 @@
 """Delays: how long a local training takes in simulated time, by its model and its client."""
 
 import dataclasses
+import inspect
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -15,6 +16,7 @@ from fedjax_mm.checks import (
     check_not_negative,
     check_positive,
     described,
+    tracing,
 )
 from fedjax_mm.parts import check_assignment, groups_of
 from fedjax_mm.shuffles import hash_words, shuffled
@@ -75,8 +77,8 @@ def shifted_exponential(
     sizes = [shape[0] for shape in shapes if shape]
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"mean has {sizes[0]} numbers and shift has {sizes[1]}; give one for each model, or one "
-            "for all"
+            f"mean has {sizes[0]} numbers and shift has {sizes[1]}; give one for each model, or "
+            "one for all"
         )
     num_slow, num_fast = round(slow * num_clients), round(fast * num_clients)
     num_models = min(sizes, default=None)
@@ -122,6 +124,7 @@ def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
             "asynchrony.shifted_exponential(num_clients)"
         )
     if not isinstance(delay, _ShiftedExponential):
+        _check_law(delay)
         return
     if delay.num_clients != num_clients:
         raise ValueError(
@@ -133,6 +136,22 @@ def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
             f"delay has means or shifts of {delay.num_models} models, and there are {num_models}; "
             "give one number for each model, or one for all"
         )
+
+
+def _check_law(delay: Any) -> None:
+    """Raises an error unless a function of the user's draws one time."""
+    what = "delay(rng_key, model, client)"
+    try:
+        inspect.signature(delay).bind(None, None, None)
+    except TypeError as error:
+        raise TypeError(
+            f"{what} cannot be called: {error}; give a function of these three"
+        ) from error
+    number = jax.ShapeDtypeStruct((), jnp.int32)
+    with tracing("a delay"):
+        drawn = jax.eval_shape(delay, jax.eval_shape(lambda: jax.random.key(0)), number, number)
+    if getattr(drawn, "shape", None) != ():
+        raise ValueError(f"{what} returns {described(drawn)}; give one time, of shape ()")
 
 
 class OnClock(NamedTuple):

@@ -391,6 +391,18 @@ def _made(directories: Sequence[Path]) -> Iterator[None]:
 @contextmanager
 def _saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
     """Adds checkpoints in a directory, discarded when all is written, and a progress bar."""
+    try:
+        with _checkpointed(directory, before, how) as saving:
+            yield saving
+    except KeyboardInterrupt:
+        kept = "what was saved stays: --resume continues it"
+        has_work = Checkpoints(directory).has_work
+        say(f"interrupted; {kept if has_work else 'nothing was to be saved yet'}", notes)
+        raise
+
+
+@contextmanager
+def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
     with _made([directory]):
         with refusing():
             checkpoints = Checkpoints(directory, resume=before == "resume").open()

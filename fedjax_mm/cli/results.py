@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from importlib import resources
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +94,9 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
 def show_last(dataset: xr.Dataset) -> None:
     """Prints the last values of a result, means over models and seeds with standard errors.
 
-    Every point is a row; metrics for which there is no room are named below. Without axes other
-    than the algorithms all metrics are rows instead.
+    Every point is a row, or some of all over the axes where they are too many; metrics for which
+    there is no room are named below. Without axes other than the algorithms all metrics are rows
+    instead.
     """
     metrics = [
         str(name)
@@ -126,9 +126,13 @@ def show_last(dataset: xr.Dataset) -> None:
     while len(shown) > 1 and sum(_width((name, cells[name])) for name in shown) > room:
         shown.pop()
     columns = labels | {name: cells[name] for name in shown}
-    show_table([*columns], islice(zip(*columns.values(), strict=True), _MOST_ROWS), title=title)
-    if len(points) > _MOST_ROWS:
-        say(f"  the first {_MOST_ROWS} of {len(points):,} points; result.nc has all", style="dim")
+    rows = list(zip(*columns.values(), strict=True))
+    if len(rows) > _MOST_ROWS:  # from all over the axes: the first ones may be of one algorithm
+        rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
+    show_table([*columns], rows, title=title)
+    if len(rows) < len(points):
+        words = f"{len(rows)} of {len(points):,} points, evenly spread; result.nc has all"
+        say(f"  {words}", style="dim")
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)
         say(f"  also in result.nc: {rest}", style="dim")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.plan import Plan
 
 _LOG_SECONDS = 30.0
-_NO_FORECAST = "a forecast follows the next round, which may take long"
+_NO_FORECAST = "forecast after a round"
 
 # Labels, paths and messages are anybody's: "[/x]" in them is no markup, and ":x:" no picture.
 console = Console(markup=False, emoji=False)

@@ -1,7 +1,7 @@
 """Wrong settings in words: the key, the value, and what is allowed."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,7 @@ def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[st
     outer = {".".join(each[:depth]) for each in keys for depth in range(1, len(each))}
     inner = [path for path in problems if not path or path not in outer]
     rest = len(inner) - _MOST_PROBLEMS
-    first = [_one_line(path, problems[path], kind) for path in inner[:_MOST_PROBLEMS]]
+    first = [_one_line(path, problems[path], kind, values) for path in inner[:_MOST_PROBLEMS]]
     return [*first, f"and {rest:,} more"] if rest > 0 else first
 
 
@@ -54,7 +54,7 @@ def _path(problem: Any, values: Any) -> str:
     return ".".join(path)
 
 
-def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
+def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
     """One problem as ``path = value: what is wrong``."""
     message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
     value = problem["input"]
@@ -70,6 +70,10 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
             close = [f"num_{key}"] if f"num_{key}" in keys else closest(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
+            # Axes may go by a key alone, so that it is tried alone elsewhere, too.
+            inside = list(_paths_to(key, values)) if path == key else []
+            if inside:
+                hint = f"give {' or '.join(inside[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
         case "union_tag_invalid":
             context = problem["ctx"]
@@ -77,6 +81,17 @@ def _one_line(path: str, problem: Any, kind: type[Config]) -> str:
         case "value_error" if isinstance(value, dict):  # the message names what is in the table
             return f"{path}: {message}" if path else message
     return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
+
+
+def _paths_to(key: str, values: dict[str, Any]) -> Iterator[str]:
+    """Yields the places of a key in the tables of a file, and in those inside them."""
+    for name, table in _tables_in(values):
+        yield from [f"{name}.{key}"] if key in table else []
+        yield from (f"{name}.{inner}.{key}" for inner, x in _tables_in(table) if key in x)
+
+
+def _tables_in(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, x) for name, x in values.items() if isinstance(x, dict)]
 
 
 def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:

@@ -146,6 +146,15 @@ CASES = {
         lambda: on_clock(mfa_rand(4, 2), shifted_exponential(4, shift=np.ones(3))),
         "delay has means or shifts of 3 models, and there are 2; give one number for each",
     ),
+    "delay of two arguments": (
+        dispatched(delay=lambda rng_key, model: 1.0),
+        r"delay\(rng_key, model, client\) cannot be called: too many positional arguments; give",
+        TypeError,
+    ),
+    "delays of all models": (
+        dispatched(delay=lambda rng_key, model, client: jnp.ones(3)),
+        r"delay\(rng_key, model, client\) returns .*shape.*; give one time",
+    ),
     "two means and three shifts": (
         lambda: shifted_exponential(4, np.ones(2), shift=np.ones(3)),
         "mean has 2 numbers and shift has 3; give one for each model, or one for all",

@@ -10,9 +10,10 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, cli, save_dataset
-from fedjax_mm.cli import results
+from fedjax_mm.cli import commands, results
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.results.dataset import Manifest
+from fedjax_mm.sweeps.execute import Execution
 
 
 def call(*arguments):
@@ -126,7 +127,9 @@ def test_show_names_what_there_is_no_room_for(monkeypatch, capsys):
     assert "also in result.nc: loss" in out
     monkeypatch.setattr(results, "_MOST_ROWS", 3)
     results.show_last(dataset())
-    assert "the first 3 of 4 points" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "3 of 4 points, evenly spread" in out
+    assert [f"│ {name} │" in out for name in ("A", "B")] == [True, True]
 
 
 def test_show_takes_the_round_that_met_the_target(capsys):
@@ -156,3 +159,21 @@ def test_show_refuses_what_is_no_result(tmp_path, name):
     assert str(tmp_path / name) in err
     assert "give a directory that run, sweep or reproduce wrote" in err
     assert err.count("\n") == 1
+
+
+def test_an_interrupt_says_whether_anything_was_saved(tmp_path, capsys):
+    def work(before):
+        with commands._saving(tmp_path, before, Execution()) as how:
+            if before == "resume":
+                how.checkpoints.claim({})
+                how.checkpoints.begin({})
+                how.checkpoints.save(0, 1, [np.zeros(1)])
+            raise KeyboardInterrupt
+
+    def said(before):
+        with pytest.raises(KeyboardInterrupt):
+            work(before)
+        return " ".join(capsys.readouterr().err.split())
+
+    assert said("keep") == "interrupted; nothing was to be saved yet"
+    assert said("resume") == "interrupted; what was saved stays: --resume continues it"

@@ -211,6 +211,12 @@ def test_a_proposal_is_a_key_of_the_same_table(key, fragment):
         validate(Experiment, values(), [f"{key}=4"])
 
 
+def test_a_key_alone_is_sent_to_the_tables_that_have_it():
+    words = "learning_rate = 4: unknown key, give algorithms.A.learning_rate"
+    with pytest.raises(ValueError, match=re.escape(words)):
+        validate(Experiment, values(), ["learning_rate=4"])
+
+
 def test_functions_of_our_own_are_no_assignments():
     with pytest.raises(ValueError, match=r"choose from .*'fedcluster'"):
         validate(Experiment, values(assignment={"name": "_check_sizes"}))

@@ -608,6 +608,11 @@ def test_a_sweep_without_algorithms_has_lines_of_another_axis_of_words_or_one():
     assert figure_lines(renamed()) == [2]  # words along x
 
 
+def test_a_metric_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="metric is 'lss'; choose from loss"):
+        sweep_overview(sweep_result(rate=[1.0, 2.0]), "lss")
+
+
 def test_a_sweep_is_drawn_along_its_numbers_in_panels_of_another_axis():
     dataset = sweep_result(num_models=[2, 12], rate=[0.1, 0.2, 0.4], mu=[1.0, 5.0])
     figure = sweep_overview(dataset)
