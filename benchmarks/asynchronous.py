@@ -31,7 +31,7 @@ from fedjax_mm.sweeps.devices import layout, use_cpu_devices
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
-NUM_MODELS, NUM_ARRIVALS = 3, 30_000
+NUM_MODELS, NUM_ARRIVALS = 3, 10_000
 
 
 def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:

@@ -61,6 +61,21 @@ def test_no_other_clients_example_is_read(how, client):
     assert (weights.sum(1) >= 1).all()
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint8, bool])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 2)])
+def test_examples_are_taken_bit_by_bit(dtype, shape):
+    numbers = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-3, -7, 255])
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    examples = jnp.asarray(numbers if is_float else np.arange(8), dtype)
+    examples = jnp.broadcast_to(examples.reshape(-1, *[1] * len(shape)), (8, *shape))
+    rows = np.array([[7, 1], [0, 2], [3, 4], [5, 6]])
+    taken = jax.jit(lambda data, rows: data.take(rows))(
+        flat_client_data(examples, [3, 5], check=False), rows
+    )
+    assert taken.dtype == dtype
+    assert np.asarray(taken).tobytes() == np.asarray(examples)[rows].tobytes()
+
+
 def test_full_batches_weigh_every_example_once():
     for client, examples in enumerate(DATA):
         values, weights = steps_of(client, Batching(), 2)
