@@ -100,7 +100,7 @@ class ClientData:
             # On a CPU, XLA copies rows one number at a time: a factor that is always 1, but not
             # known to be, makes it use vector instructions.
             one = (rows >= 0).astype(x.dtype)
-            return x[rows] * jnp.expand_dims(one, range(rows.ndim, x.ndim - 1 + rows.ndim))
+            return x[rows] * one.reshape(-1, *[1] * (x.ndim - 1))
 
         return jax.tree.map(taken, self.examples)
 

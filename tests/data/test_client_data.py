@@ -69,9 +69,8 @@ def test_examples_are_taken_bit_by_bit(dtype, shape):
     examples = jnp.asarray(numbers if is_float else np.arange(8), dtype)
     examples = jnp.broadcast_to(examples.reshape(-1, *[1] * len(shape)), (8, *shape))
     rows = np.array([[7, 1], [0, 2], [3, 4], [5, 6]])
-    taken = jax.jit(lambda data, rows: data.take(rows))(
-        flat_client_data(examples, [3, 5], check=False), rows
-    )
+    store = flat_client_data(examples, [3, 5], check=False)
+    taken = jax.jit(jax.vmap(store.take))(rows)
     assert taken.dtype == dtype
     assert np.asarray(taken).tobytes() == np.asarray(examples)[rows].tobytes()
 
