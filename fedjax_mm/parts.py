@@ -99,6 +99,11 @@ def _check_groups(what: str, groups: Groups, num_models: int) -> None:
             f"{what} returns clients of shape {clients.shape} and models of shape "
             f"{groups.models.shape}; give a list of clients, and the model of each"
         )
+    if not clients.size:
+        raise ValueError(
+            f"{what} returns clients of shape {clients.shape}, room for nobody; give at least one "
+            "place, with the client -1 if nobody trains"
+        )
     if scale is not None and np.shape(scale) != clients.shape:
         raise ValueError(
             f"{what} returns a scale of shape {np.shape(scale)}; give one number for each client, "

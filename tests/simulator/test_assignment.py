@@ -278,6 +278,8 @@ def simulated(assignment):
         ),
         ((Groups(CLIENTS.T[:1]), EVENS), ValueError, r"of shape \(1, 2\); give \[models, group\]"),
         ((Groups(CLIENTS.ravel()), EVENS), ValueError, r"of shape \(4,\); .* each of 2 models"),
+        ((Groups(CLIENTS[:, :0]), EVENS), ValueError, r"of shape \(2, 0\), .* the client -1 if"),
+        ((Groups(CLIENTS[0, :0], models=EVENS[:0]), EVENS), ValueError, r"shape \(0,\), room for"),
         ((Groups(CLIENTS, np.ones(2)), EVENS), ValueError, r"a scale of shape \(2,\); .* \(2, 2\)"),
         ((Groups(CLIENTS), ()), ValueError, "a state of another structure than init"),
         ((Groups(CLIENTS), EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
