@@ -71,6 +71,9 @@ def tidy_interrupts() -> Iterator[None]:
         if came:
             raise KeyboardInterrupt from error
         raise
+    else:
+        if came:  # and nobody said so: C++ code may clear any exception
+            raise KeyboardInterrupt
     finally:
         for number in mine:
             signal.signal(number, before[number])

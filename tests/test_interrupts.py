@@ -1,6 +1,7 @@
 """Ctrl-C: whatever the libraries make of it, it ends the block, which tidies up."""
 
 import _thread
+import contextlib
 import gc
 import itertools
 import signal
@@ -42,7 +43,13 @@ def swallowed():
     time.sleep(20)
 
 
-@pytest.mark.parametrize("wait", [into_another_error, swallowed])
+@tidy_interrupts()
+def cleared():
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("wait", [into_another_error, swallowed, cleared])
 def test_an_interrupt_ends_the_block_whatever_became_of_it(wait, capsys):
     with pytest.raises(KeyboardInterrupt):
         wait()
