@@ -72,7 +72,8 @@ def tidy_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     else:
-        if came:  # and nobody said so: C++ code may clear any exception
+        # A library may have cleared the exception: it is raised again.
+        if came:
             raise KeyboardInterrupt
     finally:
         for number in mine:

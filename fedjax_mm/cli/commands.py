@@ -395,9 +395,11 @@ def _saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execu
         with _checkpointed(directory, before, how) as saving:
             yield saving
     except KeyboardInterrupt:
-        kept = "what was saved stays: --resume continues it"
-        has_work = Checkpoints(directory).has_work
-        say(f"interrupted; {kept if has_work else 'nothing was to be saved yet'}", notes)
+        kept, nothing = (
+            "--resume continues what was saved",
+            "there is nothing for --resume to continue",
+        )
+        say(f"interrupted; {kept if Checkpoints(directory).has_work else nothing}", notes)
         raise
 
 

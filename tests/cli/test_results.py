@@ -175,5 +175,5 @@ def test_an_interrupt_says_whether_anything_was_saved(tmp_path, capsys):
             work(before)
         return " ".join(capsys.readouterr().err.split())
 
-    assert said("keep") == "interrupted; nothing was to be saved yet"
-    assert said("resume") == "interrupted; what was saved stays: --resume continues it"
+    assert said("keep") == "interrupted; there is nothing for --resume to continue"
+    assert said("resume") == "interrupted; --resume continues what was saved"
