@@ -91,7 +91,7 @@ def reproduce(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items, and returns whether none of their claims fails.
+    """Makes items, and returns whether no statement is contradicted.
 
     Args:
       ids: of the items.
@@ -101,7 +101,7 @@ def reproduce(
       out: where each item has a folder.
       before: how to treat what is there.
       how: to carry the runs out.
-      budget: of seeds and time, if seeds are added until all claims are decided.
+      budget: of seeds and time, if seeds are added until all statements are settled.
     """
     with refusing():
         items = [_find(ITEMS, name, "experiment") for name in dict.fromkeys(ids)]
@@ -163,7 +163,7 @@ def _make(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items one after the other, and returns whether none of their claims fails."""
+    """Makes items one after the other, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
     results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
 
@@ -183,21 +183,21 @@ def _make(
         for item, config, folder, done in zip(items, configs, folders, found, strict=True):
             if done and not _goes_on(done, item, config, budget):
                 _leave_alone(folder)
-                verdicts += [claim["verdict"] for claim in done["claims"]]
+                verdicts += [each["verdict"] for each in done["statements"]]
                 continue
-            make, remedy = partial(result_of, item), "--seeds auto decides"
+            make, remedy = partial(result_of, item), "--seeds auto adds seeds"
             with _saving(folder, before, how) as saving:
                 if budget and isinstance(config, Seeded):
                     begun = folder / "result.nc" if done else None
                     config, dataset = decide(item, config, saving, budget, make, _tell, begun)
-                    remedy = "more may decide"
+                    remedy = "more seeds may settle it"
                 else:
                     if budget:
                         say(f"--seeds auto: {item.id} has no seeds to add", notes)
                     dataset = make(config, saving)
                 findings = _write(item, config, dataset, folder, remedy)
-                verdicts += [claim.verdict for claim in findings.claims]
-    return "fails" not in verdicts
+                verdicts += [each.verdict for each in findings.statements]
+    return "contradicted" not in verdicts
 
 
 def _tell(text: str) -> None:
@@ -245,7 +245,7 @@ def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget
     """Returns whether seeds are added to a complete result."""
     if not (budget and isinstance(config, Seeded)):
         return False
-    is_open = any(claim["verdict"] == "open" for claim in done["claims"])
+    is_open = any(each["verdict"] == "not settled" for each in done["statements"])
     return is_open and done["manifest"]["config"]["num_seeds"] < budget.seeds(item, config)
 
 
@@ -256,12 +256,12 @@ def _write(
     from fedjax_mm import plots
 
     if jax.process_index() > 0:
-        return item.judge(dataset, config)
+        return item.findings(dataset, config)
     # Compressing leaves the interpreter free to judge and to draw.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
         try:
-            findings = item.judge(dataset, config)
+            findings = item.findings(dataset, config)
             figure = item.figure(dataset, findings.measured, config)
             plots.save_figure(figure, directory / "figure.png")
         finally:
