@@ -11,7 +11,7 @@ from fedjax_mm.base import Algorithm
 from fedjax_mm.data.celeba import check_celeba, load_celeba
 from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
-from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.data.synthetic import Generator, synthetic
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
 from fedjax_mm.tasks.classification import Classification, classification
@@ -49,6 +49,7 @@ class SyntheticLearner(_Learner):
     num_classes: Annotated[Count, Field(ge=2)] = 5
     alpha: Positive = 1.0
     beta: Positive = 1.0
+    generator: Generator = "fedprox"
     learning_rate: Positive = 3e-4
 
     @property
@@ -58,7 +59,7 @@ class SyntheticLearner(_Learner):
 
     def data(self, runs: Trainings) -> FederatedData:
         """Returns a stack of draws, one for each seed."""
-        how = self.model_dump(include={"alpha", "beta", "dim", "num_classes"})
+        how = self.model_dump(include={"alpha", "beta", "dim", "num_classes", "generator"})
         return stack_data([synthetic(runs.num_clients, seed=s, **how) for s in runs.data_seeds])
 
     def task(self, data: FederatedData, column: int = 0) -> Classification:
