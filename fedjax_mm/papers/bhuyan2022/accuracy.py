@@ -11,7 +11,8 @@ import xarray as xr
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Count, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
-from fedjax_mm.papers.claims import Claim, claim
+from fedjax_mm.papers.rulings import check, more
+from fedjax_mm.papers.schema import Check
 
 PARTS = ("train", "test")
 TARGETS = ("g", "g'", "window")
@@ -70,6 +71,12 @@ def majorities(stack: FederatedData, part: str, num_seeds: int, column: int = 0)
         labels = labels if labels.ndim == 1 else labels[:, column]
         shares.append(float(np.bincount(labels).max() / len(labels)))
     return shares
+
+
+def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
+    """Returns the largest client's share of the training examples in the data of every seed."""
+    counts = [np.asarray(draw_of(stack, seed).train.counts) for seed in range(num_seeds)]
+    return [float(each.max() / each.sum()) for each in counts]
 
 
 def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
@@ -147,7 +154,12 @@ def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rou
     )
 
 
-def beats_majority(who: str, ahead: xr.DataArray, evidence: str) -> Claim:
-    """Claims that accuracies are far enough ahead of the most frequent class, in points."""
-    text = f"{who} is at least {_ABOVE} points above the most frequent class"
-    return claim(text, ahead >= _ABOVE, evidence)
+def beats_majority(who: str, ahead: xr.DataArray) -> Check:
+    """Checks that accuracies are far enough ahead of the most frequent class.
+
+    Args:
+      who: has the accuracies.
+      ahead: points over ``(..., "seed")``.
+    """
+    text = f"{who} is more than {_ABOVE} points above the most frequent class"
+    return check(text, more(ahead, by=_ABOVE, form=".1f"))

@@ -1,7 +1,10 @@
 """Gains over sequential FedAvg against the number of models, in Figures 5 to 7 and Theorem 3."""
 
-from typing import Annotated, Any
+from collections.abc import Iterable
+from itertools import combinations, pairwise
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import xarray as xr
 from pydantic import AfterValidator
 
@@ -25,6 +28,48 @@ def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
     curves = curves.transpose(..., "round")
     rounds = first_round_below(curves, curves["round"], target)
     return curves.isel(round=0, drop=True).copy(data=rounds)
+
+
+class Limits(NamedTuple):
+    """What is known of a quantity of every seed: where a target was reached both limits are equal.
+
+    Attributes:
+      low: over ``(..., "seed")``.
+      high: likewise.
+    """
+
+    low: xr.DataArray
+    high: xr.DataArray
+
+    def beside(self, margin: float) -> xr.DataArray:
+        """Returns the limit that decides on which side of a margin a seed is; NaN if neither."""
+        sure = (self.low > margin) | (self.low == self.high)
+        return self.low.where(sure, self.high.where(self.high < margin))
+
+    def orders(self, pairs: Iterable[tuple[int, int]]) -> "Limits":
+        """Returns 1, 0 or -1 for each pair of places along "M" whose second is above, at or below.
+
+        The result has a dimension "pair".
+        """
+        found = [(self.isel(i), self.isel(j)) for i, j in pairs]
+        low = [np.sign(later.low - earlier.high) for earlier, later in found]
+        high = [np.sign(later.high - earlier.low) for earlier, later in found]
+        return Limits(xr.concat(low, "pair"), xr.concat(high, "pair"))
+
+    def isel(self, place: int) -> "Limits":
+        """Returns the limits at a place along "M"."""
+        return Limits(*(each.isel(M=place, drop=True) for each in self))
+
+    @property
+    def steps(self) -> "Limits":
+        """Returns the orders of each M and the next."""
+        return self.orders(pairwise(range(self.low.sizes["M"])))
+
+    @property
+    def trend(self) -> "Limits":
+        """Returns Kendall's tau between M and the quantity: the mean order over all pairs of M."""
+        orders = self.orders(combinations(range(self.low.sizes["M"]), 2))
+        return Limits(orders.low.mean("pair"), orders.high.mean("pair"))
 
 
 def gain_panels(

@@ -27,10 +27,16 @@ ATTRIBUTES = (
 class _Learner(Config):
     """LEAF's training: epochs of minibatches with a summed loss; all models start alike."""
 
+    name: str
     learning_rate: Positive
     batch_size: Count = 10
     epochs: Count = 1
     start_seed: Seed = 0
+
+    @property
+    def source(self) -> str:
+        """Returns the name of the data, to tell learners apart."""
+        return self.name
 
     def algorithm(self) -> Algorithm:
         """Returns FedAvg, weighted by examples."""
@@ -51,6 +57,11 @@ class SyntheticLearner(_Learner):
     beta: Positive = 1.0
     generator: Generator = "fedprox"
     learning_rate: Positive = 3e-4
+
+    @property
+    def source(self) -> str:
+        """Returns the name of the generator."""
+        return {"fedprox": "FedProx", "leaf": "LEAF"}[self.generator]
 
     @property
     def models(self) -> tuple[str, ...]:
