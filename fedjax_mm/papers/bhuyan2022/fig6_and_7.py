@@ -108,7 +108,7 @@ class GainVersusModels(Trainings):
         aiming = _Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
         assign = partial(mfa_rr, redraw=self.redraw) if algorithm == "MFA-RR" else mfa_rand
         assignment = assign(self.num_clients, num_models, cohort_size=self.cohort_size)
-        return Setup(aiming, learner.algorithm(), assignment, learner.start(task))
+        return Setup(aiming, learner.algorithm(self), assignment, learner.start(task))
 
 
 @jax.tree_util.register_dataclass
