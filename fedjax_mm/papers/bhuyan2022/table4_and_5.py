@@ -87,7 +87,7 @@ def judge_mixed(measured: xr.Dataset, config: Different) -> Iterator[Ruling | Ch
     at = measured.at_published.reindex(model=[_LOGISTIC]).isel(model=0, drop=True)
     printed = measured.published.reindex(model=[_LOGISTIC]).isel(model=0, drop=True)
     off = at - printed.sel(when="T_M", drop=True)
-    about = f"at the paper's T_M: {estimate(at).text('.1f')}" if at.notnull().all() else ""
+    about = f"at the paper's T_M: {describe(*estimate(at), '.1f')}"
     yield ruling("logistic-together", alike(off, _POINTS, ".1f"), about=about)
     network = found.isel(model=measured.model.values != _LOGISTIC)
     yield ruling("network", alike(network, _POINTS, ".1f"))
@@ -98,10 +98,8 @@ def judge_mixed(measured: xr.Dataset, config: Different) -> Iterator[Ruling | Ch
 def _of_gains(measured: xr.Dataset, config: Different) -> Iterator[Ruling]:
     for part in PARTS:
         here = measured.sel(part=part, target="g", drop=True)
-        rounds, gains = (
-            estimate(each).text(form)
-            for each, form in ((here.rounds, ".0f"), (here.gain_per_seed, ".2f"))
-        )
+        rounds = describe(*estimate(here.rounds), ".0f")
+        gains = describe(here.gain, here.gain_standard_error)
         about = f"T_M {rounds}, gain {gains} (published {here.published_gain:g}), reached by "
         about += f"{here.reached:d} of {config.num_seeds} seeds"
         test = alike(here.gain_per_seed - here.published_gain, _GAIN)
