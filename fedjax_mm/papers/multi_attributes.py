@@ -129,7 +129,6 @@ class MultiAttributes(Together):
     num_seeds: Count = 8
     record_every: Count = 2
     budget: float = 4.0
-    stop: bool = True
     directory: Path | None = None
     """Folder with the files of MNIST and of Fashion-MNIST, each in a folder or together."""
 
@@ -167,7 +166,7 @@ def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
     """Checks that networks learn, that gains are above 1 and rise with M, and where they lie."""
     gains = measured.gain_per_seed.sel(target="g", drop=True)
     yield beats_majority("FedAvg", measured.alone - measured.majority)
-    yield check("the gain is above 1 for every M", more(gains - 1))
+    yield check("the gain is above 1 for every M", more(gains, by=1))
     yield check("the gain rises from each M to the next", more(gains.diff("M")))
     if set(config.algorithms) == {"MFA-Rand", "MFA-RR"}:
         ahead = gains.sel(algorithm="MFA-RR", drop=True) - gains.sel(

@@ -117,7 +117,7 @@ def _without_images(measured: xr.Dataset, config: Different) -> Iterator[Check]:
     if any(is_drawn):
         own = measured.own_gain_per_seed.sel(target="g", drop=True).isel(model=is_drawn)
         text = "models on Synthetic: M T_1 / T_M is above 1, where T_M counts until this model has "
-        yield check(f"{text}FedAvg's accuracy", more(own.transpose("part", "model", "seed") - 1))
+        yield check(f"{text}FedAvg's accuracy", more(own.transpose("part", "model", "seed"), by=1))
 
 
 def _level(measured: xr.Dataset) -> Check:
@@ -179,8 +179,9 @@ def _table(settings: Different, judge: Any, id: str, title: str) -> Item:
 _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
 _NINE = (FacesLearner(attributes=ATTRIBUTES),)
 _MIXED = (SyntheticLearner(), FacesLearner())
-_TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, stop=True, **_MANY)
-_TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, **_MANY)
+_TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
+# Runs go on: the paper has accuracies after 142 rounds, however soon all are as good.
+_TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (
     _table(

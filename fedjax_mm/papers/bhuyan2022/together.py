@@ -20,10 +20,10 @@ from pydantic import Field
 from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
 from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Count, Distinct, Flag
+from fedjax_mm.experiments.fields import Count, Distinct
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
-from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings, by_part
+from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -53,9 +53,6 @@ class Together(Trainings):
     """Numbers M of models at once, the first M of all; by default all of them."""
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
     """Several models may take so many times T_1 rounds; by default as many times as models are."""
-    stop: Flag = False
-    """Whether runs end once all models are as good as FedAvg's; means over a window are left out.
-    """
 
     @property
     def models(self) -> list[Model]:
@@ -77,11 +74,6 @@ class Together(Trainings):
         """Returns the budget in rounds, all recorded."""
         budget = self.budget or max(self.at_once)
         return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
-
-    @property
-    def targets(self) -> list[str]:
-        """Returns the gains that the runs are long enough for."""
-        return [target for target in TARGETS if not (self.stop and target == "window")]
 
     def check_models(self) -> None:
         """Raises `ValueError` if so many models are not there, or have too few clients."""
