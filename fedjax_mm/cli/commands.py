@@ -32,10 +32,10 @@ from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.interrupts import tidy_interrupts
-from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
+from fedjax_mm.papers import ALL, BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
-from fedjax_mm.results.dataset import manifest, save_dataset
-from fedjax_mm.results.finished import find_finished, save_about
+from fedjax_mm.results.dataset import manifest, open_result, save_dataset
+from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
@@ -198,6 +198,39 @@ def _make(
                 findings = _write(item, config, dataset, folder, remedy)
                 verdicts += [each.verdict for each in findings.statements]
     return "contradicted" not in verdicts
+
+
+def judge(directory: Path) -> bool:
+    """Judges finished results again and returns whether no statement is contradicted.
+
+    Nothing is computed: the rules, tables and figures are those of this version, and the data and
+    the manifest stay as they are.
+    """
+    with refusing():
+        folders = [
+            path.parent
+            for path in sorted(directory.rglob(RESULT))
+            if _item_of(path.parent) in ALL and not Checkpoints(path.parent).has_work
+        ]
+        if not folders:
+            raise ValueError(f"{directory} holds no finished result of an item; make one")
+        opened = [open_result(folder) for folder in folders]
+        items = [ALL[_item_of(folder)] for folder in folders]
+        settings = [result.attrs["manifest"]["config"] for result in opened]
+        configs = [
+            validate(type(item.settings), config)
+            for item, config in zip(items, settings, strict=True)
+        ]
+    verdicts = list[str]()
+    for item, config, result, folder in zip(items, configs, opened, folders, strict=True):
+        findings = _write(item, config, result, folder, "--seeds auto adds seeds")
+        verdicts += [each.verdict for each in findings.statements]
+    return "contradicted" not in verdicts
+
+
+def _item_of(folder: Path) -> str:
+    """Returns the id of the item whose result a folder holds, from its summary or its name."""
+    return str(read_about(folder / "summary.json").content.get("id", folder.name))
 
 
 def _tell(text: str) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.schema import (
     Check,
     Published,
@@ -121,21 +120,3 @@ def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any
         return not_run(published, f"{stood} stood for {published.data}")
     words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
     return Statement(**words, verdict=ruling.verdict, parts=ruling.parts, about=ruling.about)
-
-
-def published(module: str, id: str) -> Mapping[str, Any]:
-    """Returns an item's table in the file `published.toml` of its paper; empty if it has none.
-
-    An item's key `shares` names a table whose entries are the item's too.
-
-    Args:
-      module: the name of a module in the paper's folder.
-      id: of the item.
-    """
-    file = resources.files(module.rpartition(".")[0]) / "published.toml"
-    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
-    own = tables.get(id, {})
-    shared = tables.get(own.pop("shares", ""), {})
-    # The item's own entries come first, and count where both tables have one; lists are joined.
-    lists = {key for key, value in own.items() if isinstance(value, list) and key in shared}
-    return own | shared | own | {key: own[key] + shared[key] for key in sorted(lists)}

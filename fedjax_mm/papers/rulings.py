@@ -18,7 +18,8 @@ would be 12.7 %.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,27 +136,26 @@ def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evid
       >>> ruling("lead", [test]).verdict, test.text
       ('supported', '2.62 ± 0.24')
     """
-    return [_mean_test(name, each, -by, form, 1.0) for name, each in _each(samples)]
+    return [_mean_test(*row, -by, form, tie=False) for row in _rows(samples)]
 
 
 def no_less(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
     """Tests that the mean is at least -margin; samples that all equal it support that."""
-    return [_mean_test(name, each, margin, form, 0.0) for name, each in _each(samples)]
+    return [_mean_test(*row, margin, form, tie=True) for row in _rows(samples)]
 
 
 def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
     """Tests that the mean is at most `margin` away from 0, by two one-sided tests."""
     found = []
-    for name, each in _each(samples):
-        low, high = (_mean_test(name, sign * each, margin, form, 0.0) for sign in (1, -1))
-        evidence = _mean_test(name, each, margin, form, 0.0).text
-        # Either side may contradict, so that each has half of the level.
-        contradicts = min(1.0, 2 * min(low.contradicts, high.contradicts))
-        needed = (
-            None if None in (low.needed, high.needed) else max(low.needed or 0, high.needed or 0)
+    for name, values in _rows(samples):
+        low, high = (
+            _mean_test(name, side * values, margin, form, tie=True) for side in (1.0, -1.0)
         )
-        supports = max(low.supports, high.supports)
-        found.append(Evidence(name, evidence, supports, contradicts, low.seeds, needed))
+        # Either side may contradict, so that each has half of the level.
+        contradicts = float(np.minimum(1.0, 2 * np.minimum(low.contradicts, high.contradicts)))
+        supports = float(np.maximum(low.supports, high.supports))
+        nearer = max((low, high), key=lambda side: side.supports)
+        found.append(low._replace(supports=supports, contradicts=contradicts, needed=nearer.needed))
     return found
 
 
@@ -170,11 +170,15 @@ def median_more(
       unreached: an upper limit of samples that are NaN; nothing is known of them if None.
       form: of the numbers in the evidence.
     """
+    first = samples.isel(seed=0, drop=True)
     limits = xr.DataArray(np.nan if unreached is None else unreached)
-    _, margins, tops = xr.broadcast(samples.isel(seed=0, drop=True), xr.DataArray(by), limits)
+    margins, tops = (
+        xr.DataArray(each).broadcast_like(first).transpose(*first.dims).values.ravel()
+        for each in (by, limits)
+    )
     return [
-        _sign_test(name, each, _at(margins, each), _at(tops, each), form)
-        for name, each in _each(samples)
+        _sign_test(*row, margin, top, form)
+        for row, margin, top in zip(_rows(samples), margins, tops, strict=True)
     ]
 
 
@@ -218,83 +222,65 @@ def _combined(verdicts: Iterable[Verdict]) -> Verdict:
     return next((verdict for verdict in order if verdict in found), "not tested")
 
 
-def _each(samples: xr.DataArray) -> list[tuple[str, xr.DataArray]]:
-    """Returns the samples of every comparison, with its coordinates in words."""
+def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
+    """Returns the samples ``[seeds]`` of every comparison, with its coordinates in words."""
     dims = [str(dim) for dim in samples.dims if dim != "seed"]
-    return [(", ".join(words), samples.sel(at)) for at, words in places(samples, *dims)]
+    values = samples.transpose(*dims, "seed").values.astype(float)
+    names = [", ".join(words) for _, words in places(samples, *dims)]
+    return list(zip(names, values.reshape(len(names), -1), strict=True))
 
 
-def _at(values: xr.DataArray, samples: xr.DataArray) -> float:
-    """Returns the entry of values at the samples' coordinates."""
-    return float(values.sel({dim: samples[dim].item() for dim in values.dims}).item())
-
-
-def _mean_test(
-    name: str, samples: xr.DataArray, margin: float, form: str, tie_contradicts: float
-) -> Evidence:
-    """Tests that the mean plus a margin is positive, or not negative if a tie supports that."""
+def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie: bool) -> Evidence:
+    """Tests that the mean plus a margin is positive; `tie` is the answer if it is always 0."""
     from scipy.special import stdtr
 
-    size, values = samples.sizes["seed"], samples.values.astype(float)
-    if not np.isfinite(values).all():
-        lost = int((~np.isfinite(values)).sum())
+    size = len(samples)
+    if not np.isfinite(samples).all():
+        lost = size - int(np.isfinite(samples).sum())
         text = f"{lost} of {size} seeds diverged, did not get there or were left out"
         return Evidence(name, text, np.nan, np.nan, size)
-    mean, error = (each.item() for each in estimate(samples))
-    room, scale = mean + margin, max(abs(mean), abs(margin), 1e-300)
-    evidence = number(mean, error, form)
+    mean, error = float(samples.mean()), float(standard_error(samples))
+    evidence, room = number(mean, error, form), mean + margin
     if size == 1:
         return Evidence(name, evidence, 1.0, 1.0, size)
-    if error <= _ROUNDOFF * scale:
-        contradicts = tie_contradicts if abs(room) <= _ROUNDOFF * scale else float(room < 0)
-        return Evidence(name, evidence, 1 - contradicts, contradicts, size)
+    roundoff = _ROUNDOFF * max(abs(mean), abs(margin))
+    if error <= roundoff:
+        holds = tie if abs(room) <= roundoff else room > 0
+        return Evidence(name, evidence, float(not holds), float(holds), size)
     t = room / error
-    spread = error * math.sqrt(size)
-    needed = _seeds_needed(abs(room) / spread)
+    effect = abs(t) / math.sqrt(size)
+    needed = _least(lambda sizes: stdtr(sizes - 1, -effect * np.sqrt(sizes)))
     return Evidence(
         name, evidence, float(stdtr(size - 1, -t)), float(stdtr(size - 1, t)), size, needed
     )
 
 
-def _seeds_needed(effect: float) -> int | None:
-    """Returns the seeds at which a mean of so many standard deviations is decided."""
-    from scipy.special import stdtr
-
-    sizes = np.arange(2, _MOST_SEEDS + 1)
-    is_enough = stdtr(sizes - 1, -effect * np.sqrt(sizes)) < LEVEL
-    return int(sizes[is_enough.argmax()]) if is_enough.any() else None
-
-
-def _sign_test(name: str, samples: xr.DataArray, by: float, top: float, form: str) -> Evidence:
+def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str) -> Evidence:
     """Tests that more than half of the samples are above a margin."""
     from scipy.special import bdtrc
 
-    values, size = samples.values.astype(float), samples.sizes["seed"]
-    missing = np.isnan(values)
-    # A censored sample is known to be low if its upper limit is; otherwise it counts for neither.
-    low = int((values < by).sum()) + int(missing.sum()) * (top <= by)
-    high, unknown = int((values > by).sum()), int(missing.sum()) * (not top <= by)
-    ties = size - low - high - unknown
-    filled = np.where(missing, -np.inf, values)
-    middle = float(np.median(filled)) if size else np.nan
-    text = "not reached" if not np.isfinite(middle) else f"{middle:{form}}"
-    evidence = f"median {text}; {high} of {size} seeds above {by:g}"
-    evidence += f", {int(missing.sum())} did not get there" if missing.any() else ""
-    # P(X >= k) for X ~ Binomial(size, 1/2); ties and unknown samples help neither side.
+    size, missing = len(samples), np.isnan(samples)
+    # A censored sample is known to be low if its upper limit is; otherwise it counts for no side.
+    is_low = top <= by
+    low = int((samples < by).sum()) + int(missing.sum()) * is_low
+    high, unknown = int((samples > by).sum()), int(missing.sum()) * (not is_low)
+    middle = float(np.median(np.where(missing, -np.inf, samples)))
+    median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
+    text = f"median {median}, {high} of {size} seeds above {by:g}"
+    text += f", {int(missing.sum())} did not get there" if missing.any() else ""
+    # P(X >= k) of X ~ Binomial(size, 1/2): a tie and an unknown sample help no side.
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
-    if ties == size:
+    if high == low == unknown == 0:  # all are at the margin, which is not above it
         supports, contradicts = 1.0, 0.0
-    decided = supports < LEVEL or contradicts < LEVEL
-    if unknown and not decided:
+    if unknown and min(supports, contradicts) >= LEVEL:
         supports = contradicts = np.nan
     share = max(high, low) / size
-    return Evidence(name, evidence, supports, contradicts, size, _seeds_for_sign(share))
+    needed = _least(lambda sizes: bdtrc(np.floor(share * sizes) - 1, sizes, 0.5))
+    return Evidence(name, text, supports, contradicts, size, needed)
 
 
-def _seeds_for_sign(share: float) -> int | None:
-    """Returns the seeds at which a share of them on one side of a margin is decided."""
-    from scipy.special import bdtrc
-
-    sizes = np.arange(2, _MOST_SEEDS + 1)
-    is_enough = bdtrc(np.floor(share * sizes) - 1, sizes, 0.5) < LEVEL
-    return int(sizes[is_enough.argmax()]) if is_enough.any() else None
+def _least(p_value: Callable[[Any], Any]) -> int | None:
+    """Returns the least number of seeds at which a p-value decides; None if it takes too many."""
+    sizes = range(2, _MOST_SEEDS + 1)
+    found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < LEVEL))
+    return sizes[found] if found < len(sizes) else None

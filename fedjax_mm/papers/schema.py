@@ -90,6 +90,12 @@ class Statement(Published):
         return f"{number} seeds" if self.verdict == "not settled" else ""
 
     @property
+    def why_not_tested(self) -> str:
+        """Returns the reason of "not tested": what stood for what, or what did not get there."""
+        lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
+        return self.about or (lost[0] if lost else "")
+
+    @property
     def seeds(self) -> int | None:
         """Returns the fewest seeds of a comparison; None if nothing was random."""
         return min((part.seeds for part in self.parts if part.seeds), default=None)

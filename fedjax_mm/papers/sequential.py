@@ -79,7 +79,7 @@ def decide(
       execution: how each batch is carried out.
       budget: when to stop though statements are not settled.
       make: computes a batch.
-      tell: is called after each batch with the seeds so far and the statements that are not settled.
+      tell: is called after each batch with its seeds and the statements that are not settled.
       begun: a complete result of some seeds, which is the first batch.
     """
     if begun and execution.checkpoints:
