@@ -27,7 +27,8 @@ from fedjax_mm.papers.bhuyan2022.learners import (
     check_files,
 )
 from fedjax_mm.papers.bhuyan2022.together import Aiming, stage
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows

@@ -21,7 +21,8 @@ from fedjax_mm.papers.bhuyan2022.learners import (
 )
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
 from fedjax_mm.papers.figures import points
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, more, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
