@@ -5,7 +5,7 @@ whom the model of its group does not appeal stays away in that round.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -96,16 +96,31 @@ class MultiAppeal(Seeded):
         )
 
 
-def ask(data: FederatedData) -> FederatedData:
-    """Returns the same clients with one column of labels for each question."""
+def _answers(y: np.ndarray) -> list[np.ndarray]:
+    """Returns the answers to the questions about digits."""
+    return [y, y % 5, y // 5]
+
+
+def ask(
+    data: FederatedData,
+    answers: Callable[[np.ndarray], Sequence[np.ndarray]] = _answers,
+    num_classes: int | None = None,
+) -> FederatedData:
+    """Returns the same clients with one column of labels for each question.
+
+    Args:
+      data: with one label for each example.
+      answers: returns each question's labels from those.
+      num_classes: C of the answers; that of the data if None.
+    """
 
     def columns(store: ClientData) -> ClientData:
         x, y = store.examples
-        y = np.asarray(y)
-        answers = np.stack([y, y % 5, y // 5], axis=1).astype(np.int32)
-        return dataclasses.replace(store, examples=(x, answers))
+        found = np.stack(answers(np.asarray(y)), axis=-1).astype(np.int32)
+        return dataclasses.replace(store, examples=(x, found))
 
-    return dataclasses.replace(data, train=columns(data.train), test=columns(data.test))
+    how: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
+    return dataclasses.replace(data, train=columns(data.train), test=columns(data.test), **how)
 
 
 def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:

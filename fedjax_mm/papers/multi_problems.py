@@ -85,7 +85,7 @@ class Digits(Problem):
         both = digits()
         x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
         pool = both._replace(train=(x, y))
-        return [ask(_deal(pool, self.num_clients, self.alpha, settings.data_seeds))]
+        return [ask(deal(pool, self.num_clients, self.alpha, settings.data_seeds))]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
         """Returns the models' tasks on one draw."""
@@ -119,7 +119,7 @@ class Images(Problem):
             pool = load_idx(folder, name=name)
             x, y = (each[: self.num_images] for each in pool.train)
             few = pool._replace(train=(x, y))
-            stacks.append(_deal(few, self.num_clients, self.alpha, settings.data_seeds))
+            stacks.append(deal(few, self.num_clients, self.alpha, settings.data_seeds))
         return stacks
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
@@ -130,8 +130,15 @@ class Images(Problem):
 FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")
 
 
-def _deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
-    """Returns a stack of draws of who has which of the pool's training examples."""
+def deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
+    """Returns a stack of draws of who has which of the pool's training examples.
+
+    Args:
+      pool: all examples.
+      num_clients: N.
+      alpha: of Dirichlet's law over the classes.
+      seeds: one for each draw.
+    """
 
     def draw(seed: int) -> FederatedData:
         parts = dirichlet(pool.train[1], num_clients, alpha=alpha, min_examples=10, seed=seed)

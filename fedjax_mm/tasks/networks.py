@@ -105,6 +105,8 @@ class McMahanCNN(nn.Module):
 
     Attributes:
       num_classes: C.
+      features: of the convolutions; McMahan et al. have two.
+      width: units of the dense layer.
 
     Example:
       >>> import jax
@@ -118,15 +120,17 @@ class McMahanCNN(nn.Module):
     """
 
     num_classes: int = 10
+    features: tuple[int, ...] = (32, 64)
+    width: int = 512
 
     @nn.compact
     def __call__(self, x: Images) -> Logits:
         """Returns the logits."""
-        for layer, features in enumerate((32, 64), start=1):
+        for layer, features in enumerate(self.features, start=1):
             # Maxima commute with bias and ReLU: pooling first leaves them a quarter of the numbers.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
-        x = nn.relu(_LargeDense(512, name="dense")(_flat(x)))
+        x = nn.relu(_LargeDense(self.width, name="dense")(_flat(x)))
         return _dense(self.num_classes, "classes")(x)
 
 

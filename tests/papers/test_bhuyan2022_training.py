@@ -11,14 +11,13 @@ from scipy.stats import kendalltau
 
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.bhuyan2022 import fig6_and_7, learners
+from fedjax_mm.papers.bhuyan2022 import fig6_and_7
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
 from fedjax_mm.papers.bhuyan2022.gains import Limits
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
-from fedjax_mm.tasks.networks import CelebACNN
-from tests.helpers import plain, slow_unless, traced_once
+from tests.helpers import traced_once
 
 ROUNDS = 10
 SMALL = {"num_models": (1, 2, 4), "num_rounds": ROUNDS, "num_seeds": 3, "num_clients": 20}
@@ -363,82 +362,6 @@ def test_runs_that_end_at_their_targets_have_no_windows():
     assert all_rounds.measured.target.values.tolist() == [*TARGETS]
 
 
-def table_config(**changes):
-    return validate(type(TABLE.settings), TABLE.settings.model_dump() | {"num_rounds": 4} | changes)
-
-
-def together(alone, reached, last=8):
-    """Accuracies of two models: alone after their turns of 4 rounds, together from a round on."""
-    rounds = np.arange(last + 1)
-    accuracy = np.full((2, 2, last + 1, 2), 0.1)
-    for model in range(2):
-        accuracy[0, :, :, model] = np.where(rounds >= 4 * (model + 1), alone[model], 0.1)
-        accuracy[1, :, :, model] = np.where(rounds >= reached[model], 0.9, 0.1)
-    dims = ("algorithm", "seed", "round", "model")
-    coords = {
-        "algorithm": ["FedAvg, one by one", "MFA-RR"],
-        "seed": [0, 1],
-        "round": rounds,
-        "model": [1, 2],
-        "name": ("model", ["Logistic regression", "Eyeglasses"]),
-    }
-    variables = {f"{part}_accuracy": (dims, accuracy) for part in ("train", "test")}
-    variables |= {
-        f"{part}_majority": (("model", "seed"), np.full((2, 2), 0.5)) for part in ("train", "test")
-    }
-    dataset = xr.Dataset(variables, coords)
-    dataset.attrs["manifest"] = {"data": "surrogate", "datasets": ["one", "two"]}
-    return dataset
-
-
-@pytest.mark.parametrize(
-    ("reached", "rounds", "gain", "holds"),
-    [((3, 5), 5, 8 / 5, True), ((3, 9), np.nan, np.nan, False)],
-)
-def test_models_of_a_table_are_judged_by_their_own_targets(tmp_path, reached, rounds, gain, holds):
-    config = table_config()
-    dataset = together((0.6, 0.8), reached)
-    findings = TABLE.judge(dataset, config)
-    measured = findings.measured
-    assert measured.model.values.tolist() == ["Logistic regression", "Eyeglasses"]
-    for part in ("train", "test"):
-        here = measured.sel(part=part)
-        np.testing.assert_array_equal(here.rounds, [[rounds] * 2] * 3)
-        np.testing.assert_allclose(here.gain_per_seed, [[gain] * 2] * 3)
-        np.testing.assert_allclose(here.accuracy.sel(when="T_1"), [60, 80])
-        np.testing.assert_allclose(here.accuracy.sel(when="majority"), [50, 50])
-    # Train after T_1 and T_M, then test, as the paper prints them.
-    regression = measured.published.sel(model="Logistic regression", when=["T_1", "T_M"])
-    np.testing.assert_array_equal(regression.values.ravel(), [51.9, 52.4, 52.8, 55.6])
-    assert [claim.holds for claim in findings.claims] == [holds] * 6 + [True]
-    accuracies, gains = findings.tables
-    assert accuracies.rows[0][:2] == ("Logistic regression", "60.0 (51.9)")
-    assert accuracies.rows[1][-1] == "50.0"
-    for row in gains.rows:
-        assert ("not reached" in row[2]) != holds
-        assert ("(" in row[2]) == (row[1] == "g")  # the paper publishes no other
-        assert row[-1] == ("2 of 2" if holds else "0 of 2")
-    save_figure(TABLE.figure(dataset, measured, config), tmp_path / "figure.png")
-
-
-def test_gains_of_a_table_add_up_the_turns_of_its_models():
-    """FedAvg has its last accuracies after 1 and 3 of 4 rounds; its means over 2 after 2 and 4."""
-    dataset = together((0.6, 0.8), (5, 6))
-    alone = dataset.train_accuracy.sel(algorithm="FedAvg, one by one")
-    alone.loc[{"model": 1}] = [[0.1, 0.7, 0.7, 0.5, 0.6, 0.6, 0.6, 0.6, 0.6]] * 2
-    alone.loc[{"model": 2}] = [[0.1, 0.1, 0.1, 0.1, 0.1, 0.2, 0.1, 0.8, 0.8]] * 2
-    measured = TABLE.judge(dataset, table_config(window=2, record_every=1)).measured.sel(
-        part="train"
-    )
-    own = measured.rounds_alone.isel(seed=0).transpose("target", "model")
-    np.testing.assert_array_equal(own, [[4, 4], [1, 3], [2, 4]])
-    np.testing.assert_allclose(measured.gain, [8 / 6, 4 / 6, 6 / 7])
-    curve = dataset.train_accuracy.isel(seed=0).transpose("algorithm", "model", "round").values
-    turns = [curve[0, 0, :5].tolist(), curve[0, 1, 4:].tolist()]
-    expected = [plain_gain(turns, curve[1].tolist(), 2, target) for target in TARGETS]
-    np.testing.assert_allclose(measured.gain, expected)
-
-
 def reproduce(name, tmp_path, run_cli, *options):
     code = run_cli("reproduce", name, "--out", tmp_path, *options)
     assert code in (0, 3)
@@ -539,34 +462,6 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
     xr.testing.assert_identical(result.drop_attrs(deep=False), expected.drop_attrs(deep=False))
     assert not [label for label, *_ in seen if "num_models=1" in label]
     check_ends(result.sel(source="FedProx"))
-
-
-@pytest.mark.parametrize(
-    "network", [slow_unless(each is plain, each) for each in (plain, CelebACNN)]
-)
-def test_a_small_table_of_different_models_is_one_program(tmp_path, run_cli, monkeypatch, network):
-    """A logistic regression and another one, or the CNN, train in one compiled round."""
-    monkeypatch.setattr(learners, "CelebACNN", network)
-    two = '[{name="synthetic", batch_size=200}, {name="faces", image_size=16, batch_size=50}]'
-    options = ["--rounds", 1, "--seeds", 1, "--clients", 2, "--set", f"learners={two}"]
-    summary, dataset = reproduce("mfa-table5", tmp_path, run_cli, *options)
-    assert summary["data"] == "surrogate"
-    assert dataset.sizes["model"] == 2
-    assert dataset.name.values.tolist() == ["Logistic regression", "Eyeglasses"]
-    assert set(summary["paper"]["values"]) == set(dataset.name.values)
-
-
-def test_models_that_learn_nothing_are_said_to():
-    level = TABLE.judge(together((0.6, 0.55), (3, 5)), table_config()).claims[-1]
-    assert not level.holds
-    assert "Logistic regression: +10.0, Eyeglasses: +5.0" in level.evidence
-
-
-def test_models_of_equal_names_are_told_apart():
-    dataset = together((0.6, 0.8), (3, 5)).assign_coords(name=("model", ["Eyeglasses"] * 2))
-    measured = TABLE.judge(dataset, table_config()).measured
-    assert measured.model.values.tolist() == ["Eyeglasses 1", "Eyeglasses 2"]
-    np.testing.assert_array_equal(measured.published.sel(part="train", when="T_1"), [86.7, 86.7])
 
 
 def test_the_papers_reading_of_partial_participation_can_be_run():

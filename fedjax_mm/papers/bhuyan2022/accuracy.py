@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Count, Seeded
+from fedjax_mm.experiments.fields import Count, Flag, Seeded
 from fedjax_mm.papers.bhuyan2022.gains import rounds_to
 from fedjax_mm.papers.rulings import check, more
 from fedjax_mm.papers.schema import Check
@@ -30,6 +30,11 @@ class Trainings(Seeded):
     """Rounds between records; the largest common divisor with T_1 is taken."""
     window: Count = 10
     """Rounds before T_1 whose mean accuracy is a target: at most T_1, and whole records."""
+    stop: Flag = True
+    """Whether runs end once they have reached FedAvg's accuracies, or go on for all rounds.
+
+    A run that has ended says nothing about means over a window: that gain is then left out.
+    """
     directory: Path | None = None
     """Folder of CelebA's own files; without it a surrogate is made."""
 
@@ -37,6 +42,11 @@ class Trainings(Seeded):
     def resolution(self) -> int:
         """Returns the rounds between records."""
         return math.gcd(self.record_every, self.num_rounds)
+
+    @property
+    def targets(self) -> list[str]:
+        """Returns the gains that the runs are long enough for."""
+        return [target for target in TARGETS if not (self.stop and target == "window")]
 
     @property
     def records_in_window(self) -> int:

@@ -1,28 +1,24 @@
 """Figures 6 and 7: the gain of training several models of one task."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray as xr
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
-from fedjax_mm.base import Metrics, Params
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Count, Flag
+from fedjax_mm.experiments.fields import Count
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
-from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, TARGETS, Trainings, by_part
+from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.bhuyan2022.gains import Limits, Models, gain_panels
 from fedjax_mm.papers.bhuyan2022.learners import (
     FacesLearner,
@@ -30,6 +26,7 @@ from fedjax_mm.papers.bhuyan2022.learners import (
     SyntheticLearner,
     check_files,
 )
+from fedjax_mm.papers.bhuyan2022.together import Aiming, stage
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_more, ruling
@@ -39,7 +36,6 @@ from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
-from fedjax_mm.tasks.view import View
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _MARGIN = 5.0  # points by which FedAvg's accuracies may differ from the printed ones
@@ -64,11 +60,6 @@ class GainVersusModels(Trainings):
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
-    stop: Flag = True
-    """Whether runs end once they have reached FedAvg's accuracies, or go on for all rounds.
-
-    A run that has ended says nothing about means over a window: that gain is then left out.
-    """
 
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
@@ -89,11 +80,6 @@ class GainVersusModels(Trainings):
         """Returns the budget in rounds, all recorded."""
         return math.ceil(self.budget * self.num_rounds / self.resolution) * self.resolution
 
-    @property
-    def targets(self) -> list[str]:
-        """Returns the gains that the runs are long enough for."""
-        return [target for target in TARGETS if not (self.stop and target == "window")]
-
     def setup(
         self,
         learner: Learner,
@@ -106,28 +92,10 @@ class GainVersusModels(Trainings):
         """Returns one algorithm with M models of the draw's task, which aim at its targets."""
         draw = jnp.asarray(draw, int)
         task = learner.task(accuracy.draw_of(data, draw))
-        aiming = _Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
+        aiming = Aiming(task, task.num_clients, targets[_ALGORITHMS.index(algorithm), draw])
         assign = partial(mfa_rr, redraw=self.redraw) if algorithm == "MFA-RR" else mfa_rand
         assignment = assign(self.num_clients, num_models, cohort_size=self.cohort_size)
-        return Setup(aiming, learner.algorithm(), assignment, learner.start(task))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Aiming(View):
-    """A task that also records by how much a model's accuracies fall short of its targets.
-
-    Attributes:
-      targets: ``[parts]``.
-    """
-
-    targets: Array
-
-    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns the task's metrics and the largest shortfall."""
-        found = self.task.metrics(rng_key, params)
-        reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
-        return found | {"shortfall": jnp.max(self.targets - reached)}
+        return Setup(aiming, learner.algorithm(self), assignment, learner.start(task))
 
 
 def run_gain(config: GainVersusModels, execution: Execution | None = None) -> xr.Dataset:
@@ -147,10 +115,8 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
     """Returns accuracies on one learner's data."""
     data = learner.data(config)
 
-    def runs(stage: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
-        stage = f"{stage}-{config.learners.index(learner)}"
-        saved = execution.checkpoints and execution.checkpoints.stage(stage)
-        with saved or nullcontext():
+    def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
+        with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
             return sweep(
                 partial(config.setup, learner),
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
@@ -161,7 +127,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
                 record_every=config.resolution,
                 until=Until("shortfall", at_most=0.0) if config.stop else None,
                 data=data.kind,
-                execution=execution._replace(checkpoints=saved),
+                execution=how,
             )
 
     # FedAvg on one model comes first, with targets that no accuracy reaches: its accuracies after

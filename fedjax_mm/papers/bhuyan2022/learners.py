@@ -38,9 +38,14 @@ class _Learner(Config):
         """Returns the name of the data, to tell learners apart."""
         return self.name
 
-    def algorithm(self) -> Algorithm:
+    def rate(self, runs: Trainings) -> float:
+        """Returns the learning rate."""
+        del runs
+        return self.learning_rate
+
+    def algorithm(self, runs: Trainings) -> Algorithm:
         """Returns FedAvg, weighted by examples."""
-        return fedavg(self.learning_rate, epochs=self.epochs, batch_size=self.batch_size)
+        return fedavg(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size)
 
     def start(self, task: Classification) -> Any:
         """Returns the initial parameters."""
@@ -88,6 +93,13 @@ class FacesLearner(_Learner):
     image_size: Annotated[Count, Field(ge=16)] | None = None
     images_per_client: tuple[Count, Count] = (12, 24)
     learning_rate: Positive = 0.1
+    """Of CelebA's own files: LEAF's."""
+    surrogate_rate: Positive = 0.003
+    """Of the surrogate, because at LEAF's rate its networks collapse to one class."""
+
+    def rate(self, runs: Trainings) -> float:
+        """Returns LEAF's rate, or the surrogate's where there are no files."""
+        return self.learning_rate if runs.directory is not None else self.surrogate_rate
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -1,0 +1,252 @@
+"""Models trained one by one with FedAvg, and several at once, until all are as good (section 7.2).
+
+Each model has a target of its own: its accuracies after T_1 rounds of FedAvg with all clients.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, PRNGKeyArray
+from pydantic import Field
+
+from fedjax_mm.assignments.partitions import full_participation, mfa_rand, mfa_rr
+from fedjax_mm.base import Metrics, Params
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.metrics import gain
+from fedjax_mm.papers.bhuyan2022 import accuracy
+from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
+from fedjax_mm.papers.rulings import estimate
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.program import OneOf
+from fedjax_mm.sweeps.until import Until
+from fedjax_mm.tasks.view import View
+
+_ASSIGNMENTS: Mapping[str, Any] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+
+
+class Model(NamedTuple):
+    """A model: its name, the number of its learner, and its column of the labels."""
+
+    name: str
+    learner: int
+    column: int
+
+
+class Together(Trainings):
+    """Settings of runs of FedAvg on each of several models, and of several models at once."""
+
+    learners: tuple[Any, ...]
+    algorithms: Annotated[
+        tuple[Literal["MFA-Rand", "MFA-RR"], ...], Distinct, Field(min_length=1)
+    ] = ("MFA-RR",)
+    num_models: Annotated[tuple[Count, ...], Distinct, Field(min_length=1)] | None = None
+    """Numbers M of models at once, the first M of all; by default all of them."""
+    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Several models may take so many times T_1 rounds; by default as many times as models are."""
+
+    @property
+    def models(self) -> list[Model]:
+        """Returns every model: the first of each learner, the second of each, and so on."""
+        found = [
+            Model(name, i, column)
+            for i, learner in enumerate(self.learners)
+            for column, name in enumerate(learner.models)
+        ]
+        return sorted(found, key=lambda model: model.column)
+
+    @property
+    def at_once(self) -> tuple[int, ...]:
+        """Returns the numbers of models at once."""
+        return self.num_models or (len(self.models),)
+
+    @property
+    def most_rounds(self) -> int:
+        """Returns the budget in rounds, all recorded."""
+        budget = self.budget or max(self.at_once)
+        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
+
+    def check_models(self) -> None:
+        """Raises `ValueError` if so many models are not there, or have too few clients."""
+        for num_models in self.at_once:
+            if num_models > len(self.models):
+                raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
+            mfa_rr(self.num_clients, num_models)
+
+    def alone(self, which: OneOf, data: Sequence[FederatedData], draw: Any) -> Setup:
+        """Returns FedAvg with all clients on one model; its learner is static."""
+        models = [self.models[number] for number in which.values]
+        column = jnp.array([model.column for model in models])[which.place]
+        task, start = self._task(models[0]._replace(column=column), data, draw)
+        algorithm = self.learners[models[0].learner].algorithm(self)
+        return Setup(task, algorithm, full_participation(self.num_clients), start)
+
+    def together(
+        self,
+        algorithm: str,
+        num_models: int,
+        data: Sequence[FederatedData],
+        draw: Any,
+        targets: Array,
+    ) -> Setup:
+        """Returns an algorithm on the first models, which aim at their targets of this draw."""
+        models = self.models[:num_models]
+        pairs = [self._task(model, data, draw) for model in models]
+        aims = targets[:, jnp.asarray(draw, int)]
+        tasks = [Aiming(task, task.num_clients, aims[i]) for i, (task, _) in enumerate(pairs)]
+        training = [self.learners[model.learner].algorithm(self) for model in models]
+        starts = [start for _, start in pairs]
+        # Models of one learner start alike, and are stacked; those of several have a start each.
+        start = starts if len(self.learners) > 1 else starts[0]
+        assign = _ASSIGNMENTS[algorithm]
+        return Setup(tasks, training, assign(self.num_clients, num_models), start)
+
+    def _task(self, model: Model, data: Sequence[FederatedData], draw: Any) -> tuple[Any, Any]:
+        """Returns a model's task on a draw of its learner's data, and the start."""
+        learner = self.learners[model.learner]
+        store = accuracy.draw_of(data[model.learner], jnp.asarray(draw, int))
+        task = learner.task(store, model.column)
+        return task, learner.start(task)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Aiming(View):
+    """A task that also records by how much a model's accuracies fall short of its targets.
+
+    Attributes:
+      targets: ``[parts]``.
+    """
+
+    targets: Array
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
+        """Returns the task's metrics and the largest shortfall."""
+        found = self.task.metrics(rng_key, params)
+        reached = jnp.stack([found[f"{part}_accuracy"] for part in PARTS])
+        return found | {"shortfall": jnp.max(self.targets - reached)}
+
+
+def aims(alone: xr.DataArray) -> xr.DataArray:
+    """Returns FedAvg's last accuracies, at which runs of several models may end.
+
+    Args:
+      alone: over ``("part", "round", ...)``.
+    """
+    start, end = alone.isel(round=0, drop=True), alone.isel(round=-1, drop=True)
+    # A target that the start meets would end a run there, where it does not count: none is met.
+    return end.where((end > start).any("part"), 2.0)
+
+
+@contextmanager
+def stage(execution: Execution, name: str) -> Iterator[Execution]:
+    """Yields how one of several sweeps is carried out, which an interrupted run need not repeat."""
+    saved = execution.checkpoints and execution.checkpoints.stage(name)
+    with saved or nullcontext():
+        yield execution._replace(checkpoints=saved)
+
+
+def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
+    """Returns accuracies of FedAvg on every model, and of several models at once."""
+    execution = execution or Execution()
+    stacks = [learner.data(config) for learner in config.learners]
+    kinds, models = [stack.kind for stack in stacks], config.models
+    runs: dict[str, Any] = {
+        **config.replicas,
+        "per_seed": {"draw": np.arange(config.num_seeds)},
+        "record_every": config.resolution,
+        "data": min(kinds, key=("surrogate", "real", "synthetic").index),
+    }
+    with stage(execution, "alone") as how:
+        alone = sweep(
+            config.alone,
+            {"which": list(range(len(models)))},
+            num_rounds=config.num_rounds,
+            together={"which": lambda number: models[number].learner},
+            shared={"data": stacks},
+            execution=how,
+            **runs,
+        )
+    curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
+    targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
+    with stage(execution, "together") as how:
+        several = sweep(
+            config.together,
+            {"algorithm": list(config.algorithms), "num_models": list(config.at_once)},
+            num_rounds=config.most_rounds,
+            shared={"data": stacks, "targets": targets},
+            until=Until("shortfall", at_most=0.0) if config.stop else None,
+            execution=how,
+            **runs,
+        )
+    about, first = several.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
+    seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
+    draws = max(len(stack.train.counts) for stack in stacks)
+    several.attrs["manifest"] = about | {"wall_seconds": seconds, "draws": draws}
+    found = accuracy.accuracies_of(several, stacks)
+    places = curves.assign_coords(model=np.arange(1, len(models) + 1))
+    places = places.reindex(model=found["model"], round=found["round"])
+    for part in PARTS:
+        shares = [
+            accuracy.majorities(stacks[model.learner], part, config.num_seeds, model.column)
+            for model in models[: found.sizes["model"]]
+        ]
+        found[f"{part}_majority"] = ("model", "seed"), shares
+        found[f"{part}_alone"] = places.sel(part=part, drop=True)
+    names = [model.name for model in models[: found.sizes["model"]]]
+    return found.assign_coords(name=("model", names))
+
+
+def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
+    """Returns accuracies in percent, rounds T_M until all models are as good, and gains.
+
+    A model of a run that diverged, or a run that has not got there, has no T_M.
+    """
+    names = result.name.values.tolist()
+    several = by_part(result, "accuracy").rename(num_models="M").drop_vars("name")
+    order = xr.DataArray(np.arange(len(names)), {"model": several["model"]})
+    is_there = order < several.M
+    alone = by_part(result, "alone").drop_vars("name").sel(round=slice(config.num_rounds))
+    curves = several.fillna(-np.inf).where(is_there)
+    rounds = accuracy.rounds_to_all(alone.fillna(np.inf), curves, config.records_in_window)
+    single, multi = (each.sel(target=config.targets) for each in rounds)
+    each = accuracy.rounds_to_all(
+        alone.fillna(np.inf).rename(model="each"),
+        curves.rename(model="each").expand_dims("model"),
+        config.records_in_window,
+    ).together.rename(each="model")
+    own = each.sel(target=config.targets).where(is_there)
+    # Models differ: M T_1 is the sum of their rounds.
+    gains = xr.apply_ufunc(partial(gain, 1), single.where(is_there).sum("model"), multi)
+    own_gains = xr.apply_ufunc(gain, multi.M, single, own)
+    last = multi.sel(target="g", drop=True).fillna(several["round"][-1]).astype(int)
+    dims = ("part", "target", "algorithm", "M", "seed")
+    mean, error = estimate(gains.transpose(*dims))
+    measured = xr.Dataset(
+        {
+            "curve": 100 * several,
+            "alone": 100 * alone.isel(round=-1, drop=True),
+            "alone_curve": 100 * alone,
+            "together": 100 * several.sel(round=last).drop_vars("round"),
+            "majority": 100 * by_part(result, "majority").drop_vars("name"),
+            "rounds_alone": single,
+            "rounds": multi,
+            "own_rounds": own,
+            "own_gain_per_seed": own_gains,
+            "gain_per_seed": gains.transpose(*dims),
+            "gain": mean,
+            "gain_standard_error": error,
+            "reached": gains.notnull().sum("seed"),
+        }
+    )
+    labels = [f"{n} {i}" if names.count(n) > 1 else n for i, n in enumerate(names, 1)]
+    return measured.assign_coords(model=labels)

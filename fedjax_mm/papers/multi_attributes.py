@@ -1,0 +1,230 @@
+"""Binary attributes of real images, one network for each, in no paper.
+
+Table 4 of Bhuyan et al. trains nine CNNs together, one for each facial attribute of CelebA, whose
+images may not be redistributed. Here attributes are sets of classes of MNIST and of Fashion-MNIST.
+FedAvg trains every network by itself with all clients for T_1 rounds; MFA-Rand and MFA-RR train the
+first M networks at once until each has at least the accuracies that FedAvg gave it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm import plots
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.base import Algorithm
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.idx import check_idx, load_idx
+from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.papers.bhuyan2022 import together
+from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
+from fedjax_mm.papers.bhuyan2022.gains import gain_panels
+from fedjax_mm.papers.bhuyan2022.together import Together, run_together
+from fedjax_mm.papers.figures import points
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.multi_maxfl import ask
+from fedjax_mm.papers.multi_problems import deal
+from fedjax_mm.papers.rulings import check, estimate, more
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.tasks.classification import Classification, classification
+from fedjax_mm.tasks.networks import McMahanCNN
+
+ATTRIBUTES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    "mnist": {
+        "closed loop": (0, 6, 8, 9),
+        "even": (0, 2, 4, 6, 8),
+        "5 or more": (5, 6, 7, 8, 9),
+        "straight strokes": (1, 4, 7),
+    },
+    "fashion-mnist": {
+        "footwear": (5, 7, 9),
+        "upper body": (0, 2, 3, 4, 6),
+        "long sleeves": (2, 4, 6),
+        "cold weather": (2, 4, 9),
+    },
+}
+"""The classes that have an attribute, by data set. In Fashion-MNIST: 0 T-shirt, 1 trousers, 2
+pullover, 3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
+
+
+class ImagesLearner(Config):
+    """McMahan's CNN, made small, on attributes of one data set; all models start alike."""
+
+    name: Literal["mnist", "fashion-mnist"]
+    attributes: Annotated[tuple[str, ...], Distinct, Field(min_length=1)]
+    learning_rate: Positive = 0.1
+    batch_size: Count = 10
+    local_steps: Count = 5
+    alpha: Positive = 0.5
+    """Of Dirichlet's law over the ten classes, by which clients share out the images."""
+    num_images: Count = 2_000
+    """The first ones of the training file; clients train with four fifths of theirs."""
+    features: tuple[Count, Count] = (8, 16)
+    width: Count = 64
+    start_seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _attributes_are_known(self) -> Self:
+        known = ATTRIBUTES[self.name]
+        for attribute in self.attributes:
+            if attribute not in known:
+                raise ValueError(
+                    f"attributes has {attribute!r}; those of {self.name} are {', '.join(known)}"
+                )
+        return self
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Returns the names of the models, one for each attribute."""
+        return self.attributes
+
+    def data(self, runs: Together) -> FederatedData:
+        """Returns a stack of draws of who has which images, one for each seed."""
+        if runs.directory is None:
+            raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
+        pool = load_idx(runs.directory, name=self.name)
+        x, y = (each[: self.num_images] for each in pool.train)
+        few = pool._replace(train=(x, y))
+        having = [ATTRIBUTES[self.name][attribute] for attribute in self.attributes]
+        dealt = deal(few, runs.num_clients, self.alpha, runs.data_seeds)
+        return ask(dealt, lambda y: [np.isin(y, classes) for classes in having], num_classes=2)
+
+    def task(self, data: FederatedData, column: Any) -> Classification:
+        """Returns the task of the model of one attribute on one draw."""
+        module = McMahanCNN(2, self.features, self.width)
+        return classification(data, module, scale=1 / 255, column=column)
+
+    def algorithm(self, runs: Together) -> Algorithm:
+        """Returns FedAvg, weighted by examples."""
+        del runs
+        how = self.model_dump(include={"local_steps", "batch_size"})
+        return fedavg(self.learning_rate, **how)
+
+    def start(self, task: Classification) -> Any:
+        """Returns the initial parameters."""
+        return task.init(jax.random.key(self.start_seed))
+
+
+class MultiAttributes(Together):
+    """Settings: data sets with their attributes, clients, and the lengths of the runs."""
+
+    learners: Annotated[tuple[ImagesLearner, ...], Field(min_length=1)] = tuple(
+        ImagesLearner(name=name, attributes=tuple(each)) for name, each in ATTRIBUTES.items()
+    )
+    algorithms: Annotated[
+        tuple[Literal["MFA-Rand", "MFA-RR"], ...], Distinct, Field(min_length=1)
+    ] = ("MFA-Rand", "MFA-RR")
+    num_models: Annotated[tuple[Count, ...], Distinct, Field(min_length=1)] = (2, 4, 8)
+    num_clients: Count = 24
+    num_rounds: Count = 20
+    num_seeds: Count = 8
+    record_every: Count = 2
+    budget: float = 4.0
+    directory: Path | None = None
+    """Folder with the files of MNIST and of Fashion-MNIST, each in a folder or together."""
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        self.check_models()
+        if self.directory is not None:
+            try:
+                for learner in self.learners:
+                    check_idx(str(self.directory), name=learner.name)
+            except OSError as error:
+                raise ValueError(str(error)) from error
+        return self
+
+
+def run(config: MultiAttributes, execution: Execution | None = None) -> xr.Dataset:
+    """Returns accuracies of FedAvg on every model, and of the first M models at once."""
+    return run_together(config, execution)
+
+
+def measure(result: xr.Dataset, config: MultiAttributes) -> xr.Dataset:
+    """Returns what `together.measure` does, with accuracies after T_1 rounds and after T_M."""
+    measured = together.measure(result, config).drop_dims("round")
+    # The largest M has all models.
+    several = measured.together.isel(M=-1, drop=True).to_dataset("algorithm")
+    series = {"FedAvg": measured.alone, **several, "most frequent class": measured.majority}
+    kinds = xr.IndexVariable("kind", list(map(str, series)))
+    measured["accuracy"] = xr.concat(
+        [each.drop_vars("M", errors="ignore") for each in series.values()], kinds
+    )
+    return measured
+
+
+def judge(measured: xr.Dataset, config: MultiAttributes) -> Iterator[Check]:
+    """Checks that networks learn, that gains are above 1 and rise with M, and where they lie."""
+    gains = measured.gain_per_seed.sel(target="g", drop=True)
+    yield beats_majority("FedAvg", measured.alone - measured.majority)
+    yield check("the gain is above 1 for every M", more(gains, by=1))
+    yield check("the gain rises from each M to the next", more(gains.diff("M")))
+    if set(config.algorithms) == {"MFA-Rand", "MFA-RR"}:
+        ahead = gains.sel(algorithm="MFA-RR", drop=True) - gains.sel(
+            algorithm="MFA-Rand", drop=True
+        )
+        yield check("MFA-RR's gain is above MFA-Rand's", more(ahead))
+
+
+def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
+    """Returns gains, how many seeds got there, and every model's accuracies."""
+    missed = config.num_seeds - measured.reached
+    text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
+    gains = cells(measured.gain, measured.gain_standard_error, missing="no mean")
+    found = columns(gains + xr.where(missed > 0, text, ""), "M")
+    levels = cells(*estimate(measured.accuracy), form=".1f")
+    by_kind = {
+        f"{part}, {kind}": each
+        for part in PARTS
+        for kind, each in columns(levels.sel(part=part), "kind").items()
+    }
+    own = cells(
+        *estimate(measured.own_rounds.sel(target="g", M=measured.M[-1], drop=True)), form=".1f"
+    )
+    by_kind |= {
+        f"T_M, {name}, {part}": own.sel(algorithm=name, part=part)
+        for name in measured.algorithm.values
+        for part in PARTS
+    }
+    return [
+        rows(found, ("part", "target", "algorithm")),
+        rows(
+            by_kind, ("model",), f"Accuracies and rounds of each model, M = {measured.M[-1].item()}"
+        ),
+    ]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) -> Figure:
+    """Draws, for train and test, every model's accuracies and the gain against M."""
+    about, panels = result.attrs["manifest"], []
+    for part in PARTS:
+        here = measured.sel(part=part)
+        series = {name: estimate(here.accuracy.sel(kind=name)) for name in here.kind.values}
+        levels = points(measured.model.values.tolist(), f"{part}: accuracies", series, "percent")
+        gains = gain_panels(here.gain, here.gain_standard_error, "gain")
+        panels.append([levels, *(each._replace(title=f"{part}: {each.title}") for each in gains)])
+    names = " and ".join(about["datasets"])
+    return plots.draw(
+        panels,
+        title=f"{names} ({about['data']} data), N = {config.num_clients}, "
+        f"$T_1$ = {config.num_rounds}",
+        caption=f"Means over {config.num_seeds} seeds, each with clients of its own, with standard "
+        f"errors; recorded every {config.resolution} rounds. FedAvg's accuracies are those after "
+        f"$T_1$ rounds, of several models those after $T_M$ with the largest M. "
+        f"{config.about_gains(config.targets)}",
+    )
+
+
+_page = MultiAttributes(), run, measure, judge, table, figure
+
+ITEMS = (Item("multi-attributes", "Gain against M, one CNN for each attribute of images", *_page),)
+"""Attributes of MNIST and Fashion-MNIST."""
