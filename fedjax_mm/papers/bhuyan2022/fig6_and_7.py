@@ -311,8 +311,10 @@ def _of_largest(measured: xr.Dataset) -> Table:
         for here in [is_large.sel(source=source)]
         for each in [excess.sel(source=source, algorithm=algorithm)]
     ]
-    header = ("source", "algorithm", "least share", "median share", "largest share")
-    header += ("g / M, small shares", "g / M, large shares", "Spearman's rho")
+    header = (
+        *("source", "algorithm", "least share", "median share", "largest share"),
+        *("g / M, small shares", "g / M, large shares", "Spearman's rho"),
+    )
     title = "The largest client's share of the examples, and the mean of test g / M over M > 1"
     return Table(header=header, rows=tuple(map(tuple, about)), title=title)
 
@@ -379,7 +381,7 @@ def _figure(settings: GainVersusModels, id: str, title: str) -> Item:
     return Item(id, title, settings, run_gain, of_paper, judge, table, figure)
 
 
-def _of_both(**how: int) -> tuple[Learner, ...]:
+def _of_both(**how: Any) -> tuple[Learner, ...]:
     return (SyntheticLearner(**how), SyntheticLearner(**how, generator="leaf"))
 
 
