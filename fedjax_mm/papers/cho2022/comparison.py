@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.papers import claims
 from fedjax_mm.papers.cho2022.clients import source_of
-from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison, best_points, run_comparison
+from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
+from fedjax_mm.papers.cho2022.runs import run_comparison
 from fedjax_mm.papers.claims import Claim, estimate
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item, published
@@ -25,7 +26,12 @@ _METRICS = {
     "appeal": "GM-Appeal",
     "preferred_accuracy": "preferred-model accuracy",
 }
-_PARTITIONS = {"dirichlet": "labels by Dirichlet's law", "clusters": "five clusters of labels"}
+_PARTITIONS = {
+    "dirichlet": "each client's labels by Dirichlet's law",
+    "dirichlet_labels": "each label by Dirichlet's law",
+    "clusters": "five clusters of neighbouring labels",
+    "shuffled_clusters": "five clusters of random labels",
+}
 
 
 def item(id: str, title: str, settings: Comparison, metrics: Sequence[str], **others: Any) -> Item:
@@ -44,6 +50,11 @@ def item(id: str, title: str, settings: Comparison, metrics: Sequence[str], **ot
     return Item(id, title, settings, run_comparison, **functions)
 
 
+def judged(result: xr.Dataset) -> xr.Dataset:
+    """Returns what is judged, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
+    return result.drop_dims(["candidate", "selection_seed"], errors="ignore").rename(DIMS)
+
+
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
     """Returns metrics of the best points, ``(metric, algorithm, ..., seed, round)``."""
     titles = [
@@ -57,7 +68,7 @@ def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
     """Returns metrics at the end, over ``(metric, algorithm, *DIMS)``."""
-    best = best_points(result, settings).isel(round=-1, drop=True)
+    best = judged(result).isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
     # skipna=False: without a diverged seed the mean would look better.
     mean = percent.mean("seed", skipna=False)
@@ -71,7 +82,7 @@ def measure(
             "published": mean.copy(data=np.transpose(numbers).reshape(mean.shape)),
             "skipped rounds": best["idle_rounds"],
             "diverged": (best["diverged"] >= 0).any("seed"),
-            "diverged runs": (result["diverged"] >= 0).sum(),
+            "diverged runs": (best["diverged"] >= 0).sum(),
             "grid points of a variant": settings.num_points,
         }
     )
@@ -191,9 +202,12 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
     if settings.appealing_from:
         invited = f"from round {settings.appealing_from} on only clients train to whom the model "
         invited += "appeals"
-    chosen = "All methods at one point of the grid"
-    if settings.num_points > 1:
-        chosen = f"Each method at the best of {settings.num_points} points of the grid, by accuracy"
+    chosen = "Each method at a point that the settings give"
+    if settings.selection:
+        chosen = (
+            f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
+        )
+        chosen += f"on {settings.selection_seeds} other seeds"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
     return plots.draw(
         panels,
