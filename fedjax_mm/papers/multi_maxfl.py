@@ -114,8 +114,9 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
     sizes = config.model_dump(include={"num_clients", "num_unseen"})
     population = POPULATIONS["digits"]._replace(**sizes)
     how: dict[str, Any] = {
-        "partition": "dirichlet",
+        "partition": "dirichlet_labels",
         "flipped": config.flipped,
+        "flips": "everywhere",
         "seeds": config.data_seeds,
     }
     data = ask(draw_clients("digits", None, population, **how))

@@ -12,9 +12,11 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.cho2022.clients import source_of
-from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison, best_points, run_comparison
+from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
+from fedjax_mm.papers.cho2022.runs import run_comparison
 from fedjax_mm.papers.figures import points
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, untested
 from fedjax_mm.papers.schema import Check
 from fedjax_mm.papers.tables import Table, cells, columns, rows
@@ -26,7 +28,12 @@ _METRICS = {
     "appeal": "GM-Appeal",
     "preferred_accuracy": "preferred-model accuracy",
 }
-_PARTITIONS = {"dirichlet": "labels by Dirichlet's law", "clusters": "five clusters of labels"}
+_PARTITIONS = {
+    "dirichlet": "each client's labels by Dirichlet's law",
+    "dirichlet_labels": "each label by Dirichlet's law",
+    "clusters": "five clusters of neighbouring labels",
+    "shuffled_clusters": "five clusters of random labels",
+}
 
 _WHO_STAYS = "Who would train, once clients may leave: means over records and seeds"
 _POOLS = {
@@ -71,6 +78,11 @@ def item(
     return Item(id, title, settings, run_comparison, **functions)
 
 
+def judged(result: xr.Dataset) -> xr.Dataset:
+    """Returns what is judged, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
+    return result.drop_dims(["candidate", "selection_seed"], errors="ignore").rename(DIMS)
+
+
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
     """Returns metrics of the best points, ``(metric, algorithm, ..., seed, round)``."""
     titles = [
@@ -84,7 +96,7 @@ def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
     """Returns metrics at the end, over ``(metric, algorithm, *DIMS)``."""
-    records = best_points(result, settings)
+    records = judged(result)
     best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
     # skipna=False: without a diverged seed the mean would look better.
@@ -99,7 +111,7 @@ def measure(
             "published": mean.copy(data=np.transpose(numbers).reshape(mean.shape)),
             "skipped rounds": best["idle_rounds"],
             "diverged": (best["diverged"] >= 0).any("seed"),
-            "diverged runs": (result["diverged"] >= 0).sum(),
+            "diverged runs": (best["diverged"] >= 0).sum(),
             "grid points of a variant": settings.num_points,
             **_pools(records, settings),
         }
@@ -115,10 +127,11 @@ def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]
     if "available" not in records or settings.appealing_from is None:
         return {}
     mean = records.sel(round=slice(settings.appealing_from, None)).mean("round", skipna=False)
+    pool, weight = (mean[name].where(mean[name] > 0) for name in ("available", "weight"))
     return {
         "pool": settings.population.num_clients * mean["available"],
-        "flipped in the pool": 100 * mean["available_flipped"] / mean["available"],
-        "flipped in the weights": 100 * mean["weight_flipped"] / mean["weight"],
+        "flipped in the pool": 100 * mean["available_flipped"] / pool,
+        "flipped in the weights": 100 * mean["weight_flipped"] / weight,
     }
 
 
@@ -195,7 +208,7 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
     point = [short[name] for name in (*POINT, "diverged")]
     contents = columns(texts, "metric") | {
-        "best point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
+        "chosen point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
         "skipped rounds": cells(short["skipped rounds"].mean("seed"), form=".0f"),
     }
     over = tuple(map(str, short["diverged"].dims))
@@ -258,9 +271,12 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
     if settings.appealing_from:
         invited = f"from round {settings.appealing_from} on only clients train to whom the model "
         invited += "appeals"
-    chosen = "All methods at one point of the grid"
-    if settings.num_points > 1:
-        chosen = f"Each method at the best of {settings.num_points} points of the grid, by accuracy"
+    chosen = "Each method at a point that the settings give"
+    if settings.selection:
+        chosen = (
+            f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
+        )
+        chosen += f"on {settings.selection_seeds} other seeds"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
     return plots.draw(
         panels,

@@ -7,8 +7,15 @@ from matplotlib.figure import Figure
 
 from fedjax_mm import plots
 from fedjax_mm.papers.cho2022 import comparison
-from fedjax_mm.papers.cho2022.comparison import OURS, concordance, in_percent, lead, unattacked
-from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
+from fedjax_mm.papers.cho2022.comparison import (
+    OURS,
+    concordance,
+    in_percent,
+    judged,
+    lead,
+    unattacked,
+)
+from fedjax_mm.papers.cho2022.grid import Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
@@ -18,7 +25,7 @@ _ID = "maxfl-fig3"
 
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
     """Returns metrics at the end, and whether they rise together over a run's records."""
-    over_rounds = in_percent(unattacked(best_points(result, settings)), _METRICS)
+    over_rounds = in_percent(unattacked(judged(result)), _METRICS)
     both = (over_rounds.isel(metric=i, drop=True) for i in range(len(_METRICS)))
     ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)
     return ends.assign({"rise together": concordance(*both, "round")})
@@ -34,7 +41,7 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
     """Draws a panel for each metric, and each method at its best point."""
-    mean, error = estimate(in_percent(unattacked(best_points(result, settings)), _METRICS))
+    mean, error = estimate(in_percent(unattacked(judged(result)), _METRICS))
     panels = plots.panels(mean, error, xlabel="round", ylabel="percent", style="-")
     # One below the other: appeals and accuracies are too far apart for one y-axis.
     return comparison.draw([[panel] for panel in panels], settings)

@@ -6,9 +6,9 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers.cho2022.comparison import draw, item, unattacked
+from fedjax_mm.papers.cho2022.comparison import draw, item, judged, unattacked
 from fedjax_mm.papers.cho2022.comparison import measure as measure_ends
-from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
+from fedjax_mm.papers.cho2022.grid import Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, alike, estimate, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
@@ -17,7 +17,7 @@ _NEARLY = 10.0  # percent of the larger loss
 
 def losses(result: xr.Dataset, settings: Comparison) -> xr.DataArray:
     """Returns mean losses over the clients, ``(examples, algorithm, seed, round)``."""
-    both = unattacked(best_points(result, settings))[["loss", "train_loss"]].to_array("examples")
+    both = unattacked(judged(result))[["loss", "train_loss"]].to_array("examples")
     return both.assign_coords(examples=["test", "training"])
 
 

@@ -7,7 +7,7 @@ import xarray as xr
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
 from fedjax_mm.papers.cho2022.grid import Comparison, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
-from fedjax_mm.papers.item import published
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Evidence, Ruling, fact, more, no_less, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "PerFedAvg", "MW-Fed")

@@ -6,7 +6,7 @@ import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
 from fedjax_mm.papers.cho2022.grid import Comparison, methods
-from fedjax_mm.papers.item import published
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, fact, more, ruling
 
 _QFFL = {f"qFFL, q = {q:g}": {"name": "qffl", "q": q} for q in (1.0, 10.0)}
