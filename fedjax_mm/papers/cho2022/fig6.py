@@ -191,7 +191,8 @@ def _shares(measured: xr.Dataset) -> plots.Panel:
         for name in _SHOWN
     }
     names = [str(each) for each in measured.point.values]
-    return points(names, "at least one client is satisfied", series, "share of draws")
+    panel = points(names, "at least one client is satisfied", series, "share of draws")
+    return panel._replace(xlabel="true means")
 
 
 def _list(means: Any) -> str:
