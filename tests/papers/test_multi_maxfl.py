@@ -57,7 +57,13 @@ def clients():
     words = np.random.SeedSequence(SMALL.seed).generate_state(SMALL.num_seeds)
     seeds = [int(word) for word in words]
     return draw_clients(
-        "digits", None, population, partition="dirichlet", flipped=SMALL.flipped, seeds=seeds
+        "digits",
+        None,
+        population,
+        partition="dirichlet_labels",
+        flipped=SMALL.flipped,
+        flips="everywhere",
+        seeds=seeds,
     )
 
 
