@@ -377,6 +377,16 @@ def test_published_rows_are_rows_of_ours_and_are_drawn(name):
     assert max(panels.values()) <= 10
 
 
+def test_the_table_shows_each_methods_point():
+    config = config_of("maxfl-table6")
+    result = made_up(config, ours())
+    variants = [f"{name} (mu = 0.1)" for name in result["algorithm"].values]
+    result = result.assign_coords(variant=("algorithm", variants))
+    (table,) = ITEMS["maxfl-table6"].findings(result, config).tables
+    assert table.rows[-1][0] == "MaxFL"
+    assert "lr 0.1, tau 10, B 32, mu = 0.1" in table.rows[-1]
+
+
 def test_the_table_of_warm_ups_is_a_row_for_each_method():
     config = config_of("maxfl-demand")
     found = ITEMS["maxfl-demand"].findings(made_up(config, ours(appeal=0.2)), config)

@@ -124,9 +124,10 @@ def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]
     The number of clients in the pool, and the flipped clients' percentages of the pool and of its
     weights in MaxFL, ``q_k`` of eq. (4); NaN where the pool was empty throughout.
     """
-    if "available" not in records or settings.appealing_from is None:
+    first = settings.appealing_from
+    if first is None or first > settings.num_rounds:
         return {}
-    mean = records.sel(round=slice(settings.appealing_from, None)).mean("round", skipna=False)
+    mean = records.sel(round=slice(first, None)).mean("round", skipna=False)
     pool, weight = (mean[name].where(mean[name] > 0) for name in ("available", "weight"))
     return {
         "pool": settings.population.num_clients * mean["available"],
