@@ -18,8 +18,8 @@ from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, untested
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
 OURS = "MaxFL"
@@ -180,12 +180,13 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
     def signs(values: xr.DataArray) -> xr.DataArray:
         # Without coordinates: xarray would compare each value with itself alone.
         plain = values.drop_vars(along, errors="ignore")
-        found: xr.DataArray = np.sign(plain - plain.rename({along: "another"}))
-        return found
+        another = plain - plain.rename({along: "another"})
+        return another.copy(data=np.sign(another.values))
 
     size = one.sizes[along]
     agreeing = (signs(one) * signs(other)).sum((along, "another"), skipna=False)
-    return agreeing / (size * (size - 1))
+    found: xr.DataArray = agreeing / (size * (size - 1))
+    return found
 
 
 def _judge(

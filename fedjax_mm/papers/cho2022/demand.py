@@ -1,6 +1,7 @@
 """Table 1 by the rate of the warm-up, in which we depart from the paper: how much it decides."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import xarray as xr
 from matplotlib.figure import Figure
@@ -11,8 +12,8 @@ from fedjax_mm.papers.cho2022.comparison import lead, squeezed
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, Requirement
 from fedjax_mm.papers.cho2022.table1 import ACCURACY, APPEAL, BASELINES
 from fedjax_mm.papers.rulings import check, more
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 
 _RATE = "rate of the warm-up"
 
@@ -31,7 +32,7 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
     """Returns a row for each method: its appeal and accuracy at every rate, seen clients."""
     short = measured.isel({"attackers": 0, "warm-up steps": 0})
     texts = cells(short["mean"], short["standard error"], form=".1f", missing="none")
-    contents = {}
+    contents: dict[str, xr.DataArray] = {}
     for metric in (APPEAL[0], ACCURACY[0]):
         contents |= columns(texts.sel(metric=metric), _RATE, f"{metric.partition(',')[0]}, {{}}")
     return [rows(contents, ("algorithm",))]
@@ -44,7 +45,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     if _RATE not in shown.dims:
         shown = shown.expand_dims(_RATE)
     ordered = shown.transpose("metric", "algorithm", _RATE)
-    how = {"xlabel": _RATE, "ylabel": "percent", "xscale": "log"}
+    how: dict[str, Any] = {"xlabel": _RATE, "ylabel": "percent", "xscale": "log"}
     panels = plots.panels(ordered["mean"], ordered["standard error"], **how)
     return comparison.draw([panels], settings)
 

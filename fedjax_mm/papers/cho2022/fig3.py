@@ -26,9 +26,9 @@ _ID = "maxfl-fig3"
 def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
     """Returns metrics at the end, and whether they rise together over a run's records."""
     over_rounds = in_percent(unattacked(judged(result)), _METRICS)
-    both = (over_rounds.isel(metric=i, drop=True) for i in range(len(_METRICS)))
+    appeal, preferred = (over_rounds.isel(metric=i, drop=True) for i in (0, 1))
     ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)
-    return ends.assign({"rise together": concordance(*both, "round")})
+    return ends.assign({"rise together": concordance(appeal, preferred, "round")})
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:

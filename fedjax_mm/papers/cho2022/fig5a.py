@@ -14,8 +14,8 @@ from fedjax_mm.experiments.fields import Distinct, NonNegative
 from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, ruling
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory.mean_estimation import lemma_a_1, theorem_a_1
 

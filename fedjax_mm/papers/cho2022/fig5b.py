@@ -18,8 +18,8 @@ from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 

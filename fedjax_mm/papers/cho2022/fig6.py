@@ -16,8 +16,8 @@ from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, ruling
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
@@ -116,8 +116,8 @@ def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
 def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check]:
     """Judges the three cases over all draws."""
 
-    def above(at: xr.DataArray, event: str, objective: str, by: float) -> list[Evidence]:
-        at = measured[["mean", "standard_error"]].isel(point=at.values)
+    def above(which: xr.DataArray, event: str, objective: str, by: float) -> list[Evidence]:
+        at = measured[["mean", "standard_error"]].isel(point=which.values)
         at = at.sel(event=event, objective=objective, drop=True)
         found = descents.mean_above(at["mean"], at.standard_error, by, config.num_seeds)
         who = f"{objective}, {event}"

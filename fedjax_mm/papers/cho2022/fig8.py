@@ -19,7 +19,8 @@ from fedjax_mm.papers.cho2022 import descents
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, fact, ruling
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective

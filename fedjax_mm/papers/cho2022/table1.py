@@ -40,9 +40,9 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling | Check
 
 def _together(percent: xr.DataArray) -> Iterator[Ruling]:
     def agreement(*pairs: tuple[str, str]) -> xr.DataArray:
-        found = [[percent.sel(metric=name, drop=True) for name in pair] for pair in pairs]
-        names = xr.IndexVariable("pair", [" and ".join(pair) for pair in pairs])
-        return xr.concat([concordance(*each, "algorithm") for each in found], names)
+        each = {name: percent.sel(metric=name, drop=True) for pair in pairs for name in pair}
+        found = [concordance(each[one], each[other], "algorithm") for one, other in pairs]
+        return xr.concat(found, xr.IndexVariable("pair", [" and ".join(pair) for pair in pairs]))
 
     alike = agreement(*zip(APPEAL, ACCURACY, strict=True))
     yield ruling("appeal-and-accuracy", more(alike))
