@@ -50,6 +50,8 @@ ITEMS = (
         title="Mean test and training losses over the rounds",
         metrics=("accuracy",),
         settings=Comparison(
+            # f_k and F_k are losses under one distribution (section 2 of the paper).
+            flips="everywhere",
             learning_rates=(0.05,),
             local_steps=(30,),
             batch_sizes=(64,),
