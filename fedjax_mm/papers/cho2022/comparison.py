@@ -279,11 +279,13 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
             f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
         )
         chosen += f"on {settings.selection_seeds} other seeds"
+    flips = "training " * (settings.flips == "training") + "labels flipped"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
     return plots.draw(
         panels,
         title=f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} unseen "
         f"clients, {who.cohort_size} a round, T = {settings.num_rounds}",
         caption=f"Means over {settings.num_seeds} seeds with clients of their own, with standard "
-        f"errors; {_PARTITIONS[settings.partition]}; {invited}. {chosen}.{tuned}",
+        f"errors; {_PARTITIONS[settings.partition]}; {settings.flipped:.0%} have their {flips}; "
+        f"{invited}. {chosen}.{tuned}",
     )

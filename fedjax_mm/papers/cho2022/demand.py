@@ -30,11 +30,11 @@ def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
     """Returns a row for each method: its appeal and accuracy at every rate, seen clients."""
-    short = measured.isel({"attackers": 0, "warm-up steps": 0})
+    short = measured.isel({"attackers": 0, "warm-up steps": 0}).rename({_RATE: "rate"})
     texts = cells(short["mean"], short["standard error"], form=".1f", missing="none")
     contents: dict[str, xr.DataArray] = {}
     for metric in (APPEAL[0], ACCURACY[0]):
-        contents |= columns(texts.sel(metric=metric), _RATE, f"{metric.partition(',')[0]}, {{}}")
+        contents |= columns(texts.sel(metric=metric), "rate", f"{metric.partition(',')[0]}, {{}}")
     return [rows(contents, ("algorithm",))]
 
 
