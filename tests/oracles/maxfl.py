@@ -76,7 +76,7 @@ def maxfl(
 ) -> Array:
     """MaxFL: w <- w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = w - w_k (eq. 6).
 
-    Section 5.1: a client may tune w before q_k is computed, on the batches of its first local steps.
+    Section 5.1: a client may tune w before q_k is computed, on its first batches of the round.
     """
     for t, clients in enumerate(rounds, start=1):
         if not clients:

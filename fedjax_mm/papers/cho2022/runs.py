@@ -70,7 +70,7 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     def judge(alone: Any, saving: Execution) -> xr.Dataset:
         return run_grid(alone, drawn(), saving)
 
-    parts = []
+    parts: list[xr.Dataset] = []
     for name, point in points.items():
         part = staged(f"judged-{len(parts)}", config.at(name, point), how, judge)
         parts.append(part)
