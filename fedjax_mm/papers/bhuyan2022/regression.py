@@ -47,10 +47,10 @@ class Growing(Config):
     """The first rate, in units of 1/L, the largest that Theorem 2 admits."""
     contraction: Annotated[float, Field(gt=1)] = 2.0
     """beta mu."""
-    num_rounds: Count = 2000
+    num_rounds: Count = 1000
     num_seeds: Annotated[Count, Field(ge=2)] = 60
     seed: Seed = 0
-    record_every: Count = 10
+    record_every: Count = 5
 
     @model_validator(mode="after")
     def _theorem_applies(self) -> Self:

@@ -47,6 +47,7 @@ _WHAT = {
     "lemma-3": "error e of local gradients",
     "lemma-4": "error d of sampled gradients",
 }
+_NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # of a probability
 _NAMES = {"num_models": "M", "local_steps": "E"}
 
@@ -339,9 +340,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     result = result.rename(_NAMES)
     panels = []
     for at, (name,) in places(result.value, "lemma"):
-        # Zeros have no logarithm.
+        # Zeros have no logarithm, nor has round-off a meaning.
         value, bound = (
-            each.where(each > 0).stack(case=("M", "E")).transpose("case", "frame")
+            each.where(each > _NOTHING).stack(case=("M", "E")).transpose("case", "frame")
             for each in (result.value.sel(at).mean("seed"), result.lemma_bound.sel(at))
         )
         cases = [f"M = {M}, E = {E}" for M, E in value.case.values]
