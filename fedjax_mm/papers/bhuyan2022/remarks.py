@@ -39,6 +39,7 @@ from fedjax_mm.tasks.least_squares import LeastSquares
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics
 from fedjax_mm.theory import mfa, mfa_lemmas
+from fedjax_mm.theory.problem import FloatArray
 
 _METHODS = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _WHAT = {
@@ -47,6 +48,7 @@ _WHAT = {
     "lemma-3": "error e of local gradients",
     "lemma-4": "error d of sampled gradients",
 }
+_RECURSION = "equation-32"
 _NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # of a probability
 _NAMES = {"num_models": "M", "local_steps": "E"}
@@ -127,51 +129,76 @@ def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
     ).assign_attrs(result.attrs)
 
 
+class _Errors(NamedTuple):
+    """Vectors of the frames of all seeds and models, ``[seeds, frames, models, ...]``.
+
+    Attributes:
+      start: w_1^l - w*.
+      end: w_1^{l+1} - w*.
+      central: u_{E+1} - w*, after E steps of centralized descent from w_1^l.
+      e: eq. (24), by eq. (28).
+      d: eq. (27).
+      variance: of the sampled gradients of every client.
+    """
+
+    start: FloatArray
+    end: FloatArray
+    central: FloatArray
+    e: FloatArray
+    d: FloatArray
+    variance: FloatArray
+
+
+def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Errors:
+    """Returns the errors of frames from the sums at their ends."""
+    w, noise, squares = (ends[name].values for name in _Sums._fields)
+    constants, step = known(config), alpha[:, None, None]
+    best = constants.minimizer
+    descent = np.linalg.matrix_power(np.eye(len(best)) - step * constants.hessian, E)
+    start, end = w[:, :-1] - best, w[:, 1:] - best
+    central = np.einsum("fij,sfmj->sfmi", descent, start)
+    d = -np.diff(noise, axis=1) / step
+    variance = -np.diff(squares, axis=1) * config.num_clients / (step * E)
+    return _Errors(start, end, central, (end - central) / step + d, d, variance)
+
+
 def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
     """Returns what the lemmas bound in every frame of a case, means over models, and the bounds."""
     constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
-    # Records 0, M, 2 M, ... end a frame: ``[seeds, frames + 1, models, ...]``.
+    # Records 0, M, 2 M, ... end a frame.
     ends = result.isel(round=slice(None, None, M), model=slice(M))
-    w, noise, squares = (ends[name].values for name in _Sums._fields)
-    frame = np.arange(1, w.shape[1])
+    frame = np.arange(1, ends.sizes["round"])
     alpha = constants.rate.at(frame)
-    step, best = alpha[:, None, None], constants.minimizer
-    descent = np.linalg.matrix_power(np.eye(len(best)) - step * constants.hessian, E)
-    start = w[:, :-1] - best
-    central = np.einsum("fij,sfmj->sfmi", descent, start)  # u_{E+1} - w*
-    d = -np.diff(noise, axis=1) / step  # eq. (27)
-    e = (w[:, 1:] - best - central) / step + d  # eq. (28)
-    variance = (-np.diff(squares, axis=1) * config.num_clients / (step * E)).mean(2)
-    # Lemma 1 is about every client: that of the largest variance.
-    worst = variance.mean(0).argmax(-1)[None, :, None]
+    errors = _errors(ends, alpha, E, config)
     with jax.enable_x64(True):
         size = sample_size(config, M, E, config.left_out[0])
         N_s = np.asarray(jax.vmap(size)(jnp.asarray(M * (frame - 1) + 1)))
-    distance, shrunk, e, d = (np.linalg.norm(x, axis=-1) for x in (start, central, e, d))
-    each = mfa_lemmas.lemma_2(distance, problem, alpha[:, None])
+    start, end, central, e, d = (np.linalg.norm(x, axis=-1) for x in errors[:-1])
+    each = mfa_lemmas.lemma_2(start, problem, alpha[:, None])
+    V, mean = constants.variance(config.left_out[0], E), start.mean((0, 2))
     bounds = [
         mfa_lemmas.lemma_1(N_s, problem),
         each.mean((0, 2)),
         mfa_lemmas.lemma_3(alpha, problem),
         mfa_lemmas.lemma_4(N_s, problem),
+        mfa_lemmas.recursion(mean, problem, alpha, V),
     ]
-    values = [
-        np.take_along_axis(variance, worst, -1)[..., 0],
-        *(x.mean(-1) for x in (shrunk, e, d)),
-    ]
+    # Lemma 1 is about every client: that of the largest variance.
+    variance = errors.variance.mean(2)
+    worst = variance.mean(0).argmax(-1)[None, :, None]
+    values = [np.take_along_axis(variance, worst, -1)[..., 0]]
+    values += [x.mean(-1) for x in (central, e, d, end)]
     # Means over w_{jM}, j = 0, ..., T - 1, of Remark 2.
-    average = distance.mean(2).cumsum(1) / frame
-    later, half = average[:, -1], average[:, len(frame) // 2 - 1]
+    average, half = start.mean(2).cumsum(1) / frame, len(frame) // 2
+    fall = np.log(average[:, half - 1] / average[:, -1]) / np.log(len(frame) / half)
+    proven = np.stack([np.broadcast_to(x, alpha.shape) for x in bounds])
     variables = {
         "value": (("lemma", "seed", "frame"), np.stack(values)),
-        "lemma_bound": (
-            ("lemma", "frame"),
-            np.stack([np.broadcast_to(x, alpha.shape) for x in bounds]),
-        ),
-        "average_exponent": ("seed", np.log(half / later) / np.log(len(frame) / (len(frame) // 2))),
-        "every_start": ("seed", (1 - shrunk / each).min((1, 2))),
+        "lemma_bound": (("lemma", "frame"), proven),
+        "average_exponent": ("seed", fall),
+        "every_start": ("seed", (1 - central / each).min((1, 2))),
     }
-    found = xr.Dataset(variables, {"lemma": list(_WHAT), "frame": frame})
+    found = xr.Dataset(variables, {"lemma": [*_WHAT, _RECURSION], "frame": frame})
     return found.expand_dims(num_models=[M], local_steps=[E])
 
 
@@ -310,6 +337,9 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
     text = "FedCluster: errors are below c^(1/2) / (mu T^(1/4)) of Remark 2, with c measured"
     room = no_less(measured.cluster_room, ROUND_OFF)
     yield check(text, room, f"c = {measured.cluster_constant:.3g}")
+    recursion = measured.room.sel(lemma=_RECURSION, drop=True)
+    text = "the recursion (32), which combines the lemmas, holds in every frame"
+    yield check(text, no_less(recursion, ROUND_OFF, form=".3g"))
     for name in _WHAT:
         here = measured.sel(lemma=name)
         ratios = f"{here.least_ratio.min():.3g} to {here.largest_ratio.max():.3g}"
@@ -339,7 +369,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
     """Draws what each lemma bounds, and its bound, over frames."""
     result = result.rename(_NAMES)
     panels = []
-    for at, (name,) in places(result.value, "lemma"):
+    for at, (name,) in places(result.value.sel(lemma=list(_WHAT)), "lemma"):
         # Zeros have no logarithm, nor has round-off a meaning.
         value, bound = (
             each.where(each > _NOTHING).stack(case=("M", "E")).transpose("case", "frame")
