@@ -30,8 +30,8 @@ from fedjax_mm.papers.rulings import (
     ruling,
     untested,
 )
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, label, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execute import Execution, sweep

@@ -1,6 +1,7 @@
 """Theorem 2 with V > 0: samples that grow, the bound, and measured errors of MFA-RR."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -11,8 +12,8 @@ from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, needs_more_rounds, tig
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, more, no_less, ruling, untested
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory.rates import MFA_RR_EXPONENT, fit_rate
@@ -49,7 +50,8 @@ def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     end = result.sizes["round"]
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
-    return measured.assign(_exponents(result.distance, time)).assign(
+    fitted = constants.numbers() | _exponents(result.distance, time)
+    return measured.assign(fitted).assign(
         room=tightest(1 - result.distance / result.bound, "round"),
         growth=last / third.mean("seed") - third / third.mean("seed"),
         first_bound=result.bound.isel(round=0, drop=True),
@@ -57,11 +59,10 @@ def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
         largest_ratio=ratio.max("round"),
         farthest=result.farthest,
         V=constants.variance(result.left_out, result.E),
-        **constants.numbers(),
     )
 
 
-def _exponents(distance: xr.DataArray, time: xr.DataArray) -> dict[str, xr.DataArray]:
+def _exponents(distance: xr.DataArray, time: xr.DataArray) -> dict[str, Any]:
     def fit(errors: np.ndarray, time: np.ndarray) -> tuple[float, ...]:
         rate = fit_rate(time, errors, gamma=0.0)
         return rate.exponent, *rate.interval

@@ -238,7 +238,7 @@ def run_growing(
         )
 
 
-def theorem_2(t: FloatArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:
+def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:
     """Returns the bound at rounds t, over t, num_models, local_steps and left_out of the cases."""
     constants = known(config)
     V = constants.variance(cases.left_out, cases.local_steps)

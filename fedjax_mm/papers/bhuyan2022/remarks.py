@@ -1,7 +1,7 @@
 """Remarks 1 and 2 and Lemmas 1 to 4 beside assignments and runs of MFA-RR."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -30,8 +30,8 @@ from fedjax_mm.papers.bhuyan2022.regression import (
 )
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, fact, more, no_less, ruling
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -261,10 +261,11 @@ def _left_out(
     assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
 ) -> Float[np.ndarray, "2 seeds"]:
     """Returns the shares of client-model pairs that occur never and once in frames of M rounds."""
+    assign: Callable[..., Any] = assignment.assign  # neither method looks at the models
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
         def one_round(state: Any, t: Array) -> tuple[Any, Array]:
-            groups, state = assignment.assign(jax.random.fold_in(key, t), t, state, None)
+            groups, state = assign(jax.random.fold_in(key, t), t, state, None)
             models = jnp.arange(M)[:, None] if groups.models is None else groups.models
             pairs = jnp.zeros((assignment.num_clients, M), int)
             # A place without a client is numbered -1, which would be the last client.
@@ -302,7 +303,7 @@ def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
     # The least c with which FedCluster's own statement, on gradients, holds in these runs.
     T, problem = result["T"], known(config).problem
     constant = (np.sqrt(T) * result.cluster_gradient.mean("seed")).max()
-    proven = T.copy(data=mfa.remark_2(T.values, problem.mu, constant.item()))
+    proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
     return xr.Dataset(
         {
             "room": room,

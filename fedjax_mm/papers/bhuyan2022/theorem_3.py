@@ -16,8 +16,8 @@ from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbo
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, fact, ruling
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory import mfa

@@ -22,8 +22,8 @@ from fedjax_mm.data.clients import ClientData, client_data
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, ruling, untested
-from fedjax_mm.papers.schema import Check
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
