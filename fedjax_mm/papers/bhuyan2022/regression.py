@@ -32,8 +32,8 @@ class Growing(Config):
     """Settings of MFA-RR by eq. (19) on ridge regression, from zeros."""
 
     num_clients: Annotated[Count, Field(ge=2)] = 12
-    num_examples: Annotated[Count, Field(ge=2)] = 40
-    """S, of every client."""
+    num_examples: Annotated[Count, Field(ge=2)] = 100
+    """S, of every client. The more, the longer samples leave some out."""
     dim: Count = 4
     ridge: Positive = 0.5
     samples: Annotated[tuple[Sample, ...], Field(min_length=1), Distinct] = ("growing", "fixed")
@@ -47,8 +47,8 @@ class Growing(Config):
     """The first rate, in units of 1/L, the largest that Theorem 2 admits."""
     contraction: Annotated[float, Field(gt=1)] = 2.0
     """beta mu."""
-    num_rounds: Count = 1000
-    num_seeds: Annotated[Count, Field(ge=2)] = 60
+    num_rounds: Count = 400
+    num_seeds: Annotated[Count, Field(ge=2)] = 50
     seed: Seed = 0
     record_every: Count = 5
 

@@ -57,6 +57,7 @@ _NAMES = {"num_models": "M", "local_steps": "E"}
 class Remarks(Growing):
     """Settings of the lemmas' runs, and of drawn assignments."""
 
+    num_examples: Annotated[Count, Field(ge=2)] = 40
     samples: tuple[Sample] = ("growing",)
     left_out: tuple[float] = (0.95,)
     num_rounds: Count = 200
