@@ -10,14 +10,10 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
 from fedjax_mm.papers.bhuyan2022.theorem_3 import GainBounds, run_gain
-from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
-from fedjax_mm.simulate import advance, init
-from fedjax_mm.tasks import least_squares, quadratic
-from fedjax_mm.theory import mfa_lemmas
-from fedjax_mm.theory.constants import exact_constants
+from fedjax_mm.schedules import growing_sample_size, inverse_time
+from fedjax_mm.tasks import least_squares
 from fedjax_mm.theory.mfa import least_sample_size, theorem_1_rate
 from fedjax_mm.theory.problem import Problem, Rate
-from tests.helpers import slow_unless
 from tests.oracles import multi_model as reference
 
 ALL = ("MFA-Rand", "MFA-RR, 1/N", "MFA-RR, mean")
@@ -37,16 +33,21 @@ def small():
 
 
 def judge_bounds(dataset, config):
-    return BOUNDS["mfa"].judge(dataset, config)
+    return BOUNDS["mfa"].findings(dataset, config)
 
 
 def failed(findings):
-    return [claim.claim for claim in findings.claims if not claim.holds]
+    return [check.text for check in findings.checks if check.outcome != "passed"]
+
+
+def verdicts(findings):
+    """The verdicts on the statements that a run can judge, by key."""
+    return {each.key: each.verdict for each in findings.statements if not each.untested}
 
 
 def test_the_bounds_hold(small):
     findings = judge_bounds(small, SMALL)
-    assert not [claim for claim in failed(findings) if "bound" in claim]
+    assert not [text for text in failed(findings) if "bound" in text]
     measured = findings.measured
     assert dict(measured.least_ratio.sizes) == {"algorithm": 3, "mu": 2, "M": 1, "E": 2}
     assert (measured.least_ratio > 1 - 1e-9).all()
@@ -60,7 +61,7 @@ def test_a_bound_is_exact_at_the_start_of_one_model():
     settings = {"algorithms": ["MFA-RR, 1/N"], "num_models": [1], "local_steps": [1], "mu": [0.05]}
     config = validate(Bounds, SMALL.model_dump() | settings)
     findings = judge_bounds(run_bounds(config), config)
-    assert not [claim for claim in failed(findings) if "bound" in claim]
+    assert not [text for text in failed(findings) if "bound" in text]
     assert findings.measured.least_ratio.item() == pytest.approx(1, abs=1e-9)
 
 
@@ -69,20 +70,48 @@ def test_a_bound_that_does_not_hold_is_found(small):
     tampered["bound"].loc[
         {"algorithm": "MFA-Rand", "mu": 0.05, "num_models": 4, "local_steps": 1}
     ] /= 9
-    wrong = [claim for claim in failed(judge_bounds(tampered, SMALL)) if "bound" in claim]
+    wrong = [text for text in failed(judge_bounds(tampered, SMALL)) if "bound" in text]
     assert wrong == ["MFA-Rand: Theorem 1's bound holds at every recorded round"]
+    found = verdicts(ITEMS["theory-mfa-rand"].findings(tampered, SMALL))
+    assert found == {"theorem-1": "contradicted", "more-models-more-rounds": "not tested"}
+
+
+def test_a_violation_between_records_that_hold_is_found(small):
+    """At one round, by more than three standard errors of the seeds."""
+    rand = validate(Bounds, SMALL.model_dump() | {"algorithms": ["MFA-Rand"]})
+    good = small.sel(algorithm=["MFA-Rand"])
+    assert verdicts(ITEMS["theory-mfa-rand"].findings(good, rand))["theorem-1"] == "supported"
+    at = {"mu": 0.05, "num_models": 4, "local_steps": 5, "round": 120}
+    for factor, verdict in ((1.5, "contradicted"), (1.0, "not settled")):
+        wrong = good.copy(deep=True)
+        noise = np.linspace(-0.1, 0.1, wrong.sizes["seed"])
+        wrong.distance.loc[at] = wrong.bound.sel(at).item() * (factor + noise)
+        found = verdicts(ITEMS["theory-mfa-rand"].findings(wrong, rand))
+        assert found["theorem-1"] == verdict
+
+
+def test_theorems_are_judged_by_their_own_methods(small):
+    """Corollary 1 is proven for the factor 1/N: without that method it is not tested."""
+    item = ITEMS["theory-mfa-rr"]
+    assert verdicts(item.findings(small, SMALL)) == {"corollary-1": "supported"}
+    other = validate(Bounds, SMALL.model_dump() | {"algorithms": ["MFA-RR, mean"]})
+    found = item.findings(small.sel(algorithm=["MFA-RR, mean"]), other)
+    assert verdicts(found) == {"corollary-1": "not tested"}
 
 
 def test_a_case_without_an_exponent_is_no_evidence(small):
     """The other cases' exponents are all large enough."""
     measured = judge_bounds(small, SMALL).measured
     measured.exponent_high[:] = 9
-    claims = [c for c in BOUNDS["mfa"].claims(measured, SMALL) if "errors fall" in c.claim]
-    assert all(claim.holds for claim in claims)
+
+    def fall():
+        checks = BOUNDS["mfa"].judge(measured, SMALL)
+        return [check for check in checks if "errors fall" in check.text]
+
+    assert [check.outcome for check in fall()] == ["passed"] * 3
     measured.exponent_high.loc[{"algorithm": "MFA-RR, 1/N", "mu": 0.05, "E": 5}] = np.nan
-    claims = [c for c in BOUNDS["mfa"].claims(measured, SMALL) if "errors fall" in c.claim]
-    assert [claim.holds for claim in claims] == [True, False, True]
-    assert "the slowest, at mu = 0.05, M = 4, E = 5" in claims[1].evidence
+    assert [check.outcome for check in fall()] == ["passed", "undecided", "passed"]
+    assert "the slowest, at mu = 0.05, M = 4, E = 5" in fall()[1].evidence
 
 
 def test_the_bounds_use_the_runs_constants(small):
@@ -105,11 +134,11 @@ def test_a_frozen_model_would_be_found_out(small):
     """Evaluated at M in {1, 2, 4, 12}: the check can fail."""
     config = validate(Bounds, SMALL.model_dump() | {"num_models": [1, 2, 4, 12]})
     repeated = small.sel(num_models=[4, 4, 4, 4]).assign_coords(num_models=[1, 2, 4, 12])
-    claims = [claim for claim in judge_bounds(repeated, config).claims if "frozen" in claim.claim]
-    assert len(claims) == 3
-    assert all(claim.holds for claim in claims)
-    assert all("E = 1, mu = 0.05" in claim.claim for claim in claims)
-    assert all("M = 12: " in claim.evidence for claim in claims)
+    found = judge_bounds(repeated, config).checks
+    checks = [check for check in found if "frozen" in check.text]
+    assert [check.outcome for check in checks] == ["passed"] * 3
+    assert all("E = 1, mu = 0.05" in check.text for check in checks)
+    assert all("M = 12: " in check.evidence for check in checks)
 
 
 @pytest.mark.parametrize(
@@ -128,56 +157,6 @@ def test_what_theorems_do_not_speak_of_is_refused(settings, message):
         validate(Bounds, SMALL.model_dump() | settings)
 
 
-@pytest.mark.parametrize(
-    ("num_models", "local_steps"),
-    [slow_unless((M in (1, 4)) == (E == 1), M, E) for M in (1, 2, 4, 12) for E in (1, 5)],
-)
-def test_the_lemmas_and_the_recursion_hold_along_trajectories(num_models, local_steps):
-    """Frames of MFA-RR with the factor 1/N: Lemma 2, Lemma 3 and eq. (32), in float64."""
-    N, M, E, num_frames, num_seeds = 24, num_models, local_steps, 12, 8
-    problem = reference.dense_quadratic(N, 4, 0.05)
-    best, hessian = reference.minimizer(problem), problem.A.mean(0) + 0.05 * np.eye(97)
-    with jax.enable_x64(True):
-        task = quadratic(N, 4, mu=0.05)
-        constants = exact_constants(task)
-        mu, smoothness = float(constants.mu.value), float(constants.L.value)
-        beta, gamma = 2 / mu, 2 / mu * smoothness
-        schedule = per_frame(inverse_time(beta, gamma), M)
-        algorithm, assignment = fedavg(schedule, local_steps=E, server_scale="1/N"), mfa_rr(N, M)
-
-        @jax.jit
-        @jax.vmap
-        def frames(key):
-            def frame(state, _):
-                after, _ = advance(state, task, algorithm, assignment, M)
-                return after, state.models.params[0]
-
-            start = jax.random.normal(jax.random.key(5), (97,))
-            state = init(key, task, algorithm, assignment, start)
-            return jax.lax.scan(frame, state, length=num_frames + 1)[1]
-
-        starts = np.asarray(frames(jax.random.split(jax.random.key(2), num_seeds)))
-    # The largest gradient of all clients along rounds and the virtual sequence: see `_Probed`.
-    gradients = (
-        np.einsum("kij,slj->slki", problem.A, starts) - problem.b + 0.05 * starts[:, :, None]
-    )
-    G = np.linalg.norm(gradients, axis=-1).max()
-    distances = np.linalg.norm(starts - best, axis=-1)
-    for frame in range(num_frames):
-        eta, w = beta / (frame + 1 + gamma), starts[:, frame]
-        for _ in range(E):
-            w = w - eta * (w - best) @ hessian
-        central = np.linalg.norm(w - best, axis=1)
-        drift = np.linalg.norm(starts[:, frame + 1] - w, axis=1) / eta  # |e^l|, eq. (28)
-        statement = Problem(M=M, E=E, mu=mu, L=smoothness, G=G)
-        assert np.all(central <= mfa_lemmas.lemma_2(distances[:, frame], statement, eta) + 1e-12)
-        assert np.all(drift <= mfa_lemmas.lemma_3(eta, statement) + 1e-9)
-        if E > 1 or M > 1:
-            assert drift.max() > 1e-3  # there is something to bound
-        bound = mfa_lemmas.recursion(distances[:, frame].mean(), statement, eta, V=0.0)
-        assert distances[:, frame + 1].mean() <= bound
-
-
 def test_gains_beside_theorem_3():
     config = validate(
         GainBounds,
@@ -185,17 +164,27 @@ def test_gains_beside_theorem_3():
         | {"num_models": [1, 2], "local_steps": [5], "num_rounds": 300, "num_seeds": 4},
     )
     item, dataset = ITEMS["theory-gain"], run_gain(config)
-    findings = item.judge(dataset, config)
+    findings = item.findings(dataset, config)
     measured = findings.measured
-    assert [claim.holds for claim in findings.claims] == [True, True, True]
+    proven = ("theorem-3", "theorem-3-increasing")
+    supported = dict.fromkeys(proven, "supported")
+    assert verdicts(findings) == supported | {"theorem-3-one-step": "contradicted"}
+    assert failed(findings) == []
     examples = measured.counterexample
     assert examples.sel(reading="max").item() == pytest.approx(0.45, abs=0.005)
     assert examples.sel(reading="sum").item() == pytest.approx(1.72, abs=0.005)
     assert (measured.gain.sel(what="measured", M=2) > 1).all()
-    for what, number in (("the sum of (127)", 0), ("measured", 2)):
-        lower = dataset.copy(deep=True)
-        lower.gain.loc[{"what": what, "num_models": 2}] = 1.0
-        assert not item.judge(lower, config).claims[number].holds
+    lower = dataset.copy(deep=True)
+    lower.gain.loc[{"what": "the sum of (127)", "num_models": 2}] = 1.0
+    assert [verdicts(item.findings(lower, config))[key] for key in proven] == ["contradicted"] * 2
+    lower = dataset.copy(deep=True)
+    lower.gain.loc[{"what": "measured", "num_models": 2}] = 1.0
+    assert failed(item.findings(lower, config)) == [
+        "the measured gain is above 1 and increases with M"
+    ]
+    alone = validate(GainBounds, config.model_dump() | {"num_models": [1]})
+    found = verdicts(item.findings(dataset.sel(num_models=[1]), alone))
+    assert [found[key] for key in proven] == ["not tested"] * 2
     item.figure(dataset, measured, config).savefig("/dev/null", format="png")
 
 
@@ -208,11 +197,11 @@ def test_numbers_of_steps_that_theorem_3_does_not_speak_of_are_named():
         | {"mu": [2e-4], "num_models": [1, 2], "local_steps": [1, 2]}
         | {"num_rounds": 20, "num_seeds": 2},
     )
-    findings = ITEMS["theory-gain"].judge(run_gain(config), config)
+    findings = ITEMS["theory-gain"].findings(run_gain(config), config)
     proven = findings.measured.gain.sel(what="the sum of (127)")
     np.testing.assert_array_equal(proven.isnull().all("M"), [True, False])
-    assert "(E = 1 fails its condition (136))" in findings.claims[0].claim
-    assert findings.claims[0].holds
+    assert "E = 1 fails the condition (136)" in findings.statements[0].about
+    assert verdicts(findings)["theorem-3"] == "supported"
 
 
 @pytest.mark.parametrize("x64", [False, True])
@@ -300,8 +289,8 @@ def test_figures_and_tables(small, tmp_path):
 def test_the_bounds_hold_in_full(name):
     """2,000 rounds, 200 seeds, M in {1, 2, 4, 12}, E in {1, 5}, mu in {2e-4, 0.05}."""
     item = ITEMS[name]
-    findings = item.judge(item.run(item.settings, None), item.settings)
-    assert failed(findings) == []
+    findings = item.findings(item.run(item.settings, None), item.settings)
+    assert set(verdicts(findings).values()) == {"supported"}
 
 
 def test_the_command_shows_all_methods():

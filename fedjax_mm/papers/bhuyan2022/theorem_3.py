@@ -1,7 +1,7 @@
 """Theorem 3: the gain that is proven beside the one that is measured."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -14,9 +14,11 @@ from fedjax_mm.experiments.fields import Count, Distinct, Positive
 from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbols
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
-from fedjax_mm.papers.claims import Claim, claim, increasing
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.rulings import Ruling, check, fact, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import Problem, Rate
@@ -79,6 +81,9 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
 _EXAMPLE = Problem(N=4, M=2, E=2, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
 _RATE, _D = Rate(beta=2.0, gamma=100.0), 36 / 101
 
+# Gamma = 0 satisfies the printed condition N > 1 + 6 L Gamma / G^2 for every N, and (136) for none.
+_ONE_STEP = Problem(N=4, M=[1, 2], E=1, mu=1.0, L=12.5, Gamma=0.0, G=1.0, sigma=0.0)
+
 
 def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
     """Returns gains, proven and measured, and those of the counterexample with two models."""
@@ -87,25 +92,37 @@ def measure(result: xr.Dataset, config: GainBounds) -> xr.Dataset:
     gains = result.gain.transpose("local_steps", "what", "num_models")
     measured = xr.Dataset({"gain": gains, "condition": result.condition})
     measured["counterexample"] = xr.DataArray(examples, {"reading": readings})
+    alone, both = mfa.rounds_to_accuracy(_ONE_STEP, _RATE, _D, epsilon)
+    measured["one_step_gain"] = 2 * alone / both
     return measured.rename(num_models="M", local_steps="E")
 
 
-def claims(measured: xr.Dataset, config: GainBounds) -> Sequence[Claim]:
-    """Gains increase with M, from the 1 of one model; not those with a maximum."""
-    proven = measured.gain.sel(what="the sum of (127)", E=measured.condition)
+def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
+    """Rules on Theorem 3, with the sum of its proof, and on its printed condition."""
+    proven = measured.gain.sel(what="the sum of (127)", E=measured.condition, drop=True)
     excluded = ", ".join(f"E = {steps}" for steps in measured.E[~measured.condition].values)
-    fails = f" ({excluded} fails its condition (136))" if excluded else ""
+    about = f"{excluded} fails the condition (136)" if excluded else ""
+    gains = describe(proven)
+    several = proven.sel(M=proven.M > 1)
+    # No verdict comes from an empty grid: all of nothing would hold.
+    above = (several > 1).all("M").where(several.sizes["M"] > 0)
+    yield ruling("theorem-3", fact(above, gains), about=about)
+    rises = proven.sortby("M").diff("M") > 0
+    is_one = abs(proven.sel(M=proven.M == 1) - 1).max("M") < 1e-9
+    increases = (rises.all("M") & is_one).where(rises.sizes["M"] > 0)
+    yield ruling("theorem-3-increasing", fact(increases, gains), about=about)
+    evidence = "N = 4, E = 1, Gamma = 0, which is within the printed condition and not within its "
+    evidence += f"derivation (136): the gain of 2 models is {measured.one_step_gain:.2f}"
+    yield ruling("theorem-3-one-step", fact(bool(measured.one_step_gain > 1), evidence))
     by_sum, by_max = measured.counterexample.values
-    rises = "gain is above 1 and increases with M"
-    proof = f"Theorem 3, with the sum of its proof: the {rises} <= N/2{fails}"
-    false = "with Theorem 1's maximum in place of the sum the claim is false (counterexample)"
+    false = "with Theorem 1's maximum instead of the sum, Theorem 3 is false (counterexample)"
     example = f"N = 4, M = 2: gain {by_max:.2f} with the maximum, {by_sum:.2f} with the sum"
-    # One model's gain is 1: gains that increase from there are above 1.
-    return [
-        increasing(proof, proven, "M"),
-        claim(false, by_max < 1 < by_sum, example),
-        increasing(f"the measured {rises}", measured.gain.sel(what="measured"), "M"),
-    ]
+    yield check(false, by_max < 1 < by_sum, example)
+    found = measured.gain.sel(what="measured", drop=True).sortby("M")
+    # The gain of one model is 1, so that gains that increase from there are above 1.
+    is_known = found.notnull().all()
+    passed = (found.diff("M") > 0).all().where(is_known)
+    yield check("the measured gain is above 1 and increases with M", passed, describe(found))
 
 
 def table(measured: xr.Dataset, config: GainBounds) -> Sequence[Table]:
@@ -132,7 +149,7 @@ ITEMS = (
         settings=GainBounds(),
         run=run_gain,
         measure=measure,
-        claims=claims,
+        judge=judge,
         table=table,
         figure=figure,
     ),

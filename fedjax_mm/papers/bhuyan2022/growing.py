@@ -1,0 +1,172 @@
+"""Theorem 2 with V > 0: samples that grow, the bound, and measured errors of MFA-RR."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from fedjax_mm import plots
+from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, needs_more_rounds, tightest
+from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.rulings import Ruling, check, estimate, more, no_less, ruling, untested
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.results.labels import describe, places
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.theory.rates import MFA_RR_EXPONENT, fit_rate
+
+_NAMES = {"num_models": "M", "local_steps": "E"}
+_CASE = ("sample", "M", "E", "left_out")
+_CONSTANT = 0.05  # relative growth of (t/M + gamma) E|w_t - w*| that counts as none
+
+
+def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
+    """Returns measured errors, and the bound of Theorem 2 for samples that grow."""
+    result = run_growing(config, lambda task: task, execution=execution)
+    words = "distance |w_t - w*|, mean over models"
+    measured = {
+        "distance": result.distance.mean("model").assign_attrs(long_name=words),
+        "largest": result.distance.mean("seed").max("model"),
+        "farthest": result.distance.max(),
+    }
+    dataset = xr.Dataset(measured, attrs=result.attrs)
+    t = dataset["round"] + 1  # the model after round t is w_{t+1}
+    return dataset.assign(bound=theorem_2(t, config, dataset.coords.to_dataset()))
+
+
+def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
+    """Returns constants, errors beside bounds, and the growth of (t/M + gamma) times the error."""
+    constants, result = known(config), result.rename(_NAMES)
+    time = (result["round"] + 1) / result.M + constants.rate.gamma
+    mean, error = estimate(result.distance)
+    ratio = result.bound / result.largest
+    few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
+    curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
+    measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
+    # The third and the last quarter of the rounds: means, because one record is noisy.
+    end = result.sizes["round"]
+    quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
+    third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
+    fitted = constants.numbers() | _exponents(result.distance, time)
+    return measured.assign(fitted).assign(
+        room=tightest(1 - result.distance / result.bound, "round"),
+        growth=last / third.mean("seed") - third / third.mean("seed"),
+        first_bound=result.bound.isel(round=0, drop=True),
+        least_ratio=ratio.min("round"),
+        largest_ratio=ratio.max("round"),
+        farthest=result.farthest,
+        V=constants.variance(result.left_out, result.E),
+    )
+
+
+def _exponents(distance: xr.DataArray, time: xr.DataArray) -> dict[str, Any]:
+    def fit(errors: np.ndarray, time: np.ndarray) -> tuple[float, ...]:
+        rate = fit_rate(time, errors, gamma=0.0)
+        return rate.exponent, *rate.interval
+
+    found = xr.apply_ufunc(
+        fit,
+        distance,
+        time,
+        input_core_dims=[["seed", "round"], ["round"]],
+        output_core_dims=[()] * 3,
+        vectorize=True,
+        keep_attrs=False,
+    )
+    return dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True))
+
+
+def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
+    """Rules on Theorem 2 and its order 1/t; what other samples do is a check."""
+    keys = "theorem-2", "order-one-over-t", "more-models-more-rounds"
+    if "growing" in config.samples:
+        yield from _judge_growing(measured.sel(sample="growing", drop=True))
+    else:
+        yield from (untested(key, "samples that grow were left out") for key in keys)
+    if "fixed" in config.samples:
+        share = max(config.left_out)
+        fixed = measured.growth.sel(sample="fixed", left_out=share, drop=True).mean(("M", "E"))
+        text = "where samples do not grow, (t/M + gamma) times the error does, by more than 5 %"
+        yield check(f"{text} ({share:g} left out, mean over M and E)", more(fixed, _CONSTANT))
+    evidence = f"farthest {measured.farthest:.3g}, radius {measured.radius:.3g}"
+    ball = "no model leaves the ball around w* on which G, beta_1 and beta_2 hold"
+    yield check(ball, measured.farthest <= measured.radius, evidence)
+
+
+def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
+    least, most = (here[f"{end}_ratio"] for end in ("least", "largest"))
+    ratios = f"bound / error {least.min():.3g} to {most.max():.3g}"
+    about = f"1 - error / bound at the tightest round; {ratios}"
+    yield ruling("theorem-2", no_less(here.room, ROUND_OFF, form=".3g"), about=about)
+    about = "minus the relative growth from the third to the last quarter of the rounds, at least "
+    about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
+    yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)
+    yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
+    text = "errors fall at least as (t/M + gamma)^-1 in the later half"
+    passed = here.exponent_high >= MFA_RR_EXPONENT
+    yield check(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))
+
+
+def table(measured: xr.Dataset, config: Growing) -> Sequence[Table]:
+    """Returns errors at the end, bounds, and constants."""
+    last = measured.isel(round=-1)
+    least, largest = (cells(measured[f"{end}_ratio"], form=".3g") for end in ("least", "largest"))
+    main = {
+        "V": cells(last.V, form=".3g"),
+        "error at the end": cells(last.error, last.standard_error, form=".3g"),
+        "bound": cells(last.bound, form=".3g"),
+        "bound / error": least + " to " + largest,
+        "exponent": cells(measured.exponent, published=xr.DataArray(MFA_RR_EXPONENT)),
+    }
+    # The bound is of samples that grow.
+    grows = measured.sample == "growing"
+    main |= {name: main[name].where(grows, "none") for name in ("V", "bound", "bound / error")}
+    constants = {name: cells(measured[name], form=".4g") for name in known(config).numbers()}
+    title = "Constants: mu and L are exact, G and beta_1 are bounds on the ball of the radius"
+    return [rows(main, _CASE), rows(constants, (), title)]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
+    """Draws measured errors and bounds over rounds, a panel for every M and E."""
+    curves = result[["distance", "bound"]].assign_coords(round=result["round"] + 1).rename(_NAMES)
+    distance = curves.distance.mean("seed")
+    panels = []
+    for at, words in places(curves, "M", "E"):
+        here = distance.sel(at).stack(run=("sample", "left_out"))
+        names = [f"{sample}, first {1 - share:.0%}" for sample, share in here.run.values]
+        drawn = plots.lines(
+            here.drop_vars(("run", "sample", "left_out")).assign_coords(run=names).T, style="-"
+        )
+        bound = curves.bound.sel(at).transpose("left_out", "round")
+        bound = bound.assign_coords(
+            left_out=[f"first {1 - share:.0%}" for share in config.left_out]
+        )
+        drawn += plots.lines(bound, style="--", label="bound, ")
+        axes = (", ".join(words), "$t$ (the start is 1)", r"$E|w_t - w_*|$")
+        panels.append(plots.Panel(*axes, drawn, scale="log", xscale="log"))
+    width, runs = curves.sizes["E"], f"N = {config.num_clients}, {config.num_seeds} seeds"
+    return plots.draw(
+        [panels[i : i + width] for i in range(0, len(panels), width)],
+        title=f"Theorem 2 with V > 0: MFA-RR with samples that grow, ridge regression, {runs}",
+        caption="Solid: measured, mean over seeds and models, with samples that begin with a share "
+        "of the examples and grow as Theorem 2 has it, or stay; dashed: the bound. Errors rise and "
+        "fall within a frame of M rounds.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="theory-mfa-rr-growing",
+        title="Theorem 2's bound beside MFA-RR with samples that grow",
+        settings=Growing(),
+        run=run,
+        measure=measure,
+        judge=judge,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Theorem 2."""

@@ -1,0 +1,251 @@
+"""MFA-RR on clients with examples, whose samples grow: the runs of Theorem 2 and its lemmas."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from pydantic import Field, model_validator
+
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignments.partitions import mfa_rr
+from fedjax_mm.base import Algorithm, Task
+from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
+from fedjax_mm.theory import mfa
+from fedjax_mm.theory.problem import FloatArray, Problem, Rate
+
+Sample = Literal["growing", "fixed"]
+"""N_s(t) of Theorem 2, or its first value in all rounds."""
+
+_NOISE = 0.3  # standard deviation of the targets, and of a client's own solution
+
+
+class Growing(Config):
+    """Settings of MFA-RR by eq. (19) on ridge regression, from zeros."""
+
+    num_clients: Annotated[Count, Field(ge=2)] = 12
+    num_examples: Annotated[Count, Field(ge=2)] = 100
+    """S, of every client. The more, the longer samples leave some out."""
+    dim: Count = 4
+    ridge: Positive = 0.5
+    samples: Annotated[tuple[Sample, ...], Field(min_length=1), Distinct] = ("growing", "fixed")
+    num_models: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 4)
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
+    left_out: Annotated[
+        tuple[Annotated[float, Field(gt=0, lt=1)], ...], Field(min_length=1), Distinct
+    ] = (0.5, 0.95)
+    """Shares of the examples that the sample of the first round leaves out, each a V."""
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.8
+    """The first rate, in units of 1/L, the largest that Theorem 2 admits."""
+    contraction: Annotated[float, Field(gt=1)] = 2.0
+    """beta mu."""
+    num_rounds: Count = 400
+    num_seeds: Annotated[Count, Field(ge=2)] = 50
+    seed: Seed = 0
+    record_every: Count = 5
+
+    @model_validator(mode="after")
+    def _theorem_applies(self) -> Self:
+        if self.num_rounds % self.record_every:
+            raise ValueError(
+                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
+            )
+        for num_models in self.num_models:
+            mfa_rr(self.num_clients, num_models)  # refuses more models than clients
+        known(self)  # refuses rates that are too large
+        return self
+
+    def task(self) -> LeastSquares:
+        """Returns ridge regression on the examples, in the precision that JAX is in."""
+        x, y = self.examples()
+        return least_squares(list(x), list(y), ridge=self.ridge)
+
+    def examples(self) -> tuple[FloatArray, FloatArray]:
+        """Returns features of length 1 and targets, ``[clients, examples, ...]``.
+
+        Every client has a solution of its own, so that clients differ.
+        """
+        random = np.random.default_rng(self.seed)
+        shape = self.num_clients, self.num_examples, self.dim
+        x = random.standard_normal(shape)
+        x /= np.linalg.norm(x, axis=-1, keepdims=True)
+        solutions = 1 + _NOISE * random.standard_normal((self.num_clients, self.dim, 1))
+        return x, (x @ solutions)[..., 0] + _NOISE * random.standard_normal(shape[:2])
+
+
+class Known(NamedTuple):
+    """Constants of the regression in Assumptions 1 to 4, and the learning rate.
+
+    G, beta_1 and beta_2 hold on the ball around w* that no iterate leaves.
+
+    Attributes:
+      problem: N, S, mu, L, which are exact, and G, beta_1, beta_2, which are bounds.
+      rate: beta and gamma.
+      minimizer: w*.
+      hessian: of F.
+      radius: of the ball.
+    """
+
+    problem: Problem
+    rate: Rate
+    minimizer: FloatArray
+    hessian: FloatArray
+    radius: float
+
+    @property
+    def distance(self) -> float:
+        """|w_1 - w*|, from zeros."""
+        return float(np.linalg.norm(self.minimizer))
+
+    def numbers(self) -> dict[str, float]:
+        """Returns all constants by their names."""
+        names = "N", "S", "mu", "L", "G", "beta_1", "beta_2"
+        values = self.problem.symbols("Theorem 2", " ".join(names))
+        named = {name: float(value) for name, value in zip(names, values, strict=True)}
+        beta, gamma = map(float, self.rate.symbols())
+        rest = {"beta": beta, "gamma": gamma, "distance": self.distance, "radius": self.radius}
+        return named | rest
+
+    def variance(self, left_out: Any, local_steps: Any) -> Any:
+        """Returns the least V of eq. (31) if the first sample leaves out this share."""
+        G, beta_1, beta_2 = self.problem.symbols("Theorem 2", "G beta_1 beta_2")
+        return left_out * 2 * local_steps * np.sqrt(beta_1 + beta_2 * G**2) / self.rate.at(1)
+
+
+@functools.cache
+def known(config: Growing) -> Known:
+    """Returns the constants of Theorem 2's hypotheses.
+
+    Raises:
+      ValueError: if the first rate is above 2 / (largest + smallest curvature of an example).
+    """
+    x, y = config.examples()
+    ridge, identity = config.ridge, np.eye(config.dim)
+    each = np.einsum("ksi,ksj->ksij", x, x) + ridge * identity  # of examples
+    clients = each.mean(1)
+    hessian = clients.mean(0)
+    minimizer = np.linalg.solve(hessian, np.einsum("ksi,ks->i", x, y) / y.size)
+    curvature = np.linalg.eigvalsh(clients)
+    mu, L = curvature.min(), curvature.max()
+    beta = config.contraction / mu
+    rate = Rate(beta, beta * L / config.rate - 1)
+    gradients = x * (x @ minimizer - y)[..., None] + ridge * minimizer  # at w*
+    # A step on any examples shortens |w - w*| by the factor 1 - eta ridge and adds at most eta
+    # times their gradient at w*; the server's step is a convex combination. So a ball is invariant.
+    if rate.at(1) > 2 / (1 + 2 * ridge):
+        raise ValueError(f"rate is {config.rate}; steps on single examples need a smaller one")
+    steepest = np.linalg.norm(gradients, axis=-1).max()
+    radius = max(np.linalg.norm(minimizer), steepest / ridge)
+
+    def largest(of: FloatArray, linear: FloatArray, quadratic: FloatArray) -> float:
+        """Returns a bound of ``of + 2 linear'r + r'quadratic r`` over the ball |r| <= radius."""
+        curved = np.linalg.eigvalsh(quadratic)[..., -1]
+        ends = of + 2 * np.linalg.norm(linear, axis=-1) * radius + np.maximum(curved, 0) * radius**2
+        return float(ends.max())
+
+    # |gradient|^2 at w* + r, of all examples and of all clients, as quadratic functions of r.
+    of_examples = _square(gradients, each)
+    of_clients = _square(gradients.mean(1), clients)
+    # A sample's mean gradient is in expectation no longer than all examples' root mean square.
+    G = np.sqrt(largest(*(part.mean(1) for part in of_examples)))
+    # beta_2 = 1 is its least value; beta_1 is by how much an example's square exceeds its client's.
+    pairs = zip(of_examples, of_clients, strict=True)
+    beta_1 = max(largest(*(one - whole[:, None] for one, whole in pairs)), 0.0)
+    problem = Problem(
+        N=config.num_clients, S=config.num_examples, mu=mu, L=L, G=G, beta_1=beta_1, beta_2=1.0
+    )
+    return Known(problem, rate, minimizer, hessian, float(radius))
+
+
+def _square(gradient: FloatArray, hessian: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Returns ``a, b, A`` of ``|gradient + hessian r|^2 = a + 2 b'r + r'A r``."""
+    linear = np.einsum("...ij,...j->...i", hessian, gradient)
+    return (gradient**2).sum(-1), linear, hessian @ hessian
+
+
+def sample_size(config: Growing, num_models: int, local_steps: int, left_out: float) -> Schedule:
+    """Returns N_s(t), the least of Theorem 2 for the V that leaves this share out at first."""
+    constants = known(config)
+    G, beta_1, beta_2 = constants.problem.symbols("Theorem 2", "G beta_1 beta_2")
+    return growing_sample_size(
+        learning_rate(config, num_models),
+        num_examples=config.num_examples,
+        local_steps=local_steps,
+        gradient_bound=G,
+        noise=(beta_1, beta_2),
+        growth=left_out * constants.variance(1.0, local_steps),
+    )
+
+
+def learning_rate(config: Growing, num_models: int) -> Schedule:
+    """Returns the rate of Theorem 2."""
+    beta, gamma = known(config).rate.symbols()
+    return per_frame(inverse_time(beta, gamma), num_models)
+
+
+def growing_fedavg(
+    config: Growing, num_models: int, local_steps: int, left_out: float, sample: Sample = "growing"
+) -> Algorithm:
+    """Returns FedAvg by eq. (19), whose local steps draw samples without replacement."""
+    size = sample_size(config, num_models, local_steps, left_out)
+    return fedavg(
+        learning_rate(config, num_models),
+        local_steps=local_steps,
+        batch_size=size if sample == "growing" else lambda t: size(jnp.ones_like(t)),
+        server_scale="1/N",
+    )
+
+
+def run_growing(
+    config: Growing,
+    wrap: Callable[[LeastSquares], Task],
+    execution: Execution | None = None,
+) -> xr.Dataset:
+    """Returns the runs over ``(sample, num_models, local_steps, left_out, "seed", "round", ...)``.
+
+    Args:
+      config: the settings.
+      wrap: makes the task that is trained, from ridge regression.
+      execution: of the sweep.
+    """
+
+    def build(
+        sample: Sample, num_models: int, local_steps: int, left_out: float, data: LeastSquares
+    ) -> Setup:
+        algorithm = growing_fedavg(config, num_models, local_steps, left_out, sample)
+        return Setup(wrap(data), algorithm, mfa_rr(config.num_clients, num_models))
+
+    axes = {"num_models": config.num_models, "local_steps": config.local_steps}
+    with jax.enable_x64(True):
+        how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
+        return sweep(
+            build,
+            {"sample": list(config.samples)}
+            | {name: list(values) for name, values in axes.items()}
+            | {"left_out": list(config.left_out)},
+            **how,
+            shared={"data": config.task()},
+            on_divergence="stop",
+            execution=execution,
+        )
+
+
+def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:
+    """Returns the bound at rounds t, over t, num_models, local_steps and left_out of the cases."""
+    constants = known(config)
+    V = constants.variance(cases.left_out, cases.local_steps)
+
+    def bound(t: FloatArray, M: FloatArray, E: FloatArray, V: FloatArray) -> FloatArray:
+        problem = dataclasses.replace(constants.problem, M=M, E=E)
+        return mfa.theorem_2(t, problem, constants.rate, V, constants.distance)
+
+    found: xr.DataArray = xr.apply_ufunc(bound, t, cases.num_models, cases.local_steps, V)
+    return found

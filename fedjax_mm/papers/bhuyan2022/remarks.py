@@ -1,0 +1,408 @@
+"""Remarks 1 and 2 and Lemmas 1 to 4 beside assignments and runs of MFA-RR."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+from pydantic import Field
+
+from fedjax_mm import plots
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
+from fedjax_mm.base import Assignment, Batching, Index, Metrics
+from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
+from fedjax_mm.papers.bhuyan2022.regression import (
+    Growing,
+    Sample,
+    known,
+    learning_rate,
+    run_growing,
+    sample_size,
+    theorem_2,
+)
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, fact, more, no_less, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.results.labels import describe, places
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.least_squares import LeastSquares
+from fedjax_mm.tasks.view import View
+from fedjax_mm.tasks.with_metrics import with_metrics
+from fedjax_mm.theory import mfa, mfa_lemmas
+from fedjax_mm.theory.problem import FloatArray
+
+_METHODS = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+_WHAT = {
+    "lemma-1": "variance of the sampled gradients",
+    "lemma-2": "distance after E centralized steps",
+    "lemma-3": "error e of local gradients",
+    "lemma-4": "error d of sampled gradients",
+}
+_RECURSION = "equation-32"
+_NOTHING = 1e-12  # round-off in float64
+_MARGIN = 0.01  # of a probability
+_NAMES = {"num_models": "M", "local_steps": "E"}
+
+
+class Remarks(Growing):
+    """Settings of the lemmas' runs, and of drawn assignments."""
+
+    num_examples: Annotated[Count, Field(ge=2)] = 40
+    samples: tuple[Sample] = ("growing",)
+    left_out: tuple[float] = (0.95,)
+    num_rounds: Count = 200
+    record_every: Annotated[Count, Field(le=1)] = 1
+    matched: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (2, 3, 4, 6, 12)
+    """M of Remark 1."""
+    num_frames: Count = 100
+    """Frames of each seed in Remark 1."""
+
+
+class _Sums(NamedTuple):
+    """A model, and what the sampling of examples has added to it.
+
+    Attributes:
+      w: the model.
+      noise: minus the sum of the sampled gradients' errors, times the rates and 1/N.
+      squares: likewise of their squares, for each client.
+    """
+
+    w: Float[Array, " dim"]
+    noise: Float[Array, " dim"]
+    squares: Float[Array, " clients"]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Watched(View):
+    """Ridge regression whose parameters are `_Sums`: FedAvg trains w, and adds up the others."""
+
+    def init(self, rng_key: PRNGKeyArray) -> _Sums:
+        w = self.task.init(rng_key)
+        return _Sums(w, jnp.zeros_like(w), jnp.zeros(self.num_clients, w.dtype))
+
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
+        return self.task.batch(rng_key, client, step, how), client
+
+    def loss(self, params: _Sums, batch: Any) -> Float[Array, ""]:
+        (taken, weights), client = batch
+        # Samples without replacement permute all of the client's examples and give a weight of 0 to
+        # those that are left out.
+        everything = taken, jnp.ones_like(weights)
+        gradient = jax.grad(self.task.loss)
+        wrong = gradient(params.w, (taken, weights)) - gradient(params.w, everything)
+        wrong = lax.stop_gradient(wrong)
+        # The gradients of these terms are what each local step adds.
+        added = wrong @ params.noise + wrong @ wrong * params.squares[client]
+        return self.task.loss(params.w, (taken, weights)) + added
+
+    def metrics(self, rng_key: PRNGKeyArray, params: _Sums) -> Metrics:
+        sums = {"w": params.w, "noise": params.noise, "squares": params.squares}
+        return self.task.metrics(rng_key, params.w) | sums
+
+
+def watched(task: LeastSquares) -> _Watched:
+    """Returns the task whose runs record what the lemmas bound."""
+    return _Watched(task, task.num_clients)
+
+
+def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
+    """Returns what the lemmas bound in every frame, FedCluster's errors, and drawn assignments."""
+    result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
+    cases = [(M, E) for M in config.num_models for E in config.local_steps]
+    frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
+    # Frames are as many as rounds / M: NaN fills those that a case does not have.
+    lemmas = xr.combine_by_coords(frames, data_vars="minimal", join="outer")
+    return xr.merge(
+        [lemmas, _fedcluster(config, execution), _assignments(config)],
+        join="exact",
+        combine_attrs="drop",
+    ).assign_attrs(result.attrs)
+
+
+class _Errors(NamedTuple):
+    """Vectors of the frames of all seeds and models, ``[seeds, frames, models, ...]``.
+
+    Attributes:
+      start: w_1^l - w*.
+      end: w_1^{l+1} - w*.
+      central: u_{E+1} - w*, after E steps of centralized descent from w_1^l.
+      e: eq. (24), by eq. (28).
+      d: eq. (27).
+      variance: of the sampled gradients of every client.
+    """
+
+    start: FloatArray
+    end: FloatArray
+    central: FloatArray
+    e: FloatArray
+    d: FloatArray
+    variance: FloatArray
+
+
+def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Errors:
+    """Returns the errors of frames from the sums at their ends."""
+    w, noise, squares = (ends[name].values for name in _Sums._fields)
+    constants, step = known(config), alpha[:, None, None]
+    best = constants.minimizer
+    descent = np.linalg.matrix_power(np.eye(len(best)) - step * constants.hessian, E)
+    start, end = w[:, :-1] - best, w[:, 1:] - best
+    central = np.einsum("fij,sfmj->sfmi", descent, start)
+    d = -np.diff(noise, axis=1) / step
+    variance = -np.diff(squares, axis=1) * config.num_clients / (step * E)
+    return _Errors(start, end, central, (end - central) / step + d, d, variance)
+
+
+def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
+    """Returns what the lemmas bound in every frame of a case, means over models, and the bounds."""
+    constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
+    # Records 0, M, 2 M, ... end a frame.
+    ends = result.isel(round=slice(None, None, M), model=slice(M))
+    frame = np.arange(1, ends.sizes["round"])
+    alpha = constants.rate.at(frame)
+    errors = _errors(ends, alpha, E, config)
+    with jax.enable_x64(True):
+        size = sample_size(config, M, E, config.left_out[0])
+        N_s = np.asarray(jax.vmap(size)(jnp.asarray(M * (frame - 1) + 1)))
+    start, end, central, e, d = (np.linalg.norm(x, axis=-1) for x in errors[:-1])
+    each = mfa_lemmas.lemma_2(start, problem, alpha[:, None])
+    V, mean = constants.variance(config.left_out[0], E), start.mean((0, 2))
+    bounds = [
+        mfa_lemmas.lemma_1(N_s, problem),
+        each.mean((0, 2)),
+        mfa_lemmas.lemma_3(alpha, problem),
+        mfa_lemmas.lemma_4(N_s, problem),
+        mfa_lemmas.recursion(mean, problem, alpha, V),
+    ]
+    # Lemma 1 is about every client: that of the largest variance.
+    variance = errors.variance.mean(2)
+    worst = variance.mean(0).argmax(-1)[None, :, None]
+    values = [np.take_along_axis(variance, worst, -1)[..., 0]]
+    values += [x.mean(-1) for x in (central, e, d, end)]
+    # Means over w_{jM}, j = 0, ..., T - 1, of Remark 2.
+    average, half = start.mean(2).cumsum(1) / frame, len(frame) // 2
+    fall = np.log(average[:, half - 1] / average[:, -1]) / np.log(len(frame) / half)
+    proven = np.stack([np.broadcast_to(x, alpha.shape) for x in bounds])
+    variables = {
+        "value": (("lemma", "seed", "frame"), np.stack(values)),
+        "lemma_bound": (("lemma", "frame"), proven),
+        "average_exponent": ("seed", fall),
+        "every_start": ("seed", (1 - central / each).min((1, 2))),
+    }
+    found = xr.Dataset(variables, {"lemma": [*_WHAT, _RECURSION], "frame": frame})
+    return found.expand_dims(num_models=[M], local_steps=[E])
+
+
+def _norms(task: LeastSquares, params: Array) -> Metrics:
+    return {"gradient": jnp.linalg.norm(task.hessian @ (params - task.minimizer))}
+
+
+def _fedcluster(config: Remarks, execution: Execution | None) -> xr.Dataset:
+    """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
+    clusters, steps = max(config.num_models), max(config.local_steps)
+
+    def build(local_steps: int, data: LeastSquares) -> Setup:
+        size = sample_size(config, clusters, local_steps, config.left_out[0])
+        algorithm = fedavg(
+            learning_rate(config, clusters),
+            local_steps=local_steps,
+            batch_size=lambda t: size(jnp.ones_like(t)),
+        )
+        return Setup(
+            with_metrics(data, _norms), algorithm, fedcluster(config.num_clients, clusters)
+        )
+
+    how = config.model_dump(include={"num_seeds", "seed"})
+    rounds = config.num_rounds // clusters * clusters
+    with jax.enable_x64(True):
+        result = sweep(
+            build,
+            {"local_steps": [steps]},
+            num_rounds=rounds,
+            record_every=clusters,
+            shared={"data": config.task()},
+            execution=execution,
+            **how,
+        )
+    # w_{jM} for j = 0, ..., T - 1.
+    result = result.isel(local_steps=0, model=0, round=slice(-1), drop=True)
+    count = np.arange(1, result.sizes["round"] + 1)
+    found = {
+        "cluster_gradient": (result.gradient**2).cumsum("round") / count,
+        "cluster_error": result.distance.cumsum("round") / count,
+    }
+    result = xr.Dataset(found).drop_vars("round").rename(round="T").assign_coords(T=count)
+    return result.transpose("seed", "T")
+
+
+def _assignments(config: Remarks) -> xr.Dataset:
+    """Returns the share of pairs that a frame leaves out, for both methods and every M."""
+    keys = jax.random.split(jax.random.key(config.seed), config.num_seeds)
+    shares = [
+        [_left_out(make(config.num_clients, M), M, config.num_frames, keys) for M in config.matched]
+        for make in _METHODS.values()
+    ]
+    coords = {"algorithm": list(_METHODS), "matched": list(config.matched)}
+    over = ("algorithm", "matched", "pairs", "seed")
+    dataset = xr.Dataset({"pairs_share": (over, np.array(shares))}, coords)
+    return dataset.assign_coords(pairs=["never", "once"])
+
+
+def _left_out(
+    assignment: Assignment, M: int, num_frames: int, keys: PRNGKeyArray
+) -> Float[np.ndarray, "2 seeds"]:
+    """Returns the shares of client-model pairs that occur never and once in frames of M rounds."""
+    assign: Callable[..., Any] = assignment.assign  # neither method looks at the models
+
+    def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
+        def one_round(state: Any, t: Array) -> tuple[Any, Array]:
+            groups, state = assign(jax.random.fold_in(key, t), t, state, None)
+            models = jnp.arange(M)[:, None] if groups.models is None else groups.models
+            pairs = jnp.zeros((assignment.num_clients, M), int)
+            # A place without a client is numbered -1, which would be the last client.
+            return state, pairs.at[groups.clients, models].add(groups.clients >= 0)
+
+        rounds = jnp.arange(1, M * num_frames + 1)
+        _, pairs = lax.scan(one_round, assignment.init(key), rounds)
+        counts = pairs.reshape(num_frames, M, *pairs.shape[1:]).sum(1)
+        return jnp.stack([(counts == times).mean() for times in (0, 1)])
+
+    return np.asarray(jax.jit(jax.vmap(of_seed))(keys)).T
+
+
+def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
+    """Returns Theorem 2's bound averaged over the rounds up to T, for every M and E."""
+    axes = {"num_models": config.num_models, "local_steps": config.local_steps}
+    cases = xr.Dataset(coords={name: list(values) for name, values in axes.items()})
+    cases = cases.assign_coords(left_out=config.left_out[0])
+    t = xr.DataArray(np.arange(1, T.max() + 1), dims="t")
+    means = theorem_2(t, config, cases).cumsum("t") / t
+    return means.isel(t=T - 1).rename(t="T").rename(_NAMES)
+
+
+def measure(result: xr.Dataset, config: Remarks) -> xr.Dataset:
+    """Returns room below the lemmas' bounds, shares of pairs, and exponents of averages."""
+    result = result.rename(_NAMES)
+    bound, value = result.lemma_bound, result.value
+    # Where M = E = 1, and where samples are complete, bounds are 0 and so are the numbers.
+    room = xr.where(bound > 0, 1 - value / bound.where(bound > 0, 1), -value)
+    room = tightest(room.where(value.notnull()), "frame")
+    room = xr.where(room.lemma == "lemma-2", result.every_start, room)
+    ratio = (bound / value.mean("seed")).where(bound > 0)
+    ends = np.array([10**5, 10**6])
+    first, last = _averages(config, ends).transpose("T", ...)
+    # The least c with which FedCluster's own statement, on gradients, holds in these runs.
+    T, problem = result["T"], known(config).problem
+    constant = (np.sqrt(T) * result.cluster_gradient.mean("seed")).max()
+    proven = T.copy(data=mfa.remark_2(T.values, np.asarray(problem.mu), constant.item()))
+    return xr.Dataset(
+        {
+            "room": room,
+            "least_ratio": ratio.min("frame"),
+            "largest_ratio": ratio.max("frame"),
+            "pairs_share": result.pairs_share,
+            "remark_1": ("matched", mfa.remark_1(result.matched.values)),
+            "bound_exponent": -np.log(last / first) / np.log(ends[1] / ends[0]),
+            "average_exponent": result.average_exponent,
+            "cluster_constant": constant,
+            "cluster_room": tightest(1 - result.cluster_error / proven, "T"),
+        }
+    )
+
+
+def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
+    """Rules on both remarks and the four lemmas."""
+    random, robin = (measured.pairs_share.sel(algorithm=name, drop=True) for name in _METHODS)
+    apart = random.sel(pairs="never", drop=True) - measured.remark_1
+    once = bool((robin.sel(pairs="once") == 1).all())
+    yield ruling(
+        "remark-1",
+        alike(apart.rename(matched="M"), _MARGIN, form=".4f"),
+        fact(once, f"{config.num_frames} frames of each seed", "MFA-RR: every pair once a frame"),
+        about="the share of pairs that MFA-Rand left out of M rounds, minus (1 - 1/M)^M",
+    )
+    exponent = measured.bound_exponent
+    about = f"minus the exponents from T = 10^5 to 10^6: {describe(exponent)}"
+    yield ruling("remark-2", fact(exponent > 0.25, "above 0.25"), about=about)
+    averages = more(measured.average_exponent, 0.25)
+    yield check("MFA-RR's measured errors, averaged over frames, fall faster than T^-1/4", averages)
+    text = "FedCluster: errors are below c^(1/2) / (mu T^(1/4)) of Remark 2, with c measured"
+    room = no_less(measured.cluster_room, ROUND_OFF)
+    yield check(text, room, f"c = {measured.cluster_constant:.3g}")
+    recursion = measured.room.sel(lemma=_RECURSION, drop=True)
+    text = "the recursion (32), which combines the lemmas, holds in every frame"
+    yield check(text, no_less(recursion, ROUND_OFF, form=".3g"))
+    for name in _WHAT:
+        here = measured.sel(lemma=name)
+        ratios = f"{here.least_ratio.min():.3g} to {here.largest_ratio.max():.3g}"
+        about = f"1 - number / bound where it is the tightest; bound / mean {ratios}"
+        tests = no_less(here.room.drop_vars("lemma"), ROUND_OFF, form=".3g")
+        yield ruling(name, tests, about=about)
+
+
+def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
+    """Returns how far the lemmas' numbers are below their bounds, and shares of pairs."""
+    least, largest = (
+        cells(measured[f"{end}_ratio"], form=".3g", missing="0 / 0") for end in ("least", "largest")
+    )
+    lemmas = rows({"bound / mean": least + " to " + largest}, ("lemma", "M", "E"))
+    never = estimate(measured.pairs_share.sel(pairs="never", drop=True))
+    once = measured.pairs_share.sel(pairs="once", drop=True).mean("seed")
+    shares = {
+        "(1 - 1/M)^M": cells(measured.remark_1, form=".4f"),
+        "never in M rounds": cells(*never, form=".4f"),
+        "once in M rounds": cells(once, form=".4f"),
+    }
+    title = "Remark 1: shares of client-model pairs in frames of M rounds"
+    return [lemmas, rows(shares, ("algorithm", "matched"), title)]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
+    """Draws what each lemma bounds, and its bound, over frames."""
+    result = result.rename(_NAMES)
+    panels = []
+    for at, (name,) in places(result.value.sel(lemma=list(_WHAT)), "lemma"):
+        # Zeros have no logarithm, nor has round-off a meaning.
+        value, bound = (
+            each.where(each > _NOTHING).stack(case=("M", "E")).transpose("case", "frame")
+            for each in (result.value.sel(at).mean("seed"), result.lemma_bound.sel(at))
+        )
+        cases = [f"M = {M}, E = {E}" for M, E in value.case.values]
+        value, bound = (
+            each.drop_vars(("case", "M", "E")).assign_coords(case=cases) for each in (value, bound)
+        )
+        drawn = plots.lines(value, style="-") + plots.lines(bound, style="--", label="bound, ")
+        words = f"{name.capitalize().replace('-', ' ')}: {_WHAT[name]}"
+        panels.append(plots.Panel(words, "frame", "mean over seeds", drawn, scale="log"))
+    return plots.draw(
+        [panels[:2], panels[2:]],
+        title=f"Lemmas 1 to 4, MFA-RR on ridge regression, N = {config.num_clients}, "
+        f"{config.num_seeds} seeds",
+        caption="Solid: measured; dashed: the bound. The first samples leave out "
+        f"{config.left_out[0]:.0%} of the examples.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="theory-remarks",
+        title="Remarks 1 and 2 and Lemmas 1 to 4 beside runs",
+        settings=Remarks(),
+        run=run,
+        measure=measure,
+        judge=judge,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Remarks 1 and 2, and the lemmas of Theorem 2."""

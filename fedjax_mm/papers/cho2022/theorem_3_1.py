@@ -1,0 +1,392 @@
+"""Theorem 3.1 and Lemmas B.1 and B.2 beside runs of MaxFL on logistic regression."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm import plots
+from fedjax_mm.algorithms.maxfl import maxfl
+from fedjax_mm.assignments.partitions import mfa_rand
+from fedjax_mm.base import Batching, Index, Metrics
+from fedjax_mm.data.clients import ClientData, client_data
+from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, ruling, untested
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.results.labels import places
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.requirements import own_models
+from fedjax_mm.theory import maxfl as theory
+from fedjax_mm.theory.problem import FloatArray, Problem
+
+Part = Literal["full", "partial"]
+"""Participation: eq. (100) is about all clients, eq. (125) about C of them."""
+
+
+class Bounded(Config):
+    """Settings of MaxFL on logistic regression, at the learning rates of Theorem 3.1."""
+
+    num_clients: Annotated[Count, Field(ge=2)] = 10
+    num_examples: Count = 40
+    """Of every client."""
+    dim: Annotated[Count, Field(ge=2)] = 3
+    length: Positive = 1.5
+    """Of all features, which is L_c."""
+    cohort_size: Count = 5
+    participation: Annotated[tuple[Part, ...], Field(min_length=1), Distinct] = ("full", "partial")
+    local_steps: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1, 5)
+    batch_size: Count = 4
+    num_rounds: Annotated[tuple[Count, ...], Field(min_length=1), Distinct] = (1600, 6400)
+    """T, on which the learning rates depend."""
+    num_seeds: Annotated[Count, Field(ge=2)] = 50
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _theorem_applies(self) -> Self:
+        mfa_rand(self.num_clients, 1, cohort_size=self.cohort_size)
+        for part in self.participation:
+            for E in self.local_steps:
+                bound(np.array(self.num_rounds), part, E, self)  # refuses T that are too small
+        return self
+
+    def examples(self) -> tuple[FloatArray, FloatArray]:
+        """Returns features and labels -1 or 1, ``[clients, examples, ...]``.
+
+        Every client has a direction of its own by which its labels are drawn.
+        """
+        random = np.random.default_rng(self.seed)
+        x = random.standard_normal((self.num_clients, self.num_examples, self.dim))
+        x *= self.length / np.linalg.norm(x, axis=-1, keepdims=True)
+        directions = 1 + random.standard_normal((self.num_clients, self.dim, 1))
+        margins = (x @ directions)[..., 0]
+        return x, np.where(random.random(margins.shape) < 1 / (1 + np.exp(-margins)), 1.0, -1.0)
+
+    def problem(self) -> Problem:
+        """Returns the constants of assumptions 3.1 to 3.3 everywhere; gap is at most F~(w_0) < 1.
+
+        A gradient of the logistic loss is shorter than its example, and its curvature at most a
+        quarter of that squared. beta = 1, and kappa^2 bounds the mean of |grad F_k|^2.
+        """
+        x, _ = self.examples()
+        second = np.einsum("ksi,ksj->kij", x, x) / self.num_examples
+        return Problem(
+            N=self.num_clients,
+            C=self.cohort_size,
+            L=np.linalg.eigvalsh(second).max() / 4,
+            L_c=self.length,
+            sigma=self.length / math.sqrt(self.batch_size),
+            beta=1.0,
+            kappa=self.length,
+            gap=1.0,
+        )
+
+
+def learning_rates(T: Any, part: Part, E: int, config: Bounded) -> tuple[Any, Any]:
+    """Returns eta_l and eta_g of Theorem 3.1."""
+    size = config.num_clients if part == "full" else config.cohort_size
+    return theory.theorem_3_1_learning_rates(T, E, size)
+
+
+def bound(T: FloatArray, part: Part, E: int, config: Bounded, gap: float = 1.0) -> FloatArray:
+    """Returns the bound of (100) or (125).
+
+    Raises:
+      ValueError: unless T is large enough for the step sizes.
+    """
+    problem = dataclasses.replace(config.problem(), E=E, gap=gap)
+    prove = theory.theorem_3_1_full if part == "full" else theory.theorem_3_1_partial
+    return prove(T, problem, learning_rates(T, part, E, config))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Logistic:
+    """Logistic regression without an intercept, on examples ``(features, labels -1 or 1)``.
+
+    Attributes:
+      data: all clients' examples.
+      requirements: ``float[clients]``, rho_k.
+      L_c: Lipschitz constant of every F_k.
+      L: their smoothness.
+    """
+
+    data: ClientData
+    requirements: Array
+    L_c: Any
+    L: Any
+
+    @property
+    def num_clients(self) -> int:
+        """N."""
+        return self.data.num_clients
+
+    def init(self, rng_key: PRNGKeyArray) -> Float[Array, " dim"]:
+        """Returns zeros."""
+        del rng_key
+        features, _ = self.data.examples
+        return jnp.zeros(features.shape[-1], features.dtype)
+
+    def weight(self, client: Index) -> Float[Array, ""]:
+        """Returns n_k."""
+        return self.data.counts[client].astype(float)
+
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
+        """Returns rows of the client's examples and their weights."""
+        return self.data.batch(rng_key, client, step, how)
+
+    def loss(self, params: Float[Array, " dim"], batch: Any) -> Float[Array, ""]:
+        """Returns the batch's mean loss."""
+        taken, weights = batch
+        features, labels = self.data.take(taken)
+        losses = jax.nn.softplus(-labels * (features @ params))
+        return jnp.sum(weights * losses) / jnp.sum(weights)
+
+    def client_loss(self, params: Float[Array, " dim"], client: Index) -> Float[Array, ""]:
+        """Returns F_k(w)."""
+        nothing = jax.random.key(0)  # a batch of all examples draws nothing
+        return self.loss(params, self.batch(nothing, client, jnp.int32(0), Batching()))
+
+    def threshold(self, client: Index) -> Float[Array, ""]:
+        """Returns rho_k."""
+        return self.requirements[client]
+
+    def appeals(self, params: Float[Array, " dim"]) -> Bool[Array, " clients"]:
+        """Returns whether F_k(w) < rho_k."""
+        losses = jax.vmap(self.client_loss, (None, 0))(params, jnp.arange(self.num_clients))
+        return losses < self.requirements
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Float[Array, " dim"]) -> Metrics:
+        """Returns F~ and what Theorem 3.1 and the lemmas bound.
+
+        ``squared`` is |grad F~|^2, ``clients`` the mean of |grad F~_k|^2, and ``curvature`` the
+        largest ratio of a client's curvature to the bound of Lemma B.2. The Frobenius norm is at
+        least the spectral norm.
+        """
+        del rng_key
+
+        def of_client(client: Index) -> tuple[Array, ...]:
+            loss, gradient, hessian = (
+                of(params, client)
+                for of in (
+                    self.client_loss,
+                    jax.grad(self.client_loss),
+                    jax.hessian(self.client_loss),
+                )
+            )
+            s = jax.nn.sigmoid(loss - self.requirements[client])
+            q = s * (1 - s)
+            curved = q * (hessian + (1 - 2 * s) * jnp.outer(gradient, gradient))
+            return s, q * gradient, jnp.linalg.norm(curved) / (self.L_c**2 / 4 + q * self.L)
+
+        s, gradients, ratios = jax.vmap(of_client)(jnp.arange(self.num_clients))
+        return {
+            "objective": s.mean(),
+            "squared": jnp.sum(gradients.mean(0) ** 2),
+            "clients": jnp.sum(gradients**2, axis=1).mean(),
+            "curvature": ratios.max(),
+        }
+
+
+def make_task(config: Bounded) -> Logistic:
+    """Returns the task; rho_k is F_k after 100 steps of the client alone."""
+    x, y = config.examples()
+    L_c, L = config.problem().symbols("Theorem 3.1", "L_c L")
+    data = client_data(list(zip(x, y, strict=True)))
+    data = dataclasses.replace(
+        data, examples=jax.tree.map(partial(jnp.asarray, dtype=float), data.examples)
+    )
+    task = Logistic(data, jnp.zeros(config.num_clients), L_c, L)
+    own = own_models(config.seed, task, learning_rate=1.0, num_steps=100)
+    return dataclasses.replace(task, requirements=own.threshold)
+
+
+def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
+    """Returns means over the rounds and the largest values of what is bounded, and the bounds."""
+    problem = config.problem()
+    sizes = {"full": config.num_clients, "partial": config.cohort_size}
+
+    def build(participation: Part, local_steps: int, T: Any, task: Logistic) -> Setup:
+        C = sizes[participation]
+        eta_l = 1 / (jnp.sqrt(T) * local_steps)
+        eta_g = math.sqrt(local_steps * C)
+        # For partial participation the proof takes eps = C, and C eta_g / (sum q + C).
+        is_full = participation == "full"
+        algorithm = maxfl(
+            eta_l,
+            local_steps=local_steps,
+            batch_size=config.batch_size,
+            server_rate=eta_g if is_full else C * eta_g,
+            eps=float(theory.optimal_epsilon(problem)) if is_full else float(C),
+        )
+        return Setup(task, algorithm, mfa_rand(config.num_clients, 1, cohort_size=C))
+
+    with jax.enable_x64(True):
+        result = sweep(
+            build,
+            {
+                "participation": list(config.participation),
+                "local_steps": list(config.local_steps),
+                "T": [float(T) for T in config.num_rounds],
+            },
+            num_rounds=max(config.num_rounds),
+            shared={"task": make_task(config)},
+            on_divergence="stop",
+            execution=execution,
+            **config.model_dump(include={"num_seeds", "seed"}),
+        )
+    return _reduced(result, config)
+
+
+def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
+    """Returns the numbers of the first T rounds: a run at the rates of T goes on to the largest."""
+    beta, kappa = theory.lemma_b_1(config.problem())
+    result = result.isel(model=0, drop=True).rename(local_steps="E")
+    inside = result["round"] < result["T"]
+    squared = result.squared.where(inside)
+    gap = result.objective.isel(round=0, drop=True).mean("seed")
+    few = np.unique(np.geomspace(1, max(config.num_rounds), 60).round().astype(int))
+    average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
+    bounds = [
+        [
+            bound(result["T"].values, part, E, config, gap.sel(participation=part, E=E).values)
+            for E in config.local_steps
+        ]
+        for part in config.participation
+    ]
+    over = ("participation", "E", "T")
+    found = {
+        "mean_squared": squared.mean("round"),
+        "least_squared": squared.mean("seed").min("round"),
+        "dissimilarity": (result.clients / (beta**2 * result.squared + kappa**2))
+        .where(inside)
+        .max("round"),
+        "curvature": result.curvature.where(inside).max("round"),
+        "bound": (over, np.array(bounds)),
+        "gap": gap,
+        "average": average.isel(round=few - 1).rename(round="t").assign_coords(t=few),
+    }
+    return xr.Dataset(found, attrs=result.attrs).transpose(*over, ...)
+
+
+def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
+    """Returns the means beside their bounds, exponents in T, and the counterexample."""
+    mean, error = estimate(result.mean_squared)
+    measured = result.drop_attrs().drop_vars("average")
+    fall = -np.log(
+        result.mean_squared.isel(T=-1, drop=True) / result.mean_squared.isel(T=0, drop=True)
+    )
+    times = result["T"].values
+    exponent = fall / np.log(times[-1] / times[0]) if len(times) > 1 else fall * np.nan
+    slope, curvature, printed = counterexample()
+    return measured.assign(
+        mean=mean,
+        error=error,
+        room=1 - result.mean_squared / result.bound,
+        exponent=exponent,
+        steep_slope=slope,
+        steep_curvature=curvature,
+        steep_printed=printed,
+    )
+
+
+def counterexample(L_c: float = 10.0, L: float = 1e-3) -> tuple[float, float, float]:
+    """Returns L_c, the objective's curvature, and the printed bound, for one linear loss.
+
+    ``F(w) = L_c w`` with rho = 0 is L_c-continuous, and smooth with every L. Where
+    ``sigma = (1 + 1/sqrt(3)) / 2`` the sigmoid is curved the most, by 1 / (6 sqrt(3)).
+    """
+    s = (1 + 1 / math.sqrt(3)) / 2
+    q = s * (1 - s)
+    return L_c, L_c**2 * q * abs(1 - 2 * s), L_c / 4 + q * L
+
+
+def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
+    """Rules on Theorem 3.1 with its constants, and on the lemmas."""
+    for key, part in (("theorem-3-1", "full"), ("partial", "partial")):
+        if part not in config.participation:
+            yield untested(key, f"{part} participation was left out")
+            continue
+        here = measured.sel(participation=part, drop=True)
+        ratio = here.bound / here["mean"]
+        about = f"1 - mean / bound; bound / mean {ratio.min():.3g} to {ratio.max():.3g}"
+        yield ruling(key, no_less(here.room, 0.0, form=".4f"), about=about)
+    for key, name in (("lemma-b-1", "dissimilarity"), ("lemma-b-2", "curvature")):
+        largest = measured[name].max().item()
+        yield ruling(key, fact(largest <= 1, f"number / bound at most {largest:.3g} in any round"))
+    numbers = f"F(w) = {measured.steep_slope:g} w: curvature {measured.steep_curvature:.2f}, "
+    numbers += f"printed constant {measured.steep_printed:.2f}"
+    holds = bool(measured.steep_curvature <= measured.steep_printed)
+    yield ruling("smoothness-as-printed", fact(holds, numbers))
+    text = "Lemma B.2's own constant, L_c^2 / 4, bounds the curvature of that loss"
+    bound_2 = measured.steep_slope**2 / 4
+    yield check(text, measured.steep_curvature <= bound_2, f"{bound_2:.1f}")
+    if len(config.num_rounds) > 1:
+        falls = no_less(measured.exponent - 0.5, 0.05)
+        yield check("the means fall with T as the bound does, as T^-1/2 (within 0.05)", falls)
+
+
+def table(measured: xr.Dataset, config: Bounded) -> Sequence[Table]:
+    """Returns means beside bounds, and the constants."""
+    contents = {
+        "mean |grad F~|^2": cells(measured["mean"], measured.error, form=".3g"),
+        "least": cells(measured.least_squared, form=".3g"),
+        "bound": cells(measured.bound, form=".3g"),
+        "bound / mean": cells(measured.bound / measured["mean"], form=".3g"),
+        "gap": cells(measured.gap, form=".3g"),
+    }
+    names = ("N", "C", "L", "L_c", "sigma", "beta", "kappa")
+    values = config.problem().symbols("Theorem 3.1", " ".join(names))
+    constants = {
+        name: cells(xr.DataArray(value), form=".4g")
+        for name, value in zip(names, values, strict=True)
+    }
+    title = (
+        "Constants, bounds for all models; the gap is F~(w_0), which is at least F~(w_0) - inf F~"
+    )
+    return [rows(contents, ("participation", "E", "T")), rows(constants, (), title)]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
+    """Draws means over the first rounds, and the bound of each T, a panel for each E."""
+    panels = []
+    for at, words in places(result, "participation", "E"):
+        here = result.sel(at)
+        drawn = plots.lines(here.average, style="-")
+        proven = here.bound.expand_dims(t=here.t.values).where(here.t <= here["T"])
+        drawn += plots.lines(proven.transpose("T", "t"), style="--", label="bound, ")
+        labels = ", ".join(words), "rounds $t$", r"mean of $|\nabla \tilde F|^2$ so far"
+        panels.append(plots.Panel(*labels, drawn, scale="log", xscale="log"))
+    width = result.sizes["E"]
+    return plots.draw(
+        [panels[i : i + width] for i in range(0, len(panels), width)],
+        title=f"Theorem 3.1 beside MaxFL on logistic regression, N = {config.num_clients}, "
+        f"{config.num_seeds} seeds",
+        caption="Solid: measured; dashed: the bound of the mean over T rounds, at the rates of T.",
+    )
+
+
+ITEMS = (
+    Item(
+        id="theory-maxfl",
+        title="Theorem 3.1's bounds beside MaxFL's gradients",
+        settings=Bounded(),
+        run=run,
+        measure=measure,
+        judge=judge,
+        table=table,
+        figure=figure,
+    ),
+)
+"""Theorem 3.1."""
