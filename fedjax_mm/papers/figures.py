@@ -52,7 +52,7 @@ def dots(
     names = values[row].values.tolist()
     places = np.arange(len(names))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, 1.1 + 0.24 * len(names)))
+        figure = Figure(figsize=(7.5, max(2.8, 1.1 + 0.24 * len(names))))
         grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
         for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
             for number, label in enumerate(values[series].values.tolist()):

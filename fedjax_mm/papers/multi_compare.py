@@ -311,19 +311,19 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
 
     bandits = ("bandit: weighted sum", "bandit: Pareto", "bandit: rank list")
     for text, score, pairs in (
-        ("worst model is {} better than MFA-Rand's", "worst", {"FedFairMMFL": "MFA-Rand"}),
+        ("worst model {} better than MFA-Rand's", "worst", {"FedFairMMFL": _RACE[1]}),
         (
-            "mean is {} above that of uniform sampling",
+            "mean accuracy {} above that of uniform sampling",
             "mean",
             dict.fromkeys(("LVR", "GVR"), _RACE[1]),
         ),
         (
-            "mean is {} above that without old updates",
+            "mean accuracy {} above that without old updates, of GVR and LVR",
             "mean",
             {"StaleVR": "GVR", "StaleVRE": "LVR"},
         ),
         (
-            "mean is {} above that of random choices",
+            "mean accuracy {} above that of random choices",
             "mean",
             dict.fromkeys(bandits, "bandit: random"),
         ),
@@ -334,9 +334,9 @@ def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
         race = measured["race"]
         ahead = race.sel(racer=_RACE[0], drop=True) - race.sel(racer=_RACE[1], drop=True)
         ahead = ahead.expand_dims(algorithm=[_RACE[0]])
-        yield _question(ahead, "mean is {} above MFA-Rand's in the same simulated time")
+        yield _question(ahead, "mean accuracy {} above MFA-Rand's in the same simulated time")
     if (found := lead("mean", {_RACE[0]: _RACE[1]})) is not None:
-        text = "FedAST's mean is at most 1 point below MFA-Rand's at equal trainings"
+        text = "FedAST: mean accuracy at most 1 point below MFA-Rand's, on all problems"
         tests = no_less(found.isel(algorithm=0, drop=True), _MARGIN, form=".1f")
         yield check(text, tests)
     yield _inner_rates(measured, config)
@@ -355,8 +355,8 @@ def _question(lead: xr.DataArray, text: str) -> Check:
     for place, test in enumerate(ahead):
         words = [word for word, each in parts.items() if each[place].verdict == "supported"]
         found.append(f"{test.name}: {test.text} ({''.join(words) or 'undecided'})")
-    names = " and ".join(f"{name}'s" for name in lead["algorithm"].values)
-    whole = f"{names} {text.format('more than 1 point')}, on all problems"
+    names = ", ".join(lead["algorithm"].values.tolist())
+    whole = f"{names}: {text.format('more than 1 point')}, on all problems"
     return check(whole, ahead, "; ".join(found))
 
 
@@ -370,7 +370,7 @@ def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
         for name in config.methods
         if not is_inner.sel(problem=problem, algorithm=name)
     ]
-    text = "every rate that was chosen lies inside the grid of rates"
+    text = "every learning rate that was chosen lies inside the grid"
     return check(text, is_inner.values if len(config.learning_rates) > 2 else None, "; ".join(ends))
 
 

@@ -227,7 +227,7 @@ def test_a_run_that_diverged_decides_nothing():
     data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedFairMMFL", "seed": 2}] = np.nan
     findings = ITEM.findings(data, FULL)
     undecided = [check for check in findings.checks if check.outcome == "undecided"]
-    assert [check.text.split("'")[0] for check in undecided] == ["FedFairMMFL"]
+    assert [check.text.split(":")[0] for check in undecided] == ["FedFairMMFL"]
     assert "diverged" in undecided[0].evidence
     assert ["diverged" in str(table.rows) for table in findings.tables] == [
         True,
