@@ -191,7 +191,7 @@ def _runs(
     data = {name: problem.data(config) for name, problem in config.chosen.items()}
     stacks = [stack for each in data.values() for stack in each]
     kinds = [stack.kind for stack in stacks]
-    parts = []
+    parts: list[xr.Dataset] = []
     kinds_of_runs = {name: METHODS[name][2:] for name in config.methods}
     for rounds, has_server_rate in sorted(set(kinds_of_runs.values())):
         names = [name for name, kind in kinds_of_runs.items() if kind == (rounds, has_server_rate)]
