@@ -16,8 +16,8 @@ does not weigh its clients, and so minimizes another mean than the other methods
 them as these do.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -35,6 +35,7 @@ from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
 from fedjax_mm.papers.rulings import alike, check, estimate, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.sequential import staged
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -108,12 +109,12 @@ class MultiCompare(Seeded):
         algorithm: str,
         learning_rate: Any,
         server_rate: Any,
-        data: Mapping[str, Sequence[FederatedData]],
+        data: Sequence[FederatedData],
         draw: Any,
     ) -> Setup:
         """Returns a point of the grid."""
         here, way = self.chosen[problem], METHODS[algorithm]
-        tasks = here.tasks([stack.select(draw) for stack in data[problem]])
+        tasks = here.tasks([stack.select(draw) for stack in data])
         how = here.model_dump(include={"local_steps", "batch_size"})
         if way.has_server_rate:
             how["server_rate"] = server_rate
@@ -132,9 +133,9 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
         config.selecting,
         "selection",
         config.build,
-        lambda has_server_rate: {
+        lambda name: {
             "learning_rate": config.learning_rates,
-            "server_rate": config.server_rates if has_server_rate else (1.0,),
+            "server_rate": config.server_rates if METHODS[name].has_server_rate else (1.0,),
         },
         {},
         how,
@@ -153,12 +154,9 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
         return config.build(problem, algorithm, *rates[problem][algorithm], **given)
 
     judged = _runs(config, "judged", at_best, lambda _: {}, {"rates": rates}, how)
-    spent, others = (each.attrs["manifest"]["wall_seconds"] for each in (judged, found))
-    seconds = {name: spent[name] + others[name] for name in spent}
-    about = judged.attrs["manifest"] | {"wall_seconds": seconds}
     added = {f"chosen_{name}": best[name] for name in _RATES}
     added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
-    return judged.assign(added).assign_attrs(manifest=about)
+    return _described(judged.assign(added), [judged, found])
 
 
 def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
@@ -180,42 +178,65 @@ def _runs(
     config: MultiCompare,
     stage: str,
     build: Callable[..., Setup],
-    axes: Callable[[bool], Mapping[str, Sequence[float]]],
+    axes: Callable[[str], Mapping[str, Sequence[float]]],
     shared: Mapping[str, Any],
     execution: Execution,
 ) -> xr.Dataset:
-    """Returns every problem with every method; methods that share the length of runs are a sweep.
+    """Returns every problem with every method; each pair is a stage that keeps its result."""
+    drawn = functools.cache(lambda problem: config.chosen[problem].data(config))
 
-    The records of longer runs get the round numbers of the others.
-    """
-    data = {name: problem.data(config) for name, problem in config.chosen.items()}
-    stacks = [stack for each in data.values() for stack in each]
-    kinds = [stack.kind for stack in stacks]
-    parts: list[xr.Dataset] = []
-    kinds_of_runs = {name: METHODS[name][2:] for name in config.methods}
-    for rounds, has_server_rate in sorted(set(kinds_of_runs.values())):
-        names = [name for name, kind in kinds_of_runs.items() if kind == (rounds, has_server_rate)]
-        of_part = f"{stage}-{len(parts)}"
-        saved = execution.checkpoints and execution.checkpoints.stage(of_part)
-        with saved or nullcontext():
-            part = sweep(
-                build,
-                {"problem": list(data), "algorithm": names, **axes(has_server_rate)},
-                num_rounds=config.num_rounds * rounds,
-                record_every=config.record_every * rounds,
-                **config.replicas,
-                shared={"data": data, **shared},
-                per_seed={"draw": np.arange(config.num_seeds)},
-                data=min(kinds, key=("surrogate", "real", "synthetic").index),
-                execution=execution._replace(checkpoints=saved),
-            )
-        parts.append(part[list(_KEPT)].assign_coords(round=part["round"] // rounds))
-    result = xr.concat(parts, "algorithm", join="outer", combine_attrs="override")
-    seconds = [part.attrs["manifest"]["wall_seconds"] for part in parts]
-    total = {name: sum(each[name] for each in seconds) for name in seconds[0]}
-    names = list(dict.fromkeys(stack.name for stack in stacks))
-    about = result.attrs["manifest"] | {"datasets": names, "wall_seconds": total}
-    return result.sel(algorithm=list(config.methods)).assign_attrs(manifest=about)
+    def make(alone: MultiCompare, saving: Execution) -> xr.Dataset:
+        (problem,), (name,) = alone.problems, alone.methods
+        data, rounds = drawn(problem), METHODS[name].rounds
+        kinds = [stack.kind for stack in data]
+        part = sweep(
+            build,
+            {"problem": [problem], "algorithm": [name], **axes(name)},
+            num_rounds=config.num_rounds * rounds,
+            record_every=config.record_every * rounds,
+            **config.replicas,
+            shared={"data": data, **shared},
+            per_seed={"draw": np.arange(config.num_seeds)},
+            data=min(kinds, key=("surrogate", "real", "synthetic").index),
+            execution=saving,
+        )
+        about = {
+            "config": alone.model_dump(mode="json"),
+            "datasets": list(dict.fromkeys(stack.name for stack in data)),
+        }
+        # The records of a longer run get the round numbers of the others.
+        found = part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
+        return found.assign_attrs(manifest=part.attrs["manifest"] | about)
+
+    parts = {
+        (problem, name): staged(
+            f"{stage}-{problem}-{number}",
+            config.model_copy(update={"problems": (problem,), "methods": (name,)}),
+            execution,
+            make,
+        )
+        for problem in config.chosen
+        for number, name in enumerate(config.methods)
+    }
+    how: dict[str, Any] = {"join": "outer", "combine_attrs": "override"}
+    by_problem = [
+        xr.concat([parts[problem, name] for name in config.methods], "algorithm", **how)
+        for problem in config.chosen
+    ]
+    return _described(xr.concat(by_problem, "problem", **how), list(parts.values()))
+
+
+def _described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Returns the result with one manifest for all of its parts."""
+    each = [part.attrs["manifest"] for part in parts]
+    about = {
+        "data": min((one["data"] for one in each), key=("surrogate", "real", "synthetic").index),
+        "datasets": list(dict.fromkeys(name for one in each for name in one["datasets"])),
+        "wall_seconds": {
+            key: sum(one["wall_seconds"][key] for one in each) for key in each[0]["wall_seconds"]
+        },
+    }
+    return result.assign_attrs(manifest=each[0] | about)
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
@@ -248,7 +269,7 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
 
 def _trainings(result: xr.Dataset) -> xr.DataArray:
     """Returns the local trainings of all models so far."""
-    return result["client_updates"].sum("model", skipna=False)
+    return result["client_updates"].sum("model", min_count=1)  # NaN where nothing was run
 
 
 def _budget(trainings: xr.DataArray) -> xr.DataArray:
