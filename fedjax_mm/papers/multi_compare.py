@@ -61,7 +61,7 @@ class MultiCompare(Seeded):
     synthetic: Synthetic = Synthetic()
     digits: Digits = Digits()
     images: Images = Images()
-    learning_rates: Rates = (0.01, 0.03, 0.1, 0.3)
+    learning_rates: Rates = (0.02, 0.06, 0.2, 0.6)
     server_rates: Rates = (1.0, 0.5, 0.25)
     """Of FedAST: its eta_g."""
     selection_seeds: Count = 3
@@ -185,7 +185,7 @@ def _runs(
     """Returns every problem with every method; each pair is a stage that keeps its result."""
     drawn = functools.cache(lambda problem: config.chosen[problem].data(config))
 
-    def make(alone: MultiCompare, saving: Execution) -> xr.Dataset:
+    def make(alone: Any, saving: Execution) -> xr.Dataset:
         (problem,), (name,) = alone.problems, alone.methods
         data, rounds = drawn(problem), METHODS[name].rounds
         kinds = [stack.kind for stack in data]

@@ -238,9 +238,9 @@ def test_a_run_that_diverged_decides_nothing():
 
 
 def test_a_rate_at_the_end_of_its_grid_is_said():
-    *_, rates = ITEM.findings(invented(helpful, rate=0.3), FULL).checks
+    *_, rates = ITEM.findings(invented(helpful, rate=0.6), FULL).checks
     assert rates.outcome == "failed"
-    assert "MIFA on digits: 0.3" in rates.evidence
+    assert "MIFA on digits: 0.6" in rates.evidence
 
 
 def test_the_figure_has_a_panel_for_each_problem_and_rows_from_the_best():
