@@ -1,6 +1,7 @@
 """Figures that only the papers' pages draw, in the style of `plots`."""
 
 from collections.abc import Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import matplotlib as mpl
@@ -33,6 +34,38 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
     words = [name.replace("_", " ") for name in names]
     ticks = dict(zip(words, map(float, places), strict=True))
     return Panel(title, "", ylabel, drawn, ticks=ticks)
+
+
+def dots(
+    values: xr.DataArray, errors: xr.DataArray, *, xlabel: str, title: str, caption: str
+) -> Figure:
+    """Returns panels beside each other with the same rows of dots, as wide as a page's column.
+
+    Args:
+      values: over ``(panel, row, series)``; rows are drawn from the top.
+      errors: standard errors, likewise.
+      xlabel: of every panel.
+      title: above the panels.
+      caption: below them.
+    """
+    panel, row, series = map(str, values.dims)
+    names = values[row].values.tolist()
+    places = np.arange(len(names))
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(7.5, max(2.8, 1.1 + 0.24 * len(names))))
+        grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
+        for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
+            for number, label in enumerate(values[series].values.tolist()):
+                here = {panel: at, series: label}
+                x, bars = values.sel(here).values, errors.sel(here).values
+                look: dict[str, Any] = {"fmt": MARKERS[number], "color": COLORS[number]}
+                axes.errorbar(x, places, xerr=bars, label=label, ms=4.5, capsize=2, **look)
+            finish(axes, f"({letter}) {at}", xlabel, "")
+        grid[0].set_yticks(places, names)
+        grid[0].invert_yaxis()
+        handles, labels = grid[0].get_legend_handles_labels()
+        arrange(figure, title, caption, dict(zip(labels, handles, strict=True)))
+    return figure
 
 
 def mean_and_runs(curves: xr.DataArray, *, title: str, ylabel: str, caption: str) -> Figure:

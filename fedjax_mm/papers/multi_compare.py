@@ -1,21 +1,23 @@
 """All multi-model methods on the same problems, a comparison that is in no paper.
 
-Every method is a line of a table. Each of its rounds trains K clients, or as many in the mean, but
-bandits begin with M rounds of all clients; curves are therefore also drawn against local trainings
-and bytes. GVR and StaleVR have all clients train all models before they draw, and only those that
-are drawn count as trainings.
+Methods are compared at equal local trainings: their number on a problem is the smallest that any
+run of any method reached. All methods train K clients a round, exactly or in the mean; only the
+bandit with Pareto sets trains fewer, and its rounds are four times as many. GVR and StaleVR have
+all clients train all models before they draw clients, and only those that are drawn count.
+
+Each method has a learning rate of its own on each problem, and FedAST also a rate of the server.
+They are the best ones of a grid on *selection seeds*, whose data and draws no judged seed has,
+because the best of several rates looks better than it is on the seeds that chose it.
 
 All methods have one clock, on which a local training takes as long as one law says. A round lasts
-as long as its slowest client; that all clients of GVR train before they draw takes no time. FedAST
-has no rounds: K jobs are at work, and K that have arrived are drawn as a round. As it is
-published it does not weigh its clients, and so minimizes another mean than the other methods: here
-it weighs them as these do.
-
-How long a method takes to a target is measured seed by seed. The target is the lower of the two
-mean accuracies that FedAST and MFA-Rand end with, so that both of them reach it.
+as long as its slowest client; that all clients of GVR train before they are drawn takes no time.
+FedAST has no rounds: K jobs are at work, and K arrivals are recorded as a round. As published it
+does not weigh its clients, and so minimizes another mean than the other methods: here it weighs
+them as these do.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,29 +26,32 @@ import xarray as xr
 from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
-from fedjax_mm import plots
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
-from fedjax_mm.experiments.fields import Count, Distinct, Seeded
-from fedjax_mm.papers.claims import Claim, estimate, exceeds, not_below
+from fedjax_mm.experiments.fields import Count, Distinct, Positive, Seeded
+from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_methods import METHODS
 from fedjax_mm.papers.multi_problems import FILES, Digits, Images, Synthetic
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.rulings import alike, check, estimate, more, no_less, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.sequential import staged
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 
-_BYTES = 4  # of a number that is sent
-
-
-_RACE = ("FedAST", "MFA-Rand")  # whose ends are the target
-_BY_LOSSES = ("bandit: weighted sum", "bandit: Pareto", "bandit: rank list")
+_MARGIN = 1.0  # the smallest difference of interest, in percentage points
+_LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged
+_RACE = ("FedAST", "MFA-Rand")
+_RATES = ("learning_rate", "server_rate")
+_KEPT = ("test_accuracy", "time", "client_updates", "diverged")
 
 ProblemName = Literal["synthetic", "digits", "images"]
+Rates = Annotated[tuple[Positive, ...], Distinct, Field(min_length=1)]
 
 
 class MultiCompare(Seeded):
-    """Settings: problems, methods, and the length of the runs."""
+    """Settings: problems, methods, the rates to choose from, and the length of the runs."""
 
     problems: Annotated[tuple[ProblemName, ...], Distinct, Field(min_length=1)] = (
         *("synthetic", "digits", "images"),
@@ -56,9 +61,13 @@ class MultiCompare(Seeded):
     synthetic: Synthetic = Synthetic()
     digits: Digits = Digits()
     images: Images = Images()
-    num_rounds: Count = 150
+    learning_rates: Rates = (0.02, 0.06, 0.2, 0.6)
+    server_rates: Rates = (1.0, 0.5, 0.25)
+    """Of FedAST: its eta_g."""
+    selection_seeds: Count = 3
+    num_rounds: Count = 120
     num_seeds: Count = 12
-    record_every: Count = 5
+    record_every: Count = 10
     directory: Path | None = None
     """Folder with the files of MNIST and of Fashion-MNIST, each in a folder or together."""
 
@@ -88,44 +97,191 @@ class MultiCompare(Seeded):
         there = [name for name in self.problems if name != "images" or self.directory is not None]
         return {name: known[name] for name in there}
 
+    @property
+    def selecting(self) -> Self:
+        """Returns the settings of the runs that choose rates: all of their draws are others."""
+        others = self.model_copy(update={"seed": self.seed ^ 2**31})
+        return others.with_seeds(0, self.selection_seeds)
+
     def build(
-        self, problem: str, algorithm: str, data: Mapping[str, Sequence[FederatedData]], draw: Any
+        self,
+        problem: str,
+        algorithm: str,
+        learning_rate: Any,
+        server_rate: Any,
+        data: Sequence[FederatedData],
+        draw: Any,
     ) -> Setup:
         """Returns a point of the grid."""
         here, way = self.chosen[problem], METHODS[algorithm]
-        tasks = here.tasks([stack.select(draw) for stack in data[problem]])
+        tasks = here.tasks([stack.select(draw) for stack in data])
         how = here.model_dump(include={"local_steps", "batch_size"})
-        trained = way.algorithm(here.learning_rate, **how)
+        if way.has_server_rate:
+            how["server_rate"] = server_rate
+        trained = way.algorithm(learning_rate, **how)
         return Setup(tasks, trained, way.on_clock(here.sizes(len(tasks), self.num_rounds)))
 
 
 def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every problem with every method; each seed has a draw of the data."""
-    data = {name: problem.data(config) for name, problem in config.chosen.items()}
-    stacks = [stack for each in data.values() for stack in each]
-    kinds = [stack.kind for stack in stacks]
-    runs: dict[str, Any] = config.model_dump(include={"num_rounds", "record_every"})
-    result = sweep(
+    """Returns every problem with every method at its rates; each seed has a draw of the data.
+
+    `selection_accuracy` are the accuracies that chose the rates, by problem, method and rates.
+    """
+    how = execution or Execution()
+    # A method without a rate of the server has one value on that axis.
+    found = _runs(
+        config.selecting,
+        "selection",
         config.build,
-        {"problem": list(data), "algorithm": list(config.methods)},
-        **runs,
-        **config.replicas,
-        shared={"data": data},
-        per_seed={"draw": np.arange(config.num_seeds)},
-        data=min(kinds, key=("surrogate", "real", "synthetic").index),
-        execution=execution,
+        lambda name: {
+            "learning_rate": config.learning_rates,
+            "server_rate": config.server_rates if METHODS[name].has_server_rate else (1.0,),
+        },
+        {},
+        how,
     )
-    names = list(dict.fromkeys(stack.name for stack in stacks))
-    kept = ["test_accuracy", "time", "client_updates", "parameters_up", "parameters_down"]
-    about = result.attrs["manifest"] | {"datasets": names}
-    return result[[*kept, "diverged"]].assign_attrs(manifest=about)
+    accuracy = _at_budget(found, config).sel(score="mean", drop=True)
+    best = choose(accuracy, _RATES)
+    rates = {
+        problem: {
+            name: tuple(best[each].sel(problem=problem, algorithm=name).item() for each in _RATES)
+            for name in config.methods
+        }
+        for problem in config.chosen
+    }
+
+    def at_best(problem: str, algorithm: str, rates: Any, **given: Any) -> Setup:
+        return config.build(problem, algorithm, *rates[problem][algorithm], **given)
+
+    judged = _runs(config, "judged", at_best, lambda _: {}, {"rates": rates}, how)
+    added = {f"chosen_{name}": best[name] for name in _RATES}
+    added["selection_accuracy"] = accuracy.rename(seed="selection_seed")
+    return _described(judged.assign(added), [judged, found])
+
+
+def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
+    """Returns the coordinates at which the mean over seeds is highest, by dimension.
+
+    A point where a seed has NaN, as where it diverged, is not chosen, unless all are so.
+
+    Example:
+      >>> scores = xr.DataArray([[1.0, 3.0], [2.5, 2.5]], {"rate": [0.1, 0.2], "seed": [0, 1]})
+      >>> choose(scores, ["rate"])["rate"].item()
+      0.2
+    """
+    means = scores.mean("seed", skipna=False).fillna(-np.inf).stack(point=over, create_index=False)
+    best = means.isel(point=means.argmax("point"))
+    return {name: best[name].drop_vars(over) for name in over}
+
+
+def _runs(
+    config: MultiCompare,
+    stage: str,
+    build: Callable[..., Setup],
+    axes: Callable[[str], Mapping[str, Sequence[float]]],
+    shared: Mapping[str, Any],
+    execution: Execution,
+) -> xr.Dataset:
+    """Returns every problem with every method; each pair is a stage that keeps its result."""
+    drawn = functools.cache(lambda problem: config.chosen[problem].data(config))
+
+    def make(alone: Any, saving: Execution) -> xr.Dataset:
+        (problem,), (name,) = alone.problems, alone.methods
+        data, rounds = drawn(problem), METHODS[name].rounds
+        kinds = [stack.kind for stack in data]
+        part = sweep(
+            build,
+            {"problem": [problem], "algorithm": [name], **axes(name)},
+            num_rounds=config.num_rounds * rounds,
+            record_every=config.record_every * rounds,
+            **config.replicas,
+            shared={"data": data, **shared},
+            per_seed={"draw": np.arange(config.num_seeds)},
+            data=min(kinds, key=("surrogate", "real", "synthetic").index),
+            execution=saving,
+        )
+        about = {
+            "config": alone.model_dump(mode="json"),
+            "datasets": list(dict.fromkeys(stack.name for stack in data)),
+        }
+        # The records of a longer run get the round numbers of the others.
+        found = part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
+        return found.assign_attrs(manifest=part.attrs["manifest"] | about)
+
+    parts = {
+        (problem, name): staged(
+            f"{stage}-{problem}-{number}",
+            config.model_copy(update={"problems": (problem,), "methods": (name,)}),
+            execution,
+            make,
+        )
+        for problem in config.chosen
+        for number, name in enumerate(config.methods)
+    }
+    how: dict[str, Any] = {"join": "outer", "combine_attrs": "override"}
+    by_problem = [
+        xr.concat([parts[problem, name] for name in config.methods], "algorithm", **how)
+        for problem in config.chosen
+    ]
+    return _described(xr.concat(by_problem, "problem", **how), list(parts.values()))
+
+
+def _described(result: xr.Dataset, parts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Returns the result with one manifest for all of its parts."""
+    each = [part.attrs["manifest"] for part in parts]
+    about = {
+        "data": min((one["data"] for one in each), key=("surrogate", "real", "synthetic").index),
+        "datasets": list(dict.fromkeys(name for one in each for name in one["datasets"])),
+        "wall_seconds": {
+            key: sum(one["wall_seconds"][key] for one in each) for key in each[0]["wall_seconds"]
+        },
+    }
+    return result.assign_attrs(manifest=each[0] | about)
 
 
 def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
-    """Returns accuracies of the mean and the worst model, their variance, and what was spent.
+    """Returns the accuracies of the mean and the worst model at equal trainings, and the times.
 
-    A problem with fewer models than others has no accuracy for the rest, which do not count. The
-    variance is that of the M accuracies in percent, as of a population.
+    Accuracies, in percent, are means over the last fifth of the trainings. "race" is the mean
+    accuracy of FedAST, and that of MFA-Rand in the same simulated time.
+    """
+    spent = _trainings(result)
+    budget = _budget(spent)
+    time = result["time"].isel(model=0, drop=True)
+    per_seed = _at_budget(result, config)
+    found = {"accuracy per seed": per_seed}
+    found["accuracy"], found["standard error"] = estimate(per_seed)
+    found["trainings"] = budget
+    found["time"] = _interpolated(time, spent, budget).mean("seed")
+    found |= {f"chosen_{name}": result[f"chosen_{name}"] for name in _RATES}
+    if set(_RACE) <= set(config.methods):
+        one, other = _RACE
+        mean = _scores(result, config).sel(score="mean", drop=True)
+        at = xr.DataArray(_LAST, dims="place") * budget
+        times = _interpolated(time.sel(algorithm=one), spent.sel(algorithm=one), at)
+        same = _interpolated(mean.sel(algorithm=other), time.sel(algorithm=other), times)
+        same = same.mean("place", skipna=False)
+        mine = per_seed.sel(score="mean", algorithm=one)
+        pair = [each.drop_vars(["algorithm", "score"], errors="ignore") for each in (mine, same)]
+        found["race"] = xr.concat(pair, xr.IndexVariable("racer", list(_RACE)))
+    return xr.Dataset(found)
+
+
+def _trainings(result: xr.Dataset) -> xr.DataArray:
+    """Returns the local trainings of all models so far."""
+    return result["client_updates"].sum("model", min_count=1)  # NaN where nothing was run
+
+
+def _budget(trainings: xr.DataArray) -> xr.DataArray:
+    """Returns the trainings that every run of a problem reached."""
+    last = trainings.isel(round=-1, drop=True)
+    return last.min([dim for dim in last.dims if dim != "problem"])
+
+
+def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
+    """Returns the accuracies of the mean and the worst model, in percent.
+
+    A problem with fewer models than others has no accuracy for the rest, which do not count.
     """
     percent = 100 * result["test_accuracy"]
     # A run that diverged has NaN for its models, and for the rest it always has them.
@@ -136,49 +292,23 @@ def measure(result: xr.Dataset, config: MultiCompare) -> xr.Dataset:
         ],
         dims=("problem", "model"),
     )
-    filled = percent.where(is_there, percent.isel(model=0))
-    mean = (percent.where(is_there, 0).sum("model", skipna=False)) / is_there.sum("model")
-    squares = ((percent - mean) ** 2).where(is_there, 0).sum("model", skipna=False)
-    curves = xr.Dataset(
-        {
-            "mean": mean,
-            "worst": filled.min("model", skipna=False),
-            "variance": squares / is_there.sum("model"),
-        }
-    ).to_dataarray("score")
-    sent = result["parameters_up"] + result["parameters_down"]
-    spent = {
-        "trainings": result["client_updates"].sum("model"),
-        "megabytes": _BYTES * sent.sum("model") / 1e6,
-        "time": result["time"].isel(model=0, drop=True),
-    }
-    rounds = result["round"].values
-    last = rounds > 0.8 * rounds[-1]
-    end = curves.isel(round=np.flatnonzero(last)).mean("round", skipna=False)
-    found = {"curve": curves.mean("seed", skipna=False)}
-    found |= {"end per seed": end, "end": end.mean("seed", skipna=False)}
-    found |= {"end error": estimate(end).error}
-    found |= {"at equal trainings per seed": _at_equal(curves, spent["trainings"])}
-    found |= {name: each.mean("seed", skipna=False) for name, each in spent.items()}
-    if set(_RACE) <= set(config.methods):
-        target = end.sel(score="mean", algorithm=list(_RACE)).min("algorithm", skipna=False)
-        found["target per seed"] = target
-        found["time to target per seed"] = _time_to(target, mean, spent["time"])
-    return xr.Dataset(found)
+    mean = percent.where(is_there, 0).sum("model", skipna=False) / is_there.sum("model")
+    worst = percent.where(is_there, percent.isel(model=0)).min("model", skipna=False)
+    return xr.concat([mean, worst], xr.IndexVariable("score", ["mean", "worst"]))
 
 
-def _at_equal(curves: xr.DataArray, trainings: xr.DataArray) -> xr.DataArray:
-    """Returns the scores where each method has done as many trainings as the thriftiest did."""
-    least = trainings.isel(round=-1).min("algorithm")
+def _at_budget(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
+    """Returns the scores, averaged over the last fifth of equally many trainings."""
+    spent = _trainings(result)
+    at = xr.DataArray(_LAST, dims="place") * _budget(spent)
+    return _interpolated(_scores(result, config), spent, at).mean("place", skipna=False)
 
-    def at(scores: np.ndarray, spent: np.ndarray, budget: float) -> float:
-        return float(np.interp(budget, spent, scores))
 
+def _interpolated(values: xr.DataArray, along: xr.DataArray, at: xr.DataArray) -> xr.DataArray:
+    """Returns values at places between the records, or at the last one."""
     found: xr.DataArray = xr.apply_ufunc(
-        at,
-        curves,
-        trainings,
-        least,
+        lambda y, x, place: np.interp(place, x, y),
+        *(values, along, at),
         input_core_dims=[["round"], ["round"], []],
         vectorize=True,
         output_dtypes=[float],
@@ -186,71 +316,109 @@ def _at_equal(curves: xr.DataArray, trainings: xr.DataArray) -> xr.DataArray:
     return found
 
 
-def _time_to(target: xr.DataArray, scores: xr.DataArray, time: xr.DataArray) -> xr.DataArray:
-    """Returns when curves first reach a target, between two records.
+def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
+    """Asks which methods help by more than 1 point; no paper says anything of these problems."""
+    accuracy = measured["accuracy per seed"]
 
-    It is NaN if they do not, or if the target is NaN, as where a run that sets it diverged.
-    """
+    def lead(score: str, pairs: Mapping[str, str]) -> xr.DataArray | None:
+        """Returns how far the methods are ahead of others, as far as both were run."""
+        at = accuracy.sel(score=score, drop=True)
+        both = {one: other for one, other in pairs.items() if {one, other} <= set(config.methods)}
+        leads = [
+            at.sel(algorithm=one, drop=True) - at.sel(algorithm=other, drop=True)
+            for one, other in both.items()
+        ]
+        return xr.concat(leads, xr.IndexVariable("algorithm", list(both))) if both else None
 
-    def first(scores: np.ndarray, times: np.ndarray, target: float) -> float:
-        (reached,) = np.nonzero(scores >= target)
-        if not len(reached):
-            return np.nan
-        around = slice(max(0, reached[0] - 1), reached[0] + 1)
-        return float(np.interp(target, scores[around], times[around]))
+    bandits = ("bandit: weighted sum", "bandit: Pareto", "bandit: rank list")
+    for text, score, pairs in (
+        ("worst model {} better than MFA-Rand's", "worst", {"FedFairMMFL": _RACE[1]}),
+        (
+            "mean accuracy {} above that of uniform sampling",
+            "mean",
+            dict.fromkeys(("LVR", "GVR"), _RACE[1]),
+        ),
+        (
+            "mean accuracy {} above that without old updates, of GVR and LVR",
+            "mean",
+            {"StaleVR": "GVR", "StaleVRE": "LVR"},
+        ),
+        (
+            "mean accuracy {} above that of random choices",
+            "mean",
+            dict.fromkeys(bandits, "bandit: random"),
+        ),
+    ):
+        if (found := lead(score, pairs)) is not None:
+            yield _question(found, text)
+    if "race" in measured:
+        race = measured["race"]
+        ahead = race.sel(racer=_RACE[0], drop=True) - race.sel(racer=_RACE[1], drop=True)
+        ahead = ahead.expand_dims(algorithm=[_RACE[0]])
+        yield _question(ahead, "mean accuracy {} above MFA-Rand's in the same simulated time")
+    if (found := lead("mean", {_RACE[0]: _RACE[1]})) is not None:
+        text = "FedAST: mean accuracy at most 1 point below MFA-Rand's, on all problems"
+        tests = no_less(found.isel(algorithm=0, drop=True), _MARGIN, form=".1f")
+        yield check(text, tests)
+    yield _inner_rates(measured, config)
 
-    dims = [["round"], ["round"], []]
-    found: xr.DataArray = xr.apply_ufunc(
-        first, scores, time, target, input_core_dims=dims, vectorize=True, output_dtypes=[float]
-    )
-    return found
+
+def _question(lead: xr.DataArray, text: str) -> Check:
+    """Asks whether methods are ahead by the margin on all problems, and answers for each."""
+    ahead = more(lead, by=_MARGIN, form=".1f")
+    answers = {
+        "ahead": ahead,
+        "behind": more(-lead, by=_MARGIN),
+        "alike": alike(lead, _MARGIN),
+    }
+    parts = {word: ruling("", tests).parts for word, tests in answers.items()}
+    found = []
+    for place, test in enumerate(ahead):
+        words = [word for word, each in parts.items() if each[place].verdict == "supported"]
+        found.append(f"{test.name}: {test.text} ({''.join(words) or 'undecided'})")
+    names = ", ".join(lead["algorithm"].values.tolist())
+    whole = f"{names}: {text.format('more than 1 point')}, on all problems"
+    return check(whole, ahead, "; ".join(found))
 
 
-def claims(measured: xr.Dataset, config: MultiCompare) -> Iterator[Claim]:
-    """Returns the headline claims of the methods' papers, problem by problem."""
-    for problem in config.chosen:
-        end = measured["end per seed"].sel(problem=problem, drop=True)
-
-        def lead(score: str, one: str, other: str, end: xr.DataArray = end) -> xr.DataArray:
-            at = end.sel(score=score, drop=True)
-            return at.sel(algorithm=one, drop=True) - at.sel(algorithm=other, drop=True)
-
-        def both(*names: str) -> bool:
-            return set(names) <= set(config.methods)
-
-        if both("FedFairMMFL", "MFA-Rand"):
-            text = f"{problem}: FedFairMMFL's worst model is better than MFA-Rand's"
-            yield exceeds(text, lead("worst", "FedFairMMFL", "MFA-Rand"))
-            text = f"{problem}: FedFairMMFL's models vary less than MFA-Rand's"
-            yield exceeds(text, lead("variance", "MFA-Rand", "FedFairMMFL"))
-        for name in ("LVR", "GVR"):
-            if both(name, "MFA-Rand"):
-                text = f"{problem}: the mean accuracy of {name} exceeds that of uniform sampling"
-                yield exceeds(text, lead("mean", name, "MFA-Rand"))
-        for name, without in (("StaleVR", "GVR"), ("StaleVRE", "LVR")):
-            if both(name, without):
-                text = f"{problem}: the mean accuracy of {name} exceeds that of {without}"
-                yield exceeds(text, lead("mean", name, without))
-        for name in _BY_LOSSES:
-            if both(name, "bandit: random"):
-                text = f"{problem}: the mean accuracy of {name} exceeds that of random choices"
-                yield exceeds(text, lead("mean", name, "bandit: random"))
-        for name in ("bandit: random", *_BY_LOSSES):
-            if both(name, "FedAvg, one by one"):
-                text = f"{problem}: the mean accuracy of {name} is not below FedAvg's, one by one"
-                yield not_below(text, lead("mean", name, "FedAvg, one by one"))
-        if both(*_RACE):
-            times = measured["time to target per seed"].sel(problem=problem, drop=True)
-            saved = times.sel(algorithm=_RACE[1], drop=True) - times.sel(algorithm=_RACE[0])
-            text = f"{problem}: FedAST reaches the target accuracy in less simulated time than "
-            yield exceeds(text + "MFA-Rand", saved.drop_vars("algorithm"))
+def _inner_rates(measured: xr.Dataset, config: MultiCompare) -> Check:
+    """Checks that the grid of rates is wide enough: the best one has neighbours on both sides."""
+    rates = measured["chosen_learning_rate"]
+    is_inner = (rates > min(config.learning_rates)) & (rates < max(config.learning_rates))
+    ends = [
+        f"{name} on {problem}: {rates.sel(problem=problem, algorithm=name).item():g}"
+        for problem in config.chosen
+        for name in config.methods
+        if not is_inner.sel(problem=problem, algorithm=name)
+    ]
+    text = "every learning rate that was chosen lies inside the grid"
+    return check(text, is_inner.values if len(config.learning_rates) > 2 else None, "; ".join(ends))
 
 
 def table(measured: xr.Dataset, config: MultiCompare) -> Sequence[Table]:
-    """Returns the problems, and of each two tables: how well every method did, at what cost."""
-    here = {name: measured.sel(problem=name, drop=True) for name in config.chosen}
-    of_each = [part(name, each) for name, each in here.items() for part in (_scores, _costs)]
-    return [_problems(measured, config), *of_each]
+    """Returns the mean accuracies, those of the worst models, the rates, and the problems."""
+    names = {"mean": "", "worst": "Accuracy of the worst model in percent"}
+    tables = []
+    for score, title in names.items():
+        here = measured[["accuracy", "standard error"]].sel(score=score, drop=True)
+        text = cells(here["accuracy"], here["standard error"], form=".1f", missing="diverged")
+        form = "{}: mean accuracy in percent" if score == "mean" else "{}"
+        tables.append(rows(columns(text, "problem", form), ("algorithm",), title))
+    return [*tables, _spent(measured, config), _problems(measured, config)]
+
+
+def _spent(measured: xr.Dataset, config: MultiCompare) -> Table:
+    """Returns the rates of each method, and how long it took in simulated time."""
+    text = cells(measured["chosen_learning_rate"], form="g")
+    has_own = xr.DataArray(
+        [METHODS[name].has_server_rate for name in config.methods],
+        {"algorithm": list(config.methods)},
+    )
+    both = text + ", " + cells(measured["chosen_server_rate"], form="g")
+    contents = columns(both.where(has_own, text), "problem", "{}: rate")
+    contents |= columns(cells(measured["time"], form=".0f"), "problem", "{}: time")
+    title = "Learning rates (and FedAST's rate of the server), and simulated time"
+    return rows(contents, ("algorithm",), title)
 
 
 def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
@@ -260,88 +428,34 @@ def _problems(measured: xr.Dataset, config: MultiCompare) -> Table:
         "models": [len(problem.models) for problem in chosen],
         "clients": [problem.num_clients for problem in chosen],
         "clients a round": [problem.cohort_size for problem in chosen],
+        "local trainings": measured["trainings"].astype(int).values,
     }
     at = {"problem": list(config.chosen)}
     contents = {name: xr.DataArray(each, at) for name, each in numbers.items()}
-    if "target per seed" in measured:
-        target = estimate(measured["target per seed"])
-        contents["target in percent"] = cells(
-            target.mean, target.error, form=".1f", missing="diverged"
-        )
-    return rows(contents, ("problem",))
-
-
-def _scores(problem: str, here: xr.Dataset) -> Table:
-    """Returns how well each method did, in a row."""
-    contents = {}
-    for score in here["score"].values.tolist():
-        end = here[["end", "end error"]].sel(score=score)
-        contents[score] = cells(end["end"], end["end error"], form=".1f", missing="diverged")
-    found = estimate(here["at equal trainings per seed"].sel(score="worst"))
-    equal = cells(found.mean, found.error, form=".1f", missing="diverged")
-    contents["worst, equal trainings"] = equal
-    return rows(contents, ("algorithm",), f"{problem}: accuracies of the models in percent")
-
-
-def _costs(problem: str, here: xr.Dataset) -> Table:
-    """Returns what each method took, in a row."""
-    last = here.isel(round=-1)
-    contents = {
-        "trainings": cells(last["trainings"], form=".0f"),
-        "MB": cells(last["megabytes"], form=".1f"),
-        "time": cells(last["time"], form=".0f"),
-    }
-    if "time to target per seed" in here:
-        taken = estimate(here["time to target per seed"])
-        missing = "not reached by all seeds"
-        reached = cells(taken.mean, taken.error, form=".1f", missing=missing)
-        has_target = here["target per seed"].notnull().all("seed")
-        contents["time to target"] = reached.where(has_target, "target diverged")
-    return rows(contents, ("algorithm",), f"{problem}: trainings, messages and simulated time")
-
-
-_AGAINST = {
-    "round": "round",
-    "trainings": "local trainings",
-    "megabytes": "megabytes sent",
-    "time": "simulated time",
-}
-_YLABEL = {"mean": "mean accuracy", "worst": "worst model's accuracy", "variance": "variance"}
-_PANELS = (
-    (("mean", "round"), ("worst", "round"), ("variance", "round")),
-    (("mean", "time"), ("worst", "trainings"), ("worst", "megabytes")),
-)
-_STYLES = ("-", "--")  # of the first and of the second methods of a colour
+    return rows(contents, ("problem",), "Problems, and the local trainings of each method")
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiCompare) -> Figure:
-    """Draws two rows of panels for each problem."""
-
-    def panel(problem: str, score: str, against: str) -> plots.Panel:
-        here = measured.sel(problem=problem)
-        curves, drawn = here["curve"].sel(score=score), []
-        for number, name in enumerate(config.methods):
-            x = here[against] if against == "round" else here[against].sel(algorithm=name)
-            y = curves.sel(algorithm=name).values
-            again, color = divmod(number, len(plots.COLORS))
-            style = _STYLES[again % len(_STYLES)]
-            drawn.append(plots.Line(name, x.values.astype(float), y, None, style, color))
-        is_variance = score == "variance"
-        ylabel = f"{_YLABEL[score]} in {'points squared' if is_variance else 'percent'}"
-        scale = "log" if is_variance else "linear"
-        return plots.Panel(problem, _AGAINST[against], ylabel, drawn, scale=scale)
-
+    """Draws a panel for each problem: methods from the best to the worst, two dots for each."""
+    mean = measured["accuracy"]
+    order = np.argsort(-mean.sel(score="mean").mean("problem").values, kind="stable")
+    here = measured.isel(algorithm=order).assign_coords(score=["mean of the models", "worst model"])
     about = result.attrs["manifest"]
-    # So many curves with standard errors would hide each other.
-    caption = f"Means over {config.num_seeds} seeds with draws of the data of their own; the table "
-    caption += "has standard errors. The variance is that over the models. Bandits begin with a "
-    caption += "round of all clients for each model; a round of FedAST is as many local trainings."
-    drawn = [[panel(name, *each) for each in row] for name in config.chosen for row in _PANELS]
-    title = f"Several models at once: {', '.join(about['datasets'])}"
-    return plots.draw(drawn, title=title, caption=caption, share=False)
+    caption = f"After equally many local trainings on {', '.join(about['datasets'])}; each method "
+    caption += f"has its best rate of {len(config.learning_rates)}, chosen on "
+    caption += f"{config.selection_seeds} other seeds. Means over {config.num_seeds} seeds with "
+    caption += "standard errors; methods in the order of their means over the problems."
+    dims = ("problem", "algorithm", "score")
+    return dots(
+        here["accuracy"].transpose(*dims),
+        here["standard error"].transpose(*dims),
+        xlabel="accuracy in percent",
+        title="Several models at once, at equal local trainings",
+        caption=caption,
+    )
 
 
-_page = MultiCompare(), run, measure, claims, table, figure
+_page = MultiCompare(), run, measure, judge, table, figure
 
 ITEMS = (Item("multi-compare", "Who trains what: all multi-model methods compared", *_page),)
 """A comparison of multi-model methods."""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import optax
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.algorithms.mifa import mifa
@@ -15,7 +16,7 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
 from fedjax_mm.assignments.sampling import variance_reduced
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
-from fedjax_mm.base import Algorithm, Assignment
+from fedjax_mm.base import Algorithm, Assignment, Scalar
 
 
 class Sizes(NamedTuple):
@@ -33,10 +34,14 @@ class Way(NamedTuple):
     Attributes:
       assign: from the sizes.
       algorithm: a factory that takes a rate, `local_steps` and `batch_size`.
+      rounds: rounds for each round of MFA-Rand, so that as many clients train.
+      has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
     """
 
     assign: Callable[[Sizes], Assignment | Dispatch]
     algorithm: Callable[..., Algorithm] = fedavg
+    rounds: int = 1
+    has_server_rate: bool = False
 
     def on_clock(self, sizes: Sizes) -> Assignment | Dispatch:
         """Returns who trains what, on the clock of all methods."""
@@ -49,12 +54,12 @@ def _delay(sizes: Sizes) -> Delay:
     return shifted_exponential(sizes.num_clients, mean=1.0)
 
 
-def _of(factory: Callable[..., Assignment], **options: Any) -> Way:
+def _of(factory: Callable[..., Assignment], *, rounds: int = 1, **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
         how = {"cohort_size": sizes.cohort_size} | options
         return factory(sizes.num_clients, sizes.num_models, **how)
 
-    return Way(assign)
+    return Way(assign, rounds=rounds)
 
 
 def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
@@ -83,13 +88,18 @@ def _at_once(sizes: Sizes) -> Dispatch:
     return fedast(N, M, at_work=each, ratio=ratio, delay=delay, arrivals_per_round=K)
 
 
+def _stepping(learning_rate: Scalar, *, server_rate: Scalar, **local: Any) -> Algorithm:
+    """FedAvg with the server's rate eta_g, which stale updates require to be small."""
+    return fedavg(learning_rate, server_optimizer=optax.sgd(server_rate), **local)
+
+
 METHODS: Mapping[str, Way] = {
     "FedAvg, one by one": Way(_one_by_one),
     "MFA-Rand": _of(mfa_rand),
     "MFA-RR": _of(mfa_rr),
     "bandit: random": _of(bandit, policy="random"),
     "bandit: weighted sum": _of(bandit, policy="weighted-sum"),
-    "bandit: Pareto": _of(bandit, policy="pareto"),
+    "bandit: Pareto": _of(bandit, policy="pareto", rounds=4),  # few are in its set
     "bandit: rank list": _of(bandit, policy="rank-list"),
     "FedFairMMFL": _of(fedfair),
     "LVR": _unequal(partial(fedavg, server_scale="1/N"), by="loss"),
@@ -97,6 +107,6 @@ METHODS: Mapping[str, Way] = {
     "StaleVR": _unequal(partial(stalevr, beta="exact"), by="update", inactive="train"),
     "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
     "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
-    "FedAST": Way(_at_once),
+    "FedAST": Way(_at_once, _stepping, has_server_rate=True),
 }
 """All methods by name; a new one is a line here."""

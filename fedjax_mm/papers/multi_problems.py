@@ -28,7 +28,6 @@ class Problem(Config):
 
     num_clients: Count
     cohort_size: Count
-    learning_rate: Positive
     local_steps: Count = 10
     batch_size: Count = 10
 
@@ -42,7 +41,6 @@ class Synthetic(Problem):
 
     num_clients: Count = 100
     cohort_size: Count = 20
-    learning_rate: Positive = 0.03
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -72,7 +70,6 @@ class Digits(Problem):
 
     num_clients: Count = 30
     cohort_size: Count = 6
-    learning_rate: Positive = 0.05
     alpha: Positive = 0.5
 
     @property
@@ -97,11 +94,10 @@ class Digits(Problem):
 class Images(Problem):
     """MNIST and Fashion-MNIST, from files: two models, each with data of its own."""
 
-    num_clients: Count = 100
-    cohort_size: Count = 20
-    learning_rate: Positive = 0.05
+    num_clients: Count = 50
+    cohort_size: Count = 10
     alpha: Positive = 0.5
-    num_images: Count = 12_000
+    num_images: Count = 6_000
     """Of each data set the first ones; clients share them out."""
 
     @property

@@ -4,10 +4,12 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 import xarray as xr
 
-from fedjax_mm import bandit, fedavg, simulate
+from fedjax_mm import fedavg
+from fedjax_mm.asynchrony import fedast, shifted_exponential, simulate_async
 from fedjax_mm.cli import terminal
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
@@ -18,14 +20,22 @@ SMALL = validate(
     type(ITEM.settings),
     ITEM.settings.model_dump()
     | {
-        "problems": ["synthetic", "digits"],
-        "methods": ["bandit: rank list", "FedAST"],
+        "problems": ["synthetic"],
+        "methods": ["bandit: Pareto", "FedAST"],
         "synthetic": {"num_clients": 6, "cohort_size": 3, "local_steps": 2},
-        "digits": {"num_clients": 6, "cohort_size": 2, "local_steps": 2},
+        "learning_rates": [0.03, 0.1],
+        "server_rates": [0.8, 0.5],
+        "selection_seeds": 2,
         "num_rounds": 6,
         "num_seeds": 2,
         "record_every": 3,
     },
+)
+METHODS = tuple(multi_compare.METHODS)
+FULL = validate(
+    type(ITEM.settings),
+    ITEM.settings.model_dump()
+    | {"problems": ["synthetic", "digits"], "num_rounds": 10, "num_seeds": 4, "record_every": 1},
 )
 
 
@@ -35,66 +45,80 @@ def result():
 
 
 def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
-    assert dict(result.sizes) == {"problem": 2, "algorithm": 2, "seed": 2, "round": 3, "model": 3}
-    accuracy = result["test_accuracy"]
-    there = accuracy.sel(problem="synthetic").isel(model=slice(2))
-    assert ((there >= 0) & (there <= 1)).all()
-    assert accuracy.sel(problem="synthetic").isel(model=2).isnull().all()
-    assert accuracy.sel(problem="digits").notnull().all()
-    trained = result["client_updates"].isel(round=-1).sum("model")
-    # Bandits begin with a round of all 6 clients for each model.
-    assert (trained.sel(problem="synthetic", algorithm="bandit: rank list") == 2 * 6 + 4 * 3).all()
-    assert (trained.sel(problem="digits", algorithm="bandit: rank list") == 3 * 6 + 3 * 2).all()
-    # As many as others have clients in a round, though three models have three jobs at least.
-    assert (trained.sel(problem="synthetic", algorithm="FedAST") == 6 * 3).all()
-    assert (trained.sel(problem="digits", algorithm="FedAST") == 6 * 2).all()
-    time = result["time"]
-    assert (time.isel(round=0, model=0) == 0).all()
-    assert (time.isel(model=0).diff("round") > 0).all()
-    assert json.loads(result.attrs["manifest"])["datasets"][0].startswith("synthetic")
-    measured, claims, tables = ITEM.judge(result, SMALL)
-    assert claims == ()  # nobody to compare with
-    assert tables[0].header == ("problem", "models", "clients", "clients a round")
-    assert tables[0].rows == (("synthetic", "2", "6", "3"), ("digits", "3", "6", "2"))
-    titles = [table.title.split(":")[0] for table in tables[1:]]
-    assert titles == ["synthetic", "synthetic", "digits", "digits"]
-    assert {len(table.rows) for table in tables[1:]} == {2}
-    assert measured["time"].notnull().all()
-    assert not any("target" in name for name in measured)  # there is no MFA-Rand
-    figure = ITEM.figure(result, measured, SMALL)
+    sizes = {"problem": 1, "algorithm": 2, "seed": 2, "round": 3, "model": 2}
+    assert dict(result["test_accuracy"].sizes) == sizes
+    assert result["test_accuracy"].notnull().all()
+    assert result["round"].values.tolist() == [0, 3, 6]
+    trained = result["client_updates"].isel(round=-1, problem=0).sum("model")
+    # The bandit begins with a round of all 6 clients for each model; 24 are its 6 rounds.
+    pareto = trained.sel(algorithm="bandit: Pareto")
+    assert ((pareto >= 2 * 6 + 22) & (pareto <= 2 * 6 + 22 * 3)).all()
+    assert (trained.sel(algorithm="FedAST") == 6 * 3).all()
+    scores = result["selection_accuracy"].isel(problem=0)
+    assert scores.dims == ("algorithm", "learning_rate", "server_rate", "selection_seed")
+    assert scores.sel(algorithm="FedAST", server_rate=[0.8, 0.5]).notnull().all()
+    assert scores.sel(algorithm="bandit: Pareto", server_rate=0.5).isnull().all()
+    best = scores.mean("selection_seed").max(["learning_rate", "server_rate"])
+    chosen = {name: result[f"chosen_{name}"].isel(problem=0) for name in multi_compare._RATES}
+    at_chosen = scores.mean("selection_seed").sel(chosen)
+    np.testing.assert_array_equal(at_chosen, best)
+    about = json.loads(result.attrs["manifest"])
+    assert about["datasets"][0].startswith("synthetic")
+    findings = ITEM.findings(result, SMALL)
+    assert [check.text.split()[0] for check in findings.checks] == ["every"]  # nobody to compare
+    assert [check.outcome for check in findings.checks] == ["undecided"]  # of two rates
+    assert {len(table.rows) for table in findings.tables} == {1, 2}
+    assert "race" not in findings.measured
+    assert findings.measured["trainings"].item() == 18
+    figure = ITEM.figure(result, findings.measured, SMALL)
     save_figure(figure, tmp_path / "figure.png")
-    assert len(figure.axes) == 12
+    assert len(figure.axes) == 1
 
 
 def test_it_is_what_one_puts_together_by_hand(result):
-    """One run by `simulate`, with the key and the draws of its seed; a clock changes nothing."""
+    """One run by `simulate_async`, with the rates that were chosen; and no draw of the others."""
     seed, problem = 1, SMALL.synthetic
-    assignment = bandit(6, 2, cohort_size=3, policy="rank-list")
-    algorithm = fedavg(problem.learning_rate, local_steps=2, batch_size=problem.batch_size)
+    assert not set(SMALL.data_seeds) & set(SMALL.selecting.data_seeds)
+    rates = [
+        result[f"chosen_{name}"].sel(algorithm="FedAST").item() for name in multi_compare._RATES
+    ]
+    delay = shifted_exponential(6, mean=1.0)
+    dispatch = fedast(6, 2, at_work=[2, 1], ratio=1, delay=delay, arrivals_per_round=3)
 
     @jax.jit
-    def run(key, data):
+    def run(key, data, rates):
         tasks = problem.tasks([stack.select(seed) for stack in data])
-        return simulate(key, tasks, algorithm, assignment, 6, record_every=3)[1]
+        how = {"local_steps": 2, "batch_size": problem.batch_size}
+        algorithm = fedavg(rates[0], server_optimizer=optax.sgd(rates[1]), **how)
+        return simulate_async(key, tasks, algorithm, dispatch, 18, record_every=9)[1]
 
     key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)
-    trace = run(key, problem.data(SMALL))
-    expected = result.sel(problem="synthetic", algorithm="bandit: rank list", seed=seed)
-    actual = expected["test_accuracy"].transpose("round", "model")[:, :2]
+    trace = run(key, problem.data(SMALL), np.array(rates, np.float32))
+    expected = result.isel(problem=0).sel(algorithm="FedAST", seed=seed)
+    actual = expected["test_accuracy"].transpose("round", "model")
     np.testing.assert_allclose(actual, trace.metrics["test_accuracy"], atol=1e-6)
-    updates = expected["client_updates"].transpose("round", "model")[:, :2]
+    updates = expected["client_updates"].transpose("round", "model")
     np.testing.assert_array_equal(updates, np.cumsum(trace.client_updates, axis=0))
 
 
-METHODS = tuple(multi_compare.METHODS)
-FULL = validate(
-    type(ITEM.settings),
-    ITEM.settings.model_dump()
-    | {"problems": ["synthetic", "digits"], "num_rounds": 10, "num_seeds": 4, "record_every": 1},
-)
+def test_the_best_rates_are_chosen_by_the_mean_over_seeds():
+    nan = np.nan
+    scores = xr.DataArray(
+        [[[[1, 9], [4, 8]], [[nan, 99], [6, 5]]], [[[nan, 1], [nan, 1]], [[nan, 1], [3, 2]]]],
+        {
+            "algorithm": ["a", "b"],
+            "learning_rate": [0.1, 0.3],
+            "server_rate": [1, 0.5],
+            "seed": [0, 1],
+        },
+    )
+    best = multi_compare.choose(scores, ("learning_rate", "server_rate"))
+    assert best["learning_rate"].values.tolist() == [0.1, 0.3]
+    assert best["server_rate"].values.tolist() == [0.5, 0.5]
+    assert best["server_rate"].dims == ("algorithm",)
 
 
-def invented(accuracy, pace=1):
+def invented(accuracy, pace=1, rate=0.1):
     """A result with ``accuracy(problem, method)`` for each of the models, which rises to the end.
 
     Seeds differ by a thousandth. A bandit trains ten clients a round, the others five. A round
@@ -122,119 +146,124 @@ def invented(accuracy, pace=1):
             time[p, m, ..., : len(ends)] = lasts * np.arange(11)[:, None]
     found = {"time": (dims, time)}
     found |= {"test_accuracy": (dims, values), "client_updates": (dims, cost)}
-    found |= {"parameters_up": (dims, 100 * cost), "parameters_down": (dims, 150 * cost)}
-    return xr.Dataset(found, coords)
+    found |= {
+        f"chosen_{name}": (dims[:2], np.full((2, len(METHODS)), rate))
+        for name in multi_compare._RATES
+    }
+    names = {"datasets": ["synthetic(1, 1)", "digits"], "data": "real"}
+    return xr.Dataset(found, coords, {"manifest": names})
 
 
-def as_published(problem, method):
+def helpful(problem, method):
     """FedFair lifts the worst model; bandits that look and unequal sampling lift all."""
     base = {"synthetic": [0.5, 0.3], "digits": [0.8, 0.7, 0.3]}[problem]
     if method == "FedFairMMFL":
         return [*base[:-1], 0.4]
-    better = {"LVR": 1, "GVR": 1, "StaleVR": 2, "StaleVRE": 2}
-    better |= dict.fromkeys(multi_compare._BY_LOSSES, 1)
+    better = {"LVR": 1, "GVR": 1, "StaleVR": 2, "StaleVRE": 2, "FedAST": 1}
+    # Where they have trained as many clients, bandits have risen to 5/8 of their ends.
+    better |= dict.fromkeys(("bandit: weighted sum", "bandit: Pareto", "bandit: rank list"), 1)
     return [x + 0.1 * better.get(method, 0) for x in base]
 
 
-def test_scores_are_measured_at_the_end():
-    measured = ITEM.measure(invented(as_published), FULL)
-    here = measured["end per seed"].sel(seed=0)
-    for method in ("MFA-Rand", "FedFairMMFL", "bandit: Pareto"):
+def test_scores_are_averaged_over_the_last_fifth_of_equally_many_trainings():
+    measured = ITEM.measure(invented(helpful), FULL)
+    assert measured["trainings"].values.tolist() == [50, 50]
+    here = measured["accuracy per seed"].sel(seed=0)
+    # A round of a bandit costs twice as much: 50 trainings are its round 5.
+    for method, rise in {"MFA-Rand": 1.0, "FedFairMMFL": 1.0, "bandit: Pareto": 4.5 / 8}.items():
         for problem in ("synthetic", "digits"):
-            percent = 100 * np.array(as_published(problem, method))
+            percent = 100 * rise * np.array(helpful(problem, method))
             found = here.sel(problem=problem, algorithm=method)
             assert found.sel(score="mean") == pytest.approx(percent.mean())
             assert found.sel(score="worst") == pytest.approx(percent.min())
-            assert found.sel(score="variance") == pytest.approx(percent.var())
-    # A round of a bandit costs twice as much: 50 trainings are its round 5.
-    equal = measured["at equal trainings per seed"].sel(seed=0, score="worst", problem="digits")
-    assert equal.sel(algorithm="MFA-Rand") == pytest.approx(30)
-    assert equal.sel(algorithm="bandit: Pareto") == pytest.approx(40 * 5 / 8)
-    spent = measured["megabytes"].sel(problem="digits", algorithm="MFA-Rand")
-    np.testing.assert_allclose(spent, 4 * 250 * 5 * np.arange(11) / 1e6)
-
-
-def test_the_target_is_where_the_worse_of_both_ends():
-    """FedAST ends at 55 % of MFA-Rand, which is there after 4.4 of its 8 rounds of rising."""
-
-    def accuracy(problem, method):
-        ends = np.array(as_published(problem, method))
-        return (0.55 if method == "FedAST" else 0.5 if method == "MFA-RR" else 1) * ends
-
-    measured = ITEM.measure(invented(accuracy, pace=3), FULL)
-    here = measured.sel(seed=0, problem="digits")
-    assert here["target per seed"] == pytest.approx(55 * np.mean([0.8, 0.7, 0.3]))
-    taken = here["time to target per seed"]
-    assert taken.sel(algorithm="MFA-Rand") == pytest.approx(2 * 4.4)
-    assert taken.sel(algorithm="FedAST") == pytest.approx(3 * 8)
-    assert taken.sel(algorithm="MFA-RR").isnull()
-    assert measured["time"].sel(problem="digits", algorithm="FedAST").values.tolist() == [
-        *range(0, 33, 3)
+    ends = measured["time"].sel(problem="digits")
+    assert ends.sel(algorithm=["MFA-Rand", "bandit: Pareto", "FedAST"]).values.tolist() == [
+        20,
+        10,
+        10,
     ]
-    problems, *_, costs = ITEM.table(measured, FULL)
-    target = measured["target per seed"].sel(problem="digits").mean()
-    assert problems.rows[1][:-1] == ("digits", "3", "30", "6")
-    assert problems.rows[1][-1].startswith(f"{target:.1f} ± ")
-    (row,) = (row for row in costs.rows if row[0] == "MFA-RR")
-    assert row[-2:] == ("20", "not reached by all seeds")
+    # In the times 8 to 10 of FedAST, MFA-Rand is in its rounds 4 to 5.
+    race = measured["race"].sel(seed=0, problem="digits")
+    assert race.sel(racer="FedAST") == pytest.approx(70)
+    assert race.sel(racer="MFA-Rand") == pytest.approx(60 * 4.5 / 8)
 
 
-def test_a_target_that_diverged_is_told_from_one_that_is_not_reached():
-    def accuracy(problem, method):
-        slow = {"MFA-RR": 0.5, "FedAST": 0.9, "MFA-Rand": 0.9}
-        return slow.get(method, 1) * np.array(as_published(problem, method))
-
-    data = invented(accuracy)
-    data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedAST", "seed": 2}] = np.nan
-    data["test_accuracy"].loc[{"problem": "synthetic", "algorithm": "LVR", "seed": 2}] = np.nan
-    problems, _, synthetic, _, digits = ITEM.table(ITEM.measure(data, FULL), FULL)
-    assert problems.rows[1][-1] == "diverged"
-    assert {row[-1] for row in digits.rows} == {"target diverged"}
-    ends = {row[0]: row[-1] for row in synthetic.rows}
-    assert "target diverged" not in ends.values()
-    # Of a method that diverged itself there is a target, which it does not reach.
-    late = [method for method in METHODS if "not reached" in ends[method]]
-    assert late == ["MFA-RR", "LVR"]
+def hindered(problem, method):
+    """The reverse of what helps."""
+    pairs = zip(helpful(problem, method), helpful(problem, "MFA-Rand"), strict=True)
+    return [2 * base - x for x, base in pairs]
 
 
-def reversed_(problem, method):
-    """The worst model is worse with FedFair, and bandits do badly."""
-    return [
-        2 * b - x
-        for x, b in zip(
-            as_published(problem, method), as_published(problem, "MFA-Rand"), strict=True
-        )
-    ]
+@pytest.mark.parametrize(
+    ("accuracy", "pace", "outcome"), [(helpful, 1, "passed"), (hindered, 3, "failed")]
+)
+def test_questions_are_answered_by_the_curves(accuracy, pace, outcome):
+    *questions, rates = ITEM.findings(invented(accuracy, pace), FULL).checks
+    assert len(questions) == 6
+    assert {check.outcome for check in questions} == {outcome}, questions
+    assert rates.outcome == "passed"
+    answer = "(ahead)" if outcome == "passed" else "(behind)"
+    assert [check.evidence.count(answer) for check in questions] == [2, 4, 4, 6, 2, 0]
+    assert "LVR, synthetic: " in questions[1].evidence
 
 
-def test_claims_hold_or_fail_with_the_curves():
-    for accuracy, pace, verdict in ((as_published, 1, "holds"), (reversed_, 3, "fails")):
-        _, claims, _ = ITEM.judge(invented(accuracy, pace), FULL)
-        assert len(claims) == 2 * (2 + 2 + 2 + 3 + 4 + 1)
-        for claim in claims:
-            is_level = "bandit: random is not below" in claim.claim
-            assert claim.verdict == ("holds" if is_level else verdict), claim
+def test_a_difference_within_a_point_is_no_help_and_a_noisy_one_is_undecided():
+    def close(problem, method):
+        gain = {"LVR": 0.001, "FedFairMMFL": 0.01}.get(method, 0)
+        return [x + gain for x in helpful(problem, "MFA-Rand")]
+
+    data = invented(close)
+    fair, unequal, *_ = ITEM.findings(data, FULL).checks
+    assert unequal.outcome == "failed"
+    assert unequal.evidence.count("(alike)") == 4
+    data["test_accuracy"].loc[{"algorithm": "FedFairMMFL", "seed": [1, 3]}] += 0.1
+    fair, *_ = ITEM.findings(data, FULL).checks
+    assert fair.outcome == "undecided"
+    assert fair.evidence.count("(undecided)") == 2
 
 
-def test_a_run_that_diverged_makes_claims_fail():
-    data = invented(as_published)
+def test_a_run_that_diverged_decides_nothing():
+    data = invented(helpful)
     data["test_accuracy"].loc[{"problem": "digits", "algorithm": "FedFairMMFL", "seed": 2}] = np.nan
-    _, claims, tables = ITEM.judge(data, FULL)
-    failed = [claim.claim for claim in claims if claim.verdict == "fails"]
-    assert failed
-    assert all(text.startswith("digits: FedFairMMFL") for text in failed)
-    assert len(failed) == 2
-    assert ["diverged" in str(table.rows) for table in tables] == [False] * 3 + [True, False]
-    assert sum("diverged" in row for row in tables[3].rows) == 1
+    findings = ITEM.findings(data, FULL)
+    undecided = [check for check in findings.checks if check.outcome == "undecided"]
+    assert [check.text.split(":")[0] for check in undecided] == ["FedFairMMFL"]
+    assert "diverged" in undecided[0].evidence
+    assert ["diverged" in str(table.rows) for table in findings.tables] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_rate_at_the_end_of_its_grid_is_said():
+    *_, rates = ITEM.findings(invented(helpful, rate=0.6), FULL).checks
+    assert rates.outcome == "failed"
+    assert "MIFA on digits: 0.6" in rates.evidence
+
+
+def test_the_figure_has_a_panel_for_each_problem_and_rows_from_the_best():
+    data = invented(helpful)
+    figure = ITEM.figure(data, ITEM.measure(data, FULL), FULL)
+    assert [axes.get_title() for axes in figure.axes] == ["(a) synthetic", "(b) digits"]
+    names = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert set(names[:2]) == {"StaleVR", "StaleVRE"}
+    assert set(names) == set(METHODS)
+    assert figure.axes[0].yaxis_inverted()
+    assert figure.get_size_inches()[0] <= 7.5
+    mean, worst = figure.axes[1].containers
+    place = names.index("FedFairMMFL")
+    assert mean[0].get_xdata()[place] == pytest.approx(100 * 1.9 / 3, abs=0.5)
+    assert worst[0].get_xdata()[place] == pytest.approx(40, abs=0.5)
 
 
 def test_tables_are_read_at_80_columns(monkeypatch, capsys):
     """Headers are broken, but no cell is, with numbers as large as they come."""
-    data = invented(as_published)
+    data = invented(helpful)
     data["client_updates"] = 100 * data["client_updates"]
-    data["parameters_up"] = 10_000 * data["parameters_up"]
     data["test_accuracy"].loc[{"algorithm": "FedAST", "seed": [1, 3]}] /= 2
-    findings = ITEM.judge(data, FULL)._replace(claims=())
+    findings = ITEM.findings(data, FULL)._replace(checks=())
     monkeypatch.setattr(terminal.console, "_width", 80)
     terminal.show_findings("title", findings, "")
     lines = capsys.readouterr().out.splitlines()
@@ -242,7 +271,7 @@ def test_tables_are_read_at_80_columns(monkeypatch, capsys):
     rows = [row for table in findings.tables for row in table.rows]
     for row in rows:
         assert any(all(f" {cell} " in line for cell in row) for line in lines), row
-    assert {"10000", "400.1", "not reached by all seeds"} <= {cell for row in rows for cell in row}
+    assert {"5000", "0.1, 0.1", "20"} <= {cell for row in rows for cell in row}
 
 
 @pytest.mark.parametrize(
@@ -251,6 +280,7 @@ def test_tables_are_read_at_80_columns(monkeypatch, capsys):
         ({"methods": ["MFA"]}, "methods has 'MFA'; choose from FedAvg, one by one, MFA-Rand"),
         ({"problems": ["images"]}, "are in files; give --data DIR"),
         ({"problems": ["digits", "digits"]}, "repeats a value"),
+        ({"learning_rates": [0.1, 0.1]}, "repeats a value"),
         ({"digits": {"num_clients": 6, "cohort_size": 7}}, "cohort_size is 7"),
         ({"directory": "there/is/no/such"}, "there/is/no/such"),
     ],
