@@ -14,7 +14,7 @@ from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
 from fedjax_mm.papers.item import Item, published
-from fedjax_mm.papers.pawlik2020.clients import Trained
+from fedjax_mm.papers.pawlik2020.clients import Increasing, Trained
 from fedjax_mm.papers.tables import Table, cells, rows
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
@@ -33,32 +33,36 @@ class CohortAccuracy(Trained):
     digits_sizes = (2, 4, 6, 8, 12)
 
     num_seeds: Annotated[Count, Field(ge=2)] = 10
-    contacts: Count | None = None
-    """c = R C: 60, or 120 with doubled round limits; 240 with the digits, whose clients are few."""
+    contacts: Annotated[Increasing[Count], Field(min_length=1)] | None = None
+    """c = R C, a run for the largest, whose first rounds are the runs of the others: 60, and 120
+    with doubled round limits; 120 and 240 with the digits, whose clients are few."""
     updates: Count | None = None
     """B C: 300; 120 with the digits."""
     local_epochs: Count = 1
     partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
-    evaluation: Literal["all images", "as-published"] = "all images"
-    """The accuracies that are judged: the author scored E mini-batches of B test images a round."""
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
         """Returns the partition's deal."""
         return [self.partition.deal(labels, self.clients, seed)]
 
     @property
-    def costs(self) -> dict[str, int]:
-        """Contacts and updates."""
-        contacts, updates = (240, 120) if self.directory is None else (60, 300)
-        return {"contacts": self.contacts or contacts, "updates": self.updates or updates}
+    def num_updates(self) -> int:
+        """B C."""
+        return self.updates or (120 if self.directory is None else 300)
+
+    @property
+    def costs(self) -> list[dict[str, int]]:
+        """Contacts and updates, for each round limit."""
+        default = (120, 240) if self.directory is None else (60, 120)
+        return [{"contacts": c, "updates": self.num_updates} for c in self.contacts or default]
 
 
 def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
-    contacts, updates = config.costs.values()
+    contacts = config.costs[-1]["contacts"]
 
     def build(C: int, task: Classification, seed_number: Any) -> Setup:
-        return config.setup(C, task, seed_number, updates // C)
+        return config.setup(C, task, seed_number, config.num_updates // C)
 
     until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
     result = config.train(build, {}, num_rounds=rounds, until=until, execution=execution)
