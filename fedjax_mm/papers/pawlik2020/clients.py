@@ -29,6 +29,9 @@ from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
 
+EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
+"""Ways to score a model, and the names of their accuracies in a result."""
+
 
 def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
     """Raises `ValueError` unless clients fill every cohort and all sizes divide the costs."""
@@ -194,7 +197,11 @@ class AsProgrammed(ScoredTwice):
         # The batches of all epochs are shuffled together.
         place = shuffled(hash_words(rng_key), step, self.epochs * num_batches)
         rows = place % num_batches * size + jnp.arange(size)
-        return data.offsets[client] + jnp.minimum(rows, count - 1), (rows < count).astype(float), None
+        return (
+            data.offsets[client] + jnp.minimum(rows, count - 1),
+            (rows < count).astype(float),
+            None,
+        )
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
