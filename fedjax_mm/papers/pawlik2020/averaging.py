@@ -128,7 +128,8 @@ def algorithm_1(
     def step(carry: tuple[Models, Array], t: Array) -> tuple[tuple[Models, Array], Any]:
         models, sums = carry
         mean, exact = models.mean(1), task.gradients(models)
-        squares = jnp.sum(task.gradients(mean[:, None]).mean(1) ** 2, axis=-1)
+        at_mean = task.gradients(jnp.broadcast_to(mean[:, None], models.shape)).mean(1)
+        squares = jnp.sum(at_mean**2, axis=-1)
         gradients = exact + task.noise(jax.random.fold_in(rng_key, t), models.shape)
         new = jnp.where(t % interval == 0, mean[:, None], models) - rate * gradients
         after = new.mean(1)

@@ -215,7 +215,7 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
 
 
 def dealt(
-    task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool
+    task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
 ) -> ScoredTwice:
     """Returns the task of one way to deal, as the author's program or as the paper has it."""
     mine = dataclasses.replace(task, train=task.train.select(index))

@@ -1,7 +1,7 @@
 """Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
