@@ -14,9 +14,10 @@ from fedjax_mm import plots
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained
 from fedjax_mm.papers.pawlik2020.near import near
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import (
     Evidence,
     Ruling,
@@ -44,7 +45,7 @@ _SLOPE = 2.0  # points of accuracy where the cohort doubles, which would matter
 _FLAT = 5.0  # points from the mean over all cohort sizes
 _LARGE = 5.0  # points of standard deviation
 _WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
-_TAKES = "--set directory=DIR of MNIST, all other settings as they are"
+_TAKES = "--data DIR with MNIST, all other settings as they are"
 
 
 class CohortAccuracy(Trained):
@@ -210,8 +211,8 @@ def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
         room = ((apart - margin) / 3) ** 2 - her_error**2
         needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
         text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
-        seeds = {"seeds": num_seeds, "needed": needed}
-        found.append(near(text, apart, margin, both, name=name, freedom=freedom, **seeds))
+        test = near(text, apart, margin, both, name=name, freedom=freedom)
+        found.append(test._replace(seeds=num_seeds, needed=needed))
     return found
 
 
@@ -236,8 +237,7 @@ def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
     known = int(apart.notnull().sum())
     agree = f"{int((abs(apart) <= 3).sum())} of {known} means are within 3 standard errors"
     title = f"In parentheses the author's; {agree} of hers, hers of 100 runs" if known else ""
-    slope = slopes(measured.best)
-    slope = {"points where the cohort doubles": cells(*estimate(slope))}
+    slope = {"points where the cohort doubles": cells(*estimate(slopes(measured.best)))}
     return [
         rows(contents, ("contacts", "evaluation", "C")),
         rows(slope, ("contacts", "evaluation"), title),

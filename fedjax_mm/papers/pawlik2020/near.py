@@ -16,8 +16,6 @@ def near(
     name: str = "",
     freedom: float = _CERTAIN,
     tests: int = 1,
-    seeds: int | None = None,
-    needed: int | None = None,
 ) -> Evidence:
     """Tests that a difference is at most a margin, by two one-sided tests.
 
@@ -29,8 +27,6 @@ def near(
       name: of the comparison.
       freedom: degrees of freedom of the error.
       tests: the number of comparisons of which this is the farthest.
-      seeds: the number of samples.
-      needed: the samples that would decide.
 
     Example:
       >>> near("", 0.1, 1.0, 0.1).supports < 0.00135 < near("", 0.9, 1.0, 0.1).supports
@@ -41,4 +37,4 @@ def near(
     beyond = (abs(apart) - margin) / error
     # Either side may contradict, so that each has half of the level.
     against = np.minimum(1.0, 2 * tests * stdtr(freedom, -beyond))
-    return Evidence(name, text, float(stdtr(freedom, beyond)), float(against), seeds, needed)
+    return Evidence(name, text, float(stdtr(freedom, beyond)), float(against))

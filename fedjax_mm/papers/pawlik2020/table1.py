@@ -11,8 +11,9 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import check_sizes
+from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Evidence, Ruling, fact, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
