@@ -15,18 +15,22 @@ from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
-from fedjax_mm.base import Batching, Params
+from fedjax_mm.base import Batching, Index, Params
 from fedjax_mm.data.clients import ClientData, client_data, shared_client_data
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.fields import Count, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded
+from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
+
+EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
+"""Ways to score a model, and the names of their accuracies in a result."""
 
 
 def check_sizes(sizes: Iterable[int], num_clients: int, **costs: int) -> None:
@@ -71,12 +75,16 @@ class Trained(Seeded):
     local_epochs: Count
     num_seeds: Annotated[Count, Field(ge=2)]
     """Each deals the images again."""
+    programmed: Flag = True
+    """Whether the last layer starts at 0 and batches are made before the shuffling, as in the
+    author's program; the paper tells of neither."""
     directory: Path | None = None
     """The folder of MNIST's files; the digits stand in without it."""
 
     @model_validator(mode="after")
     def _clients_fit(self) -> Self:
-        check_sizes(self.sizes, self.clients, **self.costs)
+        for costs in self.costs:
+            check_sizes(self.sizes, self.clients, **costs)
         try:
             # The defaults can be dealt, which takes a while: only other settings are tried.
             if self.model_fields_set:
@@ -97,9 +105,9 @@ class Trained(Seeded):
         return self.num_clients or (24 if self.directory is None else 100)
 
     @property
-    def costs(self) -> dict[str, int]:
-        """Costs that are constant over the cohort sizes, by name."""
-        return {}
+    def costs(self) -> list[dict[str, int]]:
+        """Costs that are constant over the cohort sizes, by name, for each round limit."""
+        return [{}]
 
     @abstractmethod
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
@@ -117,7 +125,9 @@ class Trained(Seeded):
         """Returns FedAvg by cohorts of C of the clients, to whom images are dealt in one way."""
         rate, epochs = self.learning_rate, self.local_epochs
         algorithm = fedavg(rate, epochs=epochs, batch_size=batch_size, weighted=False)
-        mine = dealt(task, deal, epochs * batch_size)
+        mine = dealt(
+            task, deal, epochs=epochs, batch_size=batch_size, is_programmed=self.programmed
+        )
         return Setup(mine, algorithm, mfa_rand(self.clients, 1, cohort_size=C))
 
     def train(self, build: Callable[..., Setup], axes: Mapping[str, Any], **how: Any) -> xr.Dataset:
@@ -141,21 +151,57 @@ class ScoredTwice(View):
     """A classifier that is tested on all images, and on a few as by the author's program.
 
     Attributes:
-      num_scored: those few, E mini-batches of B.
+      epochs: E.
+      batch_size: B; the few images are E mini-batches of B neighbours.
     """
 
-    num_scored: int = dataclasses.field(metadata={"static": True})
+    epochs: int = dataclasses.field(metadata={"static": True})
+    batch_size: int = dataclasses.field(metadata={"static": True})
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
         """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
-        test, size, first = self.task.test, self.num_scored, jnp.int32(0)
-        rows, _ = test.batch(rng_key, first, first, Batching(size, "epochs"))
+        test = self.task.test
+        size = min(self.batch_size, test.num_examples)
+        # The last mini-batch of the test images may be smaller: it is never drawn here.
+        num_batches = test.num_examples // size
+        wanted = jnp.arange(min(self.epochs, num_batches))
+        drawn = shuffled(hash_words(rng_key), wanted, num_batches)
+        rows = (drawn[:, None] * size + jnp.arange(size)).ravel()
         # The drawn rows are an order, by which `evaluate` gathers images block by block.
-        counts = jnp.full(1, size)
-        some = ClientData(test.examples, test.offsets, counts, size, size, size, order=rows)
+        counts, number = jnp.full(1, rows.size), rows.size
+        some = ClientData(test.examples, test.offsets, counts, number, number, number, order=rows)
         every, few = (self.task.evaluate(params, data) for data in (test, some))
         accuracies = {"test_accuracy": every["accuracy"], "published_accuracy": few["accuracy"]}
         return {"loss": every["loss"]} | accuracies
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AsProgrammed(ScoredTwice):
+    """The same, with the initial model and the batches of the author's program.
+
+    The program makes batches before it shuffles: a client's batches are always the same, in a new
+    order for each round, and those of its labels that are not IID have one label each.
+    """
+
+    def init(self, rng_key: PRNGKeyArray) -> Params:
+        """Returns initial parameters, of which the last layer's weights are 0."""
+        params = super().init(rng_key)
+        last = params["classes"]
+        return params | {"classes": last | {"kernel": jnp.zeros_like(last["kernel"])}}
+
+    def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
+        """Returns neighbours among the client's examples."""
+        data, size = self.task.train, how.size or self.batch_size
+        count, num_batches = data.counts[client], data.num_batches(client, size)
+        # The batches of all epochs are shuffled together.
+        place = shuffled(hash_words(rng_key), step, self.epochs * num_batches)
+        rows = place % num_batches * size + jnp.arange(size)
+        return (
+            data.offsets[client] + jnp.minimum(rows, count - 1),
+            (rows < count).astype(float),
+            None,
+        )
 
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
@@ -168,7 +214,10 @@ def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     return classification(data, McMahanCNN(pool.num_classes), scale=1 / 255, check=False)
 
 
-def dealt(task: Classification, index: Any, num_scored: int) -> ScoredTwice:
-    """Returns the task of one way to deal; at most all test images are scored."""
+def dealt(
+    task: Classification, index: Any, *, epochs: int, batch_size: int, is_programmed: bool = True
+) -> ScoredTwice:
+    """Returns the task of one way to deal, as the author's program or as the paper has it."""
     mine = dataclasses.replace(task, train=task.train.select(index))
-    return ScoredTwice(mine, mine.num_clients, min(num_scored, task.test.num_examples))
+    view = AsProgrammed if is_programmed else ScoredTwice
+    return view(mine, mine.num_clients, epochs, batch_size)

@@ -1,6 +1,7 @@
 """The excess noise of cohorts, section 5.4, beside the loss that cohorts cost in one round."""
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Annotated, TypeAlias
 
 import jax
@@ -15,14 +16,24 @@ from pydantic import Field
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
-from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.pawlik2020.near import near
+from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
-from fedjax_mm.theory.cohorts import excess_noise_27, excess_noise_28
+from fedjax_mm.theory.cohorts import (
+    excess_noise_27,
+    excess_noise_28,
+    squared_step_25,
+    squared_step_26,
+)
 from fedjax_mm.theory.constants import exact_constants
+
+_NEAR = 0.05  # of an equation
+_ROUND_OFF = 1e-12
 
 Updates: TypeAlias = Float[Array, "clients dim"]
 """G_i, the sums of the clients' gradients in the round."""
@@ -42,7 +53,7 @@ class CohortNoise(Config):
 
 
 def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
-    """Returns eqs. (27) and (28), the variance of the cohort's mean, and the loss it costs."""
+    """Returns eqs. (25) to (28), squared steps and excess of drawn cohorts, and what they cost."""
     with jax.enable_x64(True):
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))
@@ -55,6 +66,9 @@ def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
     arguments = keys, task, params, updates, gamma
     found = compute(_moments, arguments, coords, "statistic C", {}, seed=config.seed)
     found["measured"] = L / 2 * gamma**2 * found.measured
+    found["step"] = gamma**2 * found.step
+    found["equation_25"] = "C", squared_step_25(updates, sizes, gamma)
+    found["equation_26"] = "C", squared_step_26(updates, sizes, gamma)
     found["equation_27"] = "C", excess_noise_27(updates, sizes, gamma, L)
     found["equation_28"] = "C", excess_noise_28(updates, sizes, gamma, L)
     return found
@@ -74,10 +88,10 @@ def _updates(task: Quadratic, params: Vector, config: CohortNoise) -> Updates:
 def _moments(
     keys: PRNGKeyArray, task: Quadratic, params: Vector, updates: Updates, learning_rate: Scalar
 ) -> dict[str, Float[Array, "2 sizes"]]:
-    """Returns means and standard errors of two numbers, over drawn cohorts of every size.
+    """Returns means and standard errors of three numbers, over drawn cohorts of every size.
 
-    The first number is the squared distance of the cohort's mean update from that of all clients,
-    the second one by how much the step with the former leaves a larger loss.
+    They are the squared distance of the cohort's mean update from that of all clients, by how much
+    the step with the former leaves a larger loss, and the squared norm of the former.
     """
     mean = updates.mean(0)
     sizes = jnp.arange(1, len(updates) + 1)[:, None]
@@ -92,45 +106,120 @@ def _moments(
         cohorts = jnp.cumsum((updates - mean)[order], axis=0) / sizes
         cohorts = cohorts.at[-1].set(0.0)  # all clients, without round-off
         costs = jax.vmap(excess)(mean + cohorts) - excess(mean)
-        values = jnp.stack([jnp.sum(cohorts**2, axis=1), costs])
+        squares = (jnp.sum(x**2, axis=1) for x in (cohorts, mean + cohorts))
+        excess_square, square = squares
+        values = jnp.stack([excess_square, costs, square])
         return sums + jnp.stack([values, values**2]), None
 
     # A vmap over the draws would hold the cohorts of all of them at once; a scan only adds.
-    sums, _ = lax.scan(add, jnp.zeros((2, 2, len(updates))), keys)
+    sums, _ = lax.scan(add, jnp.zeros((2, 3, len(updates))), keys)
     average, square = sums / len(keys)
     error = jnp.sqrt(jnp.maximum(square - average**2, 0) / len(keys))
-    squares, costs = jnp.stack([average, error], axis=1)
-    return {"measured": squares, "loss": costs}
+    squares, costs, steps = jnp.stack([average, error], axis=1)
+    return {"measured": squares, "loss": costs, "step": steps}
 
 
 def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
-    """Returns the same numbers, and eq. (27) for equal updates and for parallel ones."""
-    lengths = np.stack([np.ones(config.num_clients), np.arange(1.0, config.num_clients + 1)])
-    noise = excess_noise_27(lengths[..., None] * np.ones(3), 1, config.learning_rate, 1.0)
-    return result.drop_attrs().assign(equal_and_parallel=("updates", noise))
+    """Returns the same numbers, and eq. (27) at C = 1 for chosen updates of N clients."""
+    N, line = config.num_clients, np.ones(3)
+    rng = np.random.default_rng(config.seed)
+    scattered = rng.normal(size=(N, 5))
+    towards = [scattered + pull * np.eye(5)[0] for pull in (0, 1, 4)]
+    alike = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in towards]
+    # Gradients of squared losses: clients have the data 0 and 2 or 1 and 1, whose means are equal.
+    data = np.where(np.arange(N)[:, None] % 2, [[0.0, 2.0]], [[1.0, 1.0]])
+    cases = {
+        "equal": np.ones((N, 1)) * line,
+        "parallel": np.arange(1.0, N + 1)[:, None] * line,
+        "unequal data of equal means": (3.0 - data).mean(1, keepdims=True) * line,
+        "scattered": alike[0],
+        "rather similar": alike[1],
+        "similar": alike[2],
+        "similar, doubled": 2 * alike[2],
+        "similar, half of them turned round": alike[2] * np.where(np.arange(N) % 2, 1, -1)[:, None],
+    }
+    noise = [excess_noise_27(each, 1, config.learning_rate, 1.0) for each in cases.values()]
+    chosen = xr.DataArray(noise, {"updates": list(cases)})
+    return result.drop_attrs().assign(chosen=chosen)
 
 
-def claims(measured: xr.Dataset, config: CohortNoise) -> Iterator[Claim]:
-    """The two forms agree, with each other and with the measured cohorts; one remark is wrong."""
-    first, second = measured.equation_27, measured.equation_28
-    apart = (abs(first - second).max() / first.max()).item()
-    yield claim("eqs. (27) and (28) are equal", apart < 1e-12, f"largest difference {apart:.1e}")
-    everybody, (equal, parallel) = first.values[-1], measured.equal_and_parallel.values
-    text = "the excess noise is 0 where a cohort is all clients, and for equal updates"
-    evidence = f"at C = N {everybody:.1e}, equal updates {equal:.1e}"
-    yield claim(text, everybody == 0 and abs(equal) < 1e-12, evidence)
-    some = measured.isel(C=slice(-1))  # C < N
-    (variance, error), (cost, cost_error), noise = some.measured, some.loss, some.equation_27
-    sigmas, share = abs(variance - noise) / error, cost / noise
-    text = "it is L/2 gamma^2 times the variance of the cohort's mean (4 standard errors)"
-    evidence = f"{config.num_seeds:,} cohorts of each size, off by {sigmas.max():.1f} at most"
-    yield claim(text, sigmas < 4, evidence)
-    text = "the loss that cohorts cost in one round is not above it (4 standard errors)"
+def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]:
+    """Equations beside measured cohorts, and what the text reads from them."""
+    some, noise = measured.isel(C=slice(-1)), measured.equation_27  # C < N
+    yield ruling("squared-step", _follows(some.step, some.equation_25, config))
+    yield ruling("excess-noise", _follows(some.measured, some.equation_27, config))
+    pairs = [("25", "26"), ("27", "28")]
+    found = [_equal(*(measured[f"equation_{name}"] for name in pair)) for pair in pairs]
+    yield ruling("two-forms", *found)
+    yield ruling("inclusion", _inclusion(6))
+    everybody = noise.values[-1]
+    yield ruling("all-clients", fact(everybody == 0, f"{everybody:.1e} at C = N"))
+    falls = some.measured.sel(statistic="mean").diff("C")
+    evidence = f"from {some.measured[0, 0]:.3g} at C = 1 to {some.measured[0, -1]:.3g} at C = N - 1"
+    yield ruling("smaller-cohorts", fact(bool((falls < 0).all()), evidence))
+    yield from _chosen(measured.chosen)
+    cost, cost_error = some.loss
+    share = cost / some.equation_27
+    text = "the loss that cohorts cost in one round is at most the excess noise (4 standard errors)"
     evidence = f"cost / excess noise {share.min():.3f} to {share.max():.3f}"
-    yield claim(text, cost - 4 * cost_error <= noise, evidence)
-    text = "the excess noise is 0 for parallel updates"
-    evidence = f"updates (1, 2, ..., N) v have {parallel:.3g} at C = 1: they must be equal"
-    yield claim(text, abs(parallel) < 1e-12, evidence)
+    yield check(text, cost - 4 * cost_error <= some.equation_27, evidence)
+
+
+def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise) -> list[Evidence]:
+    """Tests that measured means are within 5 % of an equation, at the size where it is worst."""
+    mean, error = (measured.sel(statistic=name, drop=True) for name in measured.statistic.values)
+    apart = mean / equation - 1
+    beyond = (abs(apart) - _NEAR) * equation / error
+    worst = {"C": int(np.argmax(beyond.values))}
+    text = f"{config.num_seeds:,} cohorts of each size, off by at most {abs(apart).max():.2%}"
+    text += f"; {100 * apart[worst].item():+.2f} ± {(error / equation)[worst].item():.2%}"
+    text += f" at C = {apart.C[worst].item()}"
+    return [
+        near(text, apart[worst].item(), _NEAR, (error / equation)[worst].item(), tests=len(apart))
+    ]
+
+
+def _equal(first: xr.DataArray, second: xr.DataArray) -> list[Evidence]:
+    """Takes for a fact that two forms are equal up to round-off."""
+    apart = (abs(first - second).max() / abs(first).max()).item()
+    numbers = " and ".join(str(each.name).replace("equation_", "") for each in (first, second))
+    return fact(apart < _ROUND_OFF, f"largest difference {apart:.1e}", f"eqs. {numbers}")
+
+
+def _inclusion(num_clients: int) -> list[Evidence]:
+    """Counts in all cohorts how often one client and two clients are in them."""
+    apart = 0.0
+    for size in range(1, num_clients + 1):
+        cohorts = np.array(list(combinations(range(num_clients), size)))
+        first, second = ((cohorts == client).any(1) for client in (0, 1))
+        both = size * (size - 1) / (num_clients * (num_clients - 1))
+        apart = max(
+            apart, abs(first.mean() - size / num_clients), abs((first & second).mean() - both)
+        )
+    text = f"in all cohorts of {num_clients} clients, largest difference {apart:.1e}"
+    return fact(apart < _ROUND_OFF, text)
+
+
+def _chosen(noise: xr.DataArray) -> Iterator[Ruling]:
+    """Rules on remarks about equal, parallel and similar updates."""
+    values = dict(zip(noise.updates.values.tolist(), noise.values.tolist(), strict=True))
+    equal, other = values["equal"], values["unequal data of equal means"]
+    parallel = values["parallel"]
+    yield ruling("equal-updates", fact(abs(equal) < _ROUND_OFF, f"{equal:.1e}"))
+    text = (
+        f"{other:.1e} where half of the clients have data 0 and 2, half 1 and 1, of a squared loss"
+    )
+    yield ruling("only-equal-data", fact(abs(other) >= _ROUND_OFF, text))
+    text = f"updates v, 2 v, ..., N v have {parallel:.3g} at C = 1: they must be equal"
+    yield ruling("parallel-updates", fact(abs(parallel) < _ROUND_OFF, text))
+    order = [values[name] for name in ("scattered", "rather similar", "similar")]
+    text = f"of updates of norm 1 drawn the more alike, {', '.join(f'{x:.3g}' for x in order)}"
+    yield ruling("similar-directions", fact(order == sorted(order, reverse=True), text))
+    names = ("similar", "similar, doubled", "similar, half of them turned round")
+    base, doubled, turned = (values[name] for name in names)
+    text = f"{base:.3g}; {doubled:.3g} with doubled norms, {turned:.3g} with half turned round"
+    plays = [abs(each - base) > 0.01 * base for each in (doubled, turned)]
+    yield ruling("magnitude-and-direction", fact(all(plays), text))
 
 
 def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:
@@ -141,6 +230,8 @@ def table(measured: xr.Dataset, config: CohortNoise) -> Sequence[Table]:
         "eq. (27)": cells(some.equation_27, form=".6g"),
         "eq. (28)": cells(some.equation_28, form=".6g"),
         "measured": cells(some.measured[0], some.measured[1], form=".4g"),
+        "eq. (25)": cells(some.equation_25, form=".6g"),
+        "squared step": cells(some.step[0], some.step[1], form=".4g"),
         "loss that it costs": cells(some.loss[0], some.loss[1], form=".4g"),
     }
     return [rows(contents, ("C",))]
@@ -161,9 +252,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
     return plots.draw([[panel]], title=title, caption=caption)
 
 
-_page = CohortNoise(), run, measure, claims, table, figure
+_page = CohortNoise(), run, measure, judge, table, figure
 
 ITEMS = (
     Item("theory-cohort-noise", "The excess noise of cohorts beside measured cohorts", *_page),
 )
-"""Equations (27) and (28)."""
+"""Equations (25) to (28)."""

@@ -1,8 +1,10 @@
 """Figures 2 and 3: best accuracies of cohorts of several sizes at constant cost, section 3.2."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
@@ -12,18 +14,38 @@ from fedjax_mm import plots
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
-from fedjax_mm.papers.claims import Claim, claim, estimate, trend, within
-from fedjax_mm.papers.item import Item, published
-from fedjax_mm.papers.pawlik2020.clients import Trained
-from fedjax_mm.papers.tables import Table, cells, rows
-from fedjax_mm.results.labels import describe
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained
+from fedjax_mm.papers.pawlik2020.near import near
+from fedjax_mm.papers.published import published
+from fedjax_mm.papers.rulings import (
+    Evidence,
+    Ruling,
+    alike,
+    check,
+    estimate,
+    fact,
+    more,
+    ruling,
+    untested,
+)
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.results.labels import describe, number, places
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.networks import McMahanCNN
 
-_EVALUATIONS = {"all images": "test_accuracy", "as-published": "published_accuracy"}
-_LARGEST_ERROR = 0.017  # of the author's means: standard deviations up to 0.17, 100 seeds
+_QUANTITIES = ("mean", "sd", "distinct values")
+_BOTH = ("mean", "standard_error", "published mean", "published sd")
+_HER_SEEDS = 100
+_SLOPE = 2.0  # points of accuracy where the cohort doubles, which would matter
+_FLAT = 5.0  # points from the mean over all cohort sizes
+_LARGE = 5.0  # points of standard deviation
+_WHY = "E B test images are scored in a round, so that accuracies are multiples of 1 / (E B)"
+_TAKES = "--data DIR with MNIST, all other settings as they are"
 
 
 class CohortAccuracy(Trained):
@@ -33,106 +55,193 @@ class CohortAccuracy(Trained):
     digits_sizes = (2, 4, 6, 8, 12)
 
     num_seeds: Annotated[Count, Field(ge=2)] = 10
-    contacts: Count | None = None
-    """c = R C: 60, or 120 with doubled round limits; 240 with the digits, whose clients are few."""
+    contacts: Annotated[Increasing[Count], Field(min_length=1)] | None = None
+    """c = R C, a run for the largest, whose first rounds are the runs of the others: 60, and 120
+    with doubled round limits; 120 and 240 with the digits, whose clients are few."""
     updates: Count | None = None
     """B C: 300; 120 with the digits."""
     local_epochs: Count = 1
     partition: PartitionConfig = IIDShare(name="iid_share", percent=80.0)
-    evaluation: Literal["all images", "as-published"] = "all images"
-    """The accuracies that are judged: the author scored E mini-batches of B test images a round."""
 
     def deal(self, labels: np.ndarray, seed: int) -> list[Parts]:
         """Returns the partition's deal."""
         return [self.partition.deal(labels, self.clients, seed)]
 
     @property
-    def costs(self) -> dict[str, int]:
-        """Contacts and updates."""
-        contacts, updates = (240, 120) if self.directory is None else (60, 300)
-        return {"contacts": self.contacts or contacts, "updates": self.updates or updates}
+    def num_updates(self) -> int:
+        """B C."""
+        return self.updates or (120 if self.directory is None else 300)
+
+    @property
+    def costs(self) -> list[dict[str, int]]:
+        """Contacts and updates, for each round limit."""
+        default = (120, 240) if self.directory is None else (60, 120)
+        return [{"contacts": c, "updates": self.num_updates} for c in self.contacts or default]
 
 
 def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies after every round, scored in both ways, over ``(C, seed, round)``."""
-    contacts, updates = config.costs.values()
+    contacts = config.costs[-1]["contacts"]
 
     def build(C: int, task: Classification, seed_number: Any) -> Setup:
-        return config.setup(C, task, seed_number, updates // C)
+        return config.setup(C, task, seed_number, config.num_updates // C)
 
     until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
     result = config.train(build, {}, num_rounds=rounds, until=until, execution=execution)
-    return result[list(_EVALUATIONS.values())]
+    return result[list(EVALUATIONS.values())]
 
 
-def published_means(config: CohortAccuracy) -> xr.DataArray:
-    """Returns the author's mean best accuracies by C, NaN if these are not the author's trials."""
-    contacts, updates = config.costs.values()
-    same = {"learning_rate", "local_epochs", "partition"}
-    is_his = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
-    is_his &= config.directory is not None and config.clients == 100 and updates == 300
-    by_cost = published(__name__, "cb-fig2")["mean best accuracy of 100 seeds by R C and C"]
-    known = by_cost.get(str(contacts), {}) if is_his else {}
-    return xr.DataArray([known.get(str(C), np.nan) for C in config.sizes], {"C": config.sizes})
+def _parameters() -> int:
+    """Returns the number of parameters of the network on 28 x 28 images."""
+    module, images = McMahanCNN(10), jnp.zeros((1, 28, 28, 1))
+    params = jax.eval_shape(module.init, jax.random.key(0), images)
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def published_numbers(config: CohortAccuracy) -> xr.Dataset:
+    """Returns the author's numbers by R C and C, NaN if these are not her trials.
+
+    They are the mean, the standard deviation and the distinct values of the best accuracies of 100
+    runs.
+    """
+    same = {"learning_rate", "local_epochs", "partition", "programmed"}
+    is_hers = config.model_dump(include=same) == CohortAccuracy().model_dump(include=same)
+    is_hers &= config.directory is not None and config.clients == 100 and config.num_updates == 300
+    known = published(__name__, "cb-fig2")["100 seeds by R C and C"] if is_hers else {}
+    contacts = [costs["contacts"] for costs in config.costs]
+
+    def of(quantity: str) -> list[list[float]]:
+        rows = [known.get(quantity, {}).get(str(c), {}) for c in contacts]
+        return [[row.get(str(C), np.nan) for C in config.sizes] for row in rows]
+
+    coords = {"contacts": contacts, "C": config.sizes}
+    return xr.Dataset({name: (("contacts", "C"), of(name)) for name in _QUANTITIES}, coords)
 
 
 def measure(result: xr.Dataset, config: CohortAccuracy) -> xr.Dataset:
-    """Returns best accuracies after any round, over ``(evaluation, C, seed)``, and their means."""
-    both = result[list(_EVALUATIONS.values())].sel(round=slice(1, None)).max("round")
-    best = both.astype(float).to_dataarray("evaluation").assign_coords(evaluation=[*_EVALUATIONS])
-    best = best.transpose("evaluation", "C", "seed").drop_attrs()
+    """Returns best accuracies after any round, over ``(contacts, evaluation, C, seed)``."""
+    both = result[list(EVALUATIONS.values())].sel(round=slice(1, None)).astype(float)
+    curves = both.to_dataarray("evaluation").assign_coords(evaluation=[*EVALUATIONS])
+    contacts = xr.DataArray([costs["contacts"] for costs in config.costs], dims="contacts")
+    contacts = contacts.assign_coords(contacts=contacts)
+    best = curves.where(curves["round"] <= contacts // curves.C).max("round")
+    best = best.transpose("contacts", "evaluation", "C", "seed").drop_attrs()
     mean, error = estimate(best)
     # Distinct values of the seeds are one more than the steps between them in their order.
     steps = best.copy(data=np.sort(best, axis=-1)).diff("seed")
+    hers = published_numbers(config).expand_dims(evaluation=["as-published"])
+    hers = hers.reindex(evaluation=best.evaluation)
     found = {
         "best": best,
         "mean": mean,
         "standard_error": error,
         "standard_deviation": best.std("seed", ddof=1),
         "distinct": 1 + (steps > 0).sum("seed"),
-        "published": published_means(config),
-        "R": config.costs["contacts"] // best.C,
-        "B": config.costs["updates"] // best.C,
+        "R": contacts // best.C,
+        "B": config.num_updates // best.C,
     }
-    return xr.Dataset(found)
+    return xr.Dataset(found | {f"published {name}": hers[name] for name in _QUANTITIES})
 
 
-def claims(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Claim]:
-    """Accuracy has no trend over cohort sizes; the author's evaluation makes groups of it."""
-    best = measured.best.sel(evaluation=config.evaluation)
-    p = min(1.0, 2 * min(trend(best, "C", rising=rising) for rising in (True, False)))
-    doubled = np.polyfit(np.log2(best.C), 100 * best.transpose("C", "seed"), 1)[0]
-    slope, error = estimate(xr.DataArray(doubled, dims="seed"))
-    text = "at constant cost the cohort size does not matter: best accuracy has no trend "
-    evidence = f"Page's test in both directions p = {p:.2g}; {slope:+.2f} ± {error:.2f} points for "
-    evidence += f"twice the cohort; means {describe(best.mean('seed'), form='.3f')}"
-    yield claim(text + "(p >= 0.05)", p >= 0.05, evidence)
-    few = measured.distinct.sel(evaluation="as-published")
-    are_fewer = few.sum() < measured.distinct.sel(evaluation="all images").sum()
-    text = "best accuracies fall into groups because the author scored E B test images a round "
-    text += "(as published fewer values than on all images, at most E B + 1)"
-    evidence = f"distinct values in {config.num_seeds} seeds: "
-    evidence += describe(measured.distinct, form="g")
-    yield claim(text, (few <= config.local_epochs * measured.B + 1) & are_fewer, evidence)
-    his = measured.sel(evaluation="as-published").dropna("C", subset=["published"])
-    # The paper tells standard deviations of its trials with 60 contacts only.
-    if his.sizes["C"] and config.costs["contacts"] == 60:
-        text = "mean best accuracies, scored as published, are the author's (within "
-        tolerance = 4 * np.hypot(his.standard_error, _LARGEST_ERROR)
-        yield within(text + "4 standard errors)", his["mean"], his.published, tolerance, ".3f")
+def slopes(best: xr.DataArray) -> xr.DataArray:
+    """Returns by how many points accuracy grows where the cohort doubles, for every seed."""
+    doublings = np.log2(best.C) - np.log2(best.C).mean()
+    return 100 * (best * doublings).sum("C") / (doublings**2).sum()
+
+
+def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
+    """Cohort size does not matter, by a slope; and few scored images make groups."""
+    scored = measured.sel(evaluation="as-published")
+    first, last = scored.isel(contacts=0, drop=True), scored.isel(contacts=-1, drop=True)
+    yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
+    for key, runs in {"limited-values": first, "doubled-limits": last}.items():
+        yield ruling(key, *_few_values(runs, config), about=_WHY)
+    yield ruling("cohort-size", alike(slopes(first.best), _SLOPE))
+    every = measured.distinct.sel(evaluation="all images")
+    evidence = f"distinct values in {config.num_seeds} seeds: {describe(every, form='g')}"
+    text = "on all test images the best accuracies take more values than as published"
+    yield check(text, every.sum("C") > scored.distinct.sum("C"), evidence)
+    rest = slopes(measured.best).stack(case=("contacts", "evaluation"))
+    for contacts, evaluation in rest.case.values[1:]:
+        text = f"cohort size does not matter where R C = {contacts}, scored on {evaluation}"
+        yield check(text, alike(rest.sel(case=(contacts, evaluation), drop=True), _SLOPE))
+
+
+def _few_values(runs: xr.Dataset, config: CohortAccuracy) -> list[list[Evidence]]:
+    """Takes for facts that best accuracies take at most E B + 1 values."""
+    found = []
+    for at, (name,) in places(runs, "C"):
+        here = runs.sel(at)
+        distinct, most = here.distinct.item(), config.local_epochs * here.B.item() + 1
+        text = f"{distinct} values in {runs.sizes['seed']} seeds, at most {most}"
+        found.append(fact(distinct <= most, text, name))
+    return found
+
+
+def judge_fig3(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
+    """The author's means and error bars, and how flat the curve is."""
+    scored = measured.sel(evaluation="as-published")
+    for key, contacts in {"means": 60, "means-doubled": 120}.items():
+        if contacts in scored.contacts and scored["published mean"].notnull().any():
+            yield ruling(key, _beside_hers(scored.sel(contacts=contacts)))
+        else:
+            yield untested(key, "these are not the author's trials", _TAKES)
+    first = scored.isel(contacts=0, drop=True).best
+    apart = 100 * (first - first.mean("C"))
+    yield ruling("flat", alike(apart, _FLAT, form=".1f"))
+    number = first.sizes["seed"]
+    # Their mean is the unbiased variance.
+    squares = (100 * (first - first.mean("seed"))) ** 2 * number / (number - 1)
+    yield ruling("error-bars", more(squares, by=_LARGE**2, form=".0f"))
+
+
+def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
+    """Tests by Welch's t that our mean is within one of the author's standard deviations of hers.
+
+    Her mean has a standard error too, that of 100 runs.
+    """
+    found, num_seeds = [], ours.sizes["seed"]
+    for at, (name,) in places(ours, "C"):
+        here = ours.sel(at)
+        mean, error, hers, margin = (here[quantity].item() for quantity in _BOTH)
+        her_error, apart = margin / np.sqrt(_HER_SEEDS), abs(mean - hers)
+        both = np.hypot(error, her_error)
+        freedom = both**4 / (error**4 / (num_seeds - 1) + her_error**4 / (_HER_SEEDS - 1))
+        # Her error stays: more seeds take away only ours.
+        room = ((apart - margin) / 3) ** 2 - her_error**2
+        needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
+        text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
+        test = near(text, apart, margin, both, name=name, freedom=freedom)
+        found.append(test._replace(seeds=num_seeds, needed=needed))
+    return found
+
+
+def agreeing(measured: xr.Dataset) -> xr.DataArray:
+    """Returns by how many standard errors, of both, our means differ from the author's."""
+    hers = measured["published sd"] / np.sqrt(_HER_SEEDS)
+    apart = measured["mean"] - measured["published mean"]
+    return apart / np.hypot(measured.standard_error, hers)
 
 
 def table(measured: xr.Dataset, config: CohortAccuracy) -> Sequence[Table]:
-    """Returns a row for each cohort size and evaluation; published means are in parentheses."""
-    author = measured.published.where(measured.evaluation == "as-published")
+    """Returns a row for each cohort size, published numbers in parentheses, and the slopes."""
+    apart = agreeing(measured)
     contents = {
         "R": measured.R,
         "B": measured.B,
-        "mean": cells(measured["mean"], measured.standard_error, author, ".3f"),
-        "sd": cells(measured.standard_deviation, form=".3f"),
-        "distinct": measured.distinct,
+        "mean": cells(measured["mean"], measured.standard_error, measured["published mean"], ".4f"),
+        "sd": cells(measured.standard_deviation, None, measured["published sd"], ".3f"),
+        "distinct": cells(measured.distinct, None, measured["published distinct values"], "g"),
+        "errors apart": cells(apart, form="+.1f", missing=""),
     }
-    return [rows(contents, ("C", "evaluation"))]
+    known = int(apart.notnull().sum())
+    agree = f"{int((abs(apart) <= 3).sum())} of {known} means are within 3 standard errors"
+    title = f"In parentheses the author's; {agree} of hers, hers of 100 runs" if known else ""
+    slope = {"points where the cohort doubles": cells(*estimate(slopes(measured.best)))}
+    return [
+        rows(contents, ("contacts", "evaluation", "C")),
+        rows(slope, ("contacts", "evaluation"), title),
+    ]
 
 
 _X, _Y = "clients in a cohort $C$", "best test accuracy"
@@ -140,39 +249,50 @@ _X, _Y = "clients in a cohort $C$", "best test accuracy"
 
 def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
     """Draws the best accuracy of every run, scored in both ways."""
-    places, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
+    ticks_at, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
     # Beside each other: many runs have equal accuracies, which would hide each other.
-    beside = places[:, None] + np.linspace(-0.28, 0.28, num_seeds)
+    beside = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
     ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []
-    for name in measured.evaluation.values:
-        shown = measured.sel(evaluation=name)
+    for at, (contacts, name) in places(measured, "contacts", "evaluation"):
+        shown = measured.sel(at)
         runs = plots.Line("one run", beside.ravel(), shown.best.values.ravel(), style=".")
-        means = plots.Line("mean", places, shown["mean"].values, style="_")
-        drawn.append(plots.Panel(name, _X, _Y, [runs, means], ticks=ticks))
+        means = plots.Line("mean", ticks_at, shown["mean"].values, style="_")
+        title = f"{name}, {contacts.replace('contacts', 'R C')}"
+        drawn.append(plots.Panel(title, _X, _Y, [runs, means], ticks=ticks))
     caption = f"{num_seeds} runs of each size, one point each, and their means."
-    title = config.title(result, f"R C = {config.costs['contacts']}")
-    return plots.draw([drawn], title=title, caption=caption)
+    width = measured.sizes["evaluation"]
+    panels = [drawn[first : first + width] for first in range(0, len(drawn), width)]
+    return plots.draw(panels, title=config.title(result, "best of R rounds"), caption=caption)
 
 
 def figure_3(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
     """Draws means and standard deviations of the best accuracies, and the author's means."""
     mean, spread = measured["mean"], measured.standard_deviation
-    if measured.published.notnull().any():
-        author = measured.published.expand_dims(evaluation=["published"])
-        mean = xr.concat([mean, author], "evaluation")
+    hers = measured["published mean"].sel(evaluation="as-published", drop=True)
+    if hers.notnull().any():
+        mean = xr.concat([mean, hers.expand_dims(evaluation=["published"])], "evaluation")
         spread = spread.reindex(evaluation=mean.evaluation)
-    values, bars = (x.expand_dims(panel=["mean of the best accuracies"]) for x in (mean, spread))
+    names = [f"R C = {contacts:g}" for contacts in mean.contacts.values]
+    values, bars = (x.assign_coords(contacts=names) for x in (mean, spread))
     drawn = plots.panels(values, bars, xlabel=_X, ylabel=_Y)
-    caption = f"Means and standard deviations of {config.num_seeds} seeds."
-    title = config.title(result, f"R C = {config.costs['contacts']}")
-    return plots.draw([drawn], title=title, caption=caption)
+    caption = f"Means and standard deviations of {measured.sizes['seed']} seeds."
+    return plots.draw([drawn], title=config.title(result, "best of R rounds"), caption=caption)
 
 
-_page = CohortAccuracy(), run, measure, claims, table
+_page = CohortAccuracy(), run, measure
 
 ITEMS = (
-    Item("cb-fig2", "Best accuracy of every run, by cohort size", *_page, figure_2),
-    Item("cb-fig3", "Mean best accuracy at constant cost, by cohort size", *_page, figure_3),
+    Item(
+        "cb-fig2", "Best accuracy of every run, by cohort size", *_page, judge_fig2, table, figure_2
+    ),
+    Item(
+        "cb-fig3",
+        "Mean best accuracy at constant cost, by cohort size",
+        *_page,
+        judge_fig3,
+        table,
+        figure_3,
+    ),
 )
 """Figures 2 and 3."""

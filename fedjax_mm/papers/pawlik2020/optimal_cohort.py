@@ -16,11 +16,12 @@ from pydantic import Field, model_validator
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
-from fedjax_mm.papers.claims import Claim, claim, estimate
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Trend
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.rulings import check, estimate
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -200,29 +201,29 @@ def measure(result: xr.Dataset, config: OptimalCohort) -> xr.Dataset:
     return result.drop_vars("optimal_size").drop_attrs().assign(found)
 
 
-def claims(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Claim]:
+def judge(measured: xr.Dataset, config: OptimalCohort) -> Iterator[Check]:
     """The bound holds, and C* is near the size that was best."""
     ratio, cost, best = measured.measured / measured.bound, measured["C* costs"], measured["best C"]
     least = measured.measured - 4 * measured.standard_error
     text = "the bound for cohorts holds for every size and heterogeneity (4 standard errors)"
     found = f"{ratio.min():.2g} to {ratio.max():.2g}, median {ratio.median():.2g}"
-    yield claim(text, least <= measured.bound, f"measured / bound {found}")
+    yield check(text, least <= measured.bound, f"measured / bound {found}")
     text = "at constant cost the best cohort is larger where clients differ more (p < 0.05)"
     yield _grow_together(text, measured.heterogeneity, best)
     yield _grow_together("C* grows with the best cohort (p < 0.05)", measured["C*"], best)
     text = "cohorts of C* leave at most twice the squared gradient of the best cohorts"
     evidence = f"{cost.max():.2f} times at most, {cost.median():.2f} in the median"
-    yield claim(text, cost <= 2, evidence)
+    yield check(text, cost <= 2, evidence)
 
 
-def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Claim:
-    """Claims that the rank correlation is positive (p < 0.05)."""
+def _grow_together(text: str, a: xr.DataArray, b: xr.DataArray) -> Check:
+    """Checks that the rank correlation is positive (p < 0.05)."""
     from scipy.stats import spearmanr
 
     if np.ptp(a.values) == 0 or np.ptp(b.values) == 0:
-        return claim(text, False, "one of the two is the same everywhere")
+        return check(text, False, "one of the two is the same everywhere")
     rho, p = spearmanr(a.values, b.values)
-    return claim(text, rho > 0 and p < 0.05, f"rank correlation {rho:.2f}, p = {p:.1g}")
+    return check(text, rho > 0 and p < 0.05, f"rank correlation {rho:.2f}, p = {p:.1g}")
 
 
 def table(measured: xr.Dataset, config: OptimalCohort) -> Sequence[Table]:
@@ -247,7 +248,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
     )
 
 
-_page = OptimalCohort(), run, measure, claims, table, figure
+_page = OptimalCohort(), run, measure, judge, table, figure
 
 ITEMS = (Item("cb-optimal-cohort", "The best cohort size at constant cost, beside C*", *_page),)
 """The map of cohort sizes."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 import xarray as xr
@@ -11,16 +11,18 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count
-from fedjax_mm.papers.claims import Claim, claim
-from fedjax_mm.papers.item import Item, published
+from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import check_sizes
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.published import published
+from fedjax_mm.papers.rulings import Evidence, Ruling, fact, ruling, untested
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.dataset import manifest
-from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.theory.fairness import Costs, costs
 from fedjax_mm.theory.problem import Problem
 
+_MISPRINTED = ("u", "u_R")
 _SYMBOLS = ["g", "g_R", "g'", "g'_R", "u", "u_R", "c", "c'"]  # by eqs. (1) to (8)
 
 
@@ -70,18 +72,57 @@ def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
     return known.assign_coords(measure=_SYMBOLS)
 
 
-def claims(measured: xr.Dataset, config: Trials) -> Iterator[Claim]:
-    """Every printed column is that of its equation, and six equations are constant."""
-    if measured.sizes["source"] == 2:
-        for number, symbol in enumerate(_SYMBOLS, start=1):
-            column = measured.cost.sel(measure=symbol).dropna("C")
-            equal = np.isclose(column[0], column[1], rtol=1e-12)
-            text = f"the printed column {symbol} is that of eq. ({number})"
-            yield claim(text, equal, describe(column, form="g"))
-    constant = measured.cost.sel(source="equations").drop_sel(measure=["g", "u"])  # section 2.3.9
-    ranges = constant.max("C") - constant.min("C")
-    text = "eqs. (2), (3), (4), (6), (7) and (8) are constant over the cohort sizes"
-    yield claim(text, ranges == 0, f"ranges {describe(ranges, form='g')}")
+def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
+    """Printed columns are those of their equations, or not; and what equations say of constants."""
+    right = [symbol for symbol in _SYMBOLS if symbol not in _MISPRINTED]
+    for key, symbols in {"columns": right, "u": ["u"], "u-total": ["u_R"]}.items():
+        if measured.sizes["source"] == 2:
+            yield ruling(key, *(_printed(measured, symbol) for symbol in symbols))
+        else:
+            yield untested(key, "these are not the trials of the table", "the default settings")
+    ours = measured.cost.sel(source="equations", drop=True)
+    ranges = (ours.max("C") - ours.min("C")).sel(measure=["g_R", "g'", "g'_R", "u_R", "c", "c'"])
+    each = zip(ranges["measure"].values, ranges.values, strict=True)
+    tests = [fact(value == 0, f"range {value:g}", str(symbol)) for symbol, value in each]
+    yield ruling("constant", *tests)
+    products = measured.R * ours.sel(measure=["u", "g"])
+    equal = np.isclose(products.sel(measure="u"), ours.sel(measure="g_R"))
+    at_g = np.isclose(products.sel(measure="g"), ours.sel(measure="g_R"))
+    evidence = f"R u = R C E N in {equal.sum()} of {equal.size} rows, "
+    yield ruling("equation-2", fact(equal.all(), f"{evidence}R g = R C E N in {at_g.sum()}"))
+    yield from _when_doubled(config)
+
+
+def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
+    """Takes for a fact whether the printed column has the numbers of its equation."""
+    column = measured.cost.sel(measure=symbol).dropna("C")
+    equal = bool(np.isclose(column[0], column[1], rtol=1e-12).all())
+    ours, printed = (", ".join(f"{value:g}" for value in row) for row in column.values)
+    evidence = printed if equal else f"printed {printed}; by the equation {ours}"
+    return fact(equal, evidence, f"{symbol} by eq. ({_SYMBOLS.index(symbol) + 1})")
+
+
+def _when_doubled(config: Trials) -> Iterator[Ruling]:
+    """Rules on what the text changes to keep a cost where another number is doubled."""
+    E, C, S = config.local_epochs, max(config.cohort_sizes), config.num_examples
+    R, B, K = config.contacts // C, config.updates // C, config.num_clients
+
+    def of(C: int, R: int, S: int, E: int, B: int) -> Costs:
+        return costs(R, Problem(N=4 * K, C=C, S=S), B, E)
+
+    trial = of(2 * C, 2 * R, 2 * S, E, B)  # of even numbers
+    halved = of(2 * C, 2 * R, S, 2 * E, B)
+    yield _same("constant-g", trial.g, halved.g, of(C, 2 * R, 2 * S, 2 * E, B).g)
+    yield _same("constant-u", trial.u, halved.u, of(2 * C, 2 * R, 2 * S, 2 * E, 2 * B).u)
+    yield _same("constant-c", trial.c, of(C, 4 * R, S, E, B).c, of(4 * C, R, S, E, B).c)
+    # A uniform cohort has a client with probability C / K.
+    yield _same("contacts-per-client", trial.c_client, 2 * R * (2 * C) / (4 * K))
+
+
+def _same(key: str, cost: Any, *others: Any) -> Ruling:
+    """Takes for a fact that costs are equal."""
+    equal = all(np.isclose(cost, other, rtol=1e-12) for other in others)
+    return ruling(key, fact(equal, " and ".join(f"{other:g}" for other in others) + f", {cost:g}"))
 
 
 def table(measured: xr.Dataset, config: Trials) -> Sequence[Table]:
@@ -105,7 +146,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Trials) -> Figure:
     return plots.draw([drawn], title=title, caption=caption)
 
 
-_page = Trials(), run, measure, claims, table, figure
+_page = Trials(), run, measure, judge, table, figure
 
 ITEMS = (Item("cb-table1", "What trials with cohorts of different sizes cost", *_page),)
 """Table 1."""

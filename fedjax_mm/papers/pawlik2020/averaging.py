@@ -1,0 +1,294 @@
+"""Section 4: bounds of model averaging beside measured runs of Algorithm 1."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Annotated, Any, Self, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+from jax import lax
+from jaxtyping import Array, Float, PRNGKeyArray
+from matplotlib.figure import Figure
+from pydantic import Field, model_validator
+
+from fedjax_mm import plots
+from fedjax_mm.base import Scalar
+from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed
+from fedjax_mm.papers.compute import compute
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.pawlik2020.clients import Increasing
+from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, fact, more, no_less, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, rows
+from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.theory.cohorts import corollary_part_1, corollary_part_2, theorem_1
+from fedjax_mm.theory.problem import Problem
+
+Models: TypeAlias = Float[Array, "*runs clients dim"]
+
+_FALLS = 0.3  # as 1 / sqrt(16) would, and a little more
+_ROUND_OFF = 1e-12
+_L = 3.0  # of `Wells`
+_START = 3.0
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Wells:
+    """``f_i(x) = |x - c_i|^2 / 2 + sum_j cos(2 x_j) / 2``, with noise in the gradients.
+
+    The losses are not convex: each coordinate has a curvature from -1 to 3, so that L = 3.
+
+    Attributes:
+      centres: c_i ``[clients, dim]``.
+      sigma: the root of the noise's mean squared norm.
+    """
+
+    centres: Array
+    sigma: Scalar
+
+    def gradients(self, models: Models) -> Models:
+        """Returns every client's gradient at its own model."""
+        return models - self.centres - jnp.sin(2 * models)
+
+    def noise(self, rng_key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+        """Returns Gaussian noise of gradients."""
+        return self.sigma / np.sqrt(shape[-1]) * jax.random.normal(rng_key, shape)
+
+    def gap(self) -> float:
+        """Returns ``f(x^0) - f*``: coordinates are independent, each minimum is on a fine grid."""
+        centres = np.asarray(self.centres).mean(0)[:, None]
+        grid = np.linspace(-6.0, 6.0, 240_001)
+
+        def of(x: np.ndarray) -> np.ndarray:
+            return ((x - centres) ** 2 + np.cos(2 * x)) / 2
+
+        return float((of(np.full((1, 1), _START))[:, 0] - of(grid).min(1)).sum())
+
+
+class Averaging(Config):
+    """Settings of Algorithm 1 on losses that are not convex, with noise in the gradients."""
+
+    num_clients: Annotated[Count, Field(ge=2)] = 4
+    dim: Count = 5
+    noise: Annotated[Increasing[NonNegative], Field(min_length=2)] = (0.5, 2.0)
+    """sigma."""
+    rates: Annotated[Increasing[Positive], Field(min_length=1)] = (0.05, 0.3, 1.0)
+    """gamma L of the theorem, at most 1."""
+    intervals: Annotated[Increasing[Count], Field(min_length=1)] = (1, 2, 5)
+    """I, the iterations between averagings."""
+    num_iterations: Count = 1000
+    """T of the theorem, whose bound is for every number up to it."""
+    horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
+    """T of the corollary, which its rate depends on; each 16 times the one before."""
+    num_seeds: Annotated[Count, Field(ge=2)] = 40
+    seed: Seed = 0
+
+    @model_validator(mode="after")
+    def _theorems_apply(self) -> Self:
+        if self.rates[-1] > 1:
+            raise ValueError(f"rates has {self.rates[-1]}; the theorem has gamma L <= 1")
+        if any(later != 16 * T for T, later in zip(self.horizons, self.horizons[1:], strict=False)):
+            raise ValueError(f"horizons is {list(self.horizons)}; each is 16 times the one before")
+        if self.allowed(self.horizons[0]) < 1:
+            raise ValueError(
+                f"horizons begins with {self.horizons[0]}; part 2 of the corollary needs "
+                f"N^3 = {self.num_clients**3} or more"
+            )
+        return self
+
+    def allowed(self, T: int) -> int:
+        """Returns the largest of the intervals that part 2 of the corollary allows, or 0."""
+        fit = [each for each in self.intervals if each**4 * self.num_clients**3 <= T]
+        return max(fit, default=0)
+
+    def wells(self, sigma: Any) -> Wells:
+        """Returns the losses, with other centres for each client."""
+        centres = np.random.default_rng(self.seed).normal(size=(self.num_clients, self.dim))
+        return Wells(jnp.asarray(centres), sigma)
+
+
+def algorithm_1(
+    rng_key: PRNGKeyArray, task: Wells, rate: Scalar, interval: Scalar, how: tuple[int, int]
+) -> dict[str, Array]:
+    """Runs Algorithm 1 as printed, eqs. (10) and (11); `how` has the runs and the iterations T.
+
+    Returns:
+      By iteration: `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, that
+      of the squared distance of the farthest client from the mean. For the whole run: `own`
+      ``[runs]``, the mean of the squares; `G2`, the largest second moment of a gradient; and
+      `broken`, by how much eq. (13) is missed at most.
+    """
+    num_runs, num_iterations = how
+    start = jnp.full((num_runs, *task.centres.shape), _START)
+
+    def step(carry: tuple[Models, Array], t: Array) -> tuple[tuple[Models, Array], Any]:
+        models, sums = carry
+        mean, exact = models.mean(1), task.gradients(models)
+        at_mean = task.gradients(jnp.broadcast_to(mean[:, None], models.shape)).mean(1)
+        squares = jnp.sum(at_mean**2, axis=-1)
+        gradients = exact + task.noise(jax.random.fold_in(rng_key, t), models.shape)
+        new = jnp.where(t % interval == 0, mean[:, None], models) - rate * gradients
+        after = new.mean(1)
+        found = {
+            "squares": squares.mean(),
+            "drift": jnp.sum((new - after[:, None]) ** 2, axis=-1).mean(0).max(),
+            "G2": jnp.sum(exact**2, axis=-1).max() + task.sigma**2,
+            "broken": jnp.abs(after - (mean - rate * gradients.mean(1))).max(),
+        }
+        return (new, sums + squares), found
+
+    carry = start, jnp.zeros(num_runs)
+    (_, sums), found = lax.scan(step, carry, jnp.arange(1, num_iterations + 1))
+    most = {name: found[name].max() for name in ("G2", "broken")}
+    return found | most | {"own": sums / num_iterations}
+
+
+def run(config: Averaging, execution: Execution | None = None) -> xr.Dataset:
+    """Returns squared gradients of the theorem's runs, and of the corollary's at its rates."""
+    N = config.num_clients
+
+    def program(
+        key: PRNGKeyArray, sigmas: Array, rates: Array, intervals: Array
+    ) -> dict[str, Array]:
+        def of(sigma: Scalar, interval: Scalar, rate: Scalar, T: int) -> dict[str, Array]:
+            task = config.wells(sigma)
+            return algorithm_1(key, task, rate / _L, interval, (config.num_seeds, T))
+
+        def grid(rate: Any, T: int) -> dict[str, Array]:
+            inner = jax.vmap(lambda sigma, interval: of(sigma, interval, rate, T), (None, 0))
+            return jax.vmap(inner, (0, None))(sigmas, intervals)
+
+        found = jax.vmap(lambda rate: grid(rate, config.num_iterations))(rates)
+        corollary = [grid(np.sqrt(N / T), T) for T in config.horizons]
+        for each in corollary:
+            each["drift"] = each["drift"].max(-1)
+        names = ("own", "G2", "drift", "broken")
+        at = {f"{name} at T": jnp.stack([each[name] for each in corollary]) for name in names}
+        return {name: found[name] for name in ("squares", "drift", "G2", "broken")} | at
+
+    coords = {
+        "rate": list(config.rates),
+        "sigma": list(config.noise),
+        "I": list(config.intervals),
+        "t": np.arange(1, config.num_iterations + 1),
+        "T": list(config.horizons),
+    }
+    dims = dict.fromkeys(("G2", "broken"), "rate sigma I")
+    dims |= {f"{name} at T": "T sigma I" for name in ("G2", "drift", "broken")}
+    dims["own at T"] = "T sigma I seed"
+    arguments = (
+        jax.random.key(config.seed),
+        *map(np.array, (config.noise, config.rates, config.intervals)),
+    )
+    return compute(program, arguments, coords, "rate sigma I t", dims, seed=config.seed)
+
+
+def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
+    """Returns measured means and their bounds, those of the theorem for every T up to the last."""
+    gap = config.wells(0.0).gap()
+
+    def bound(of: Any, *arguments: Any) -> xr.DataArray:
+        def values(sigma: Any, interval: Any, G2: Any, *rest: Any) -> np.ndarray:
+            constants = {"N": config.num_clients, "L": _L, "gap": gap, "sigma": sigma}
+            problem = Problem(**constants, E=interval, G=np.sqrt(G2))
+            T, *rate = rest
+            return np.asarray(of(T, problem, *rate))
+
+        return xr.apply_ufunc(values, *arguments)
+
+    result, rate = result.drop_attrs(), result["rate"] / _L
+    sigma, interval, T = result.sigma, result.I, result["T"]
+    some = sigma, interval, result.G2
+    at = sigma, interval, result["G2 at T"]
+    allowed = interval**4 * config.num_clients**3 <= T
+    mean, error = estimate(result["own at T"])
+    found = {
+        "mean": result.squares.cumsum("t") / result.t,
+        "bound": bound(theorem_1, *some, result.t, rate),
+        "drift": result.drift.max("t"),
+        "drift bound": 4 * rate**2 * interval**2 * result.G2,
+        "own at T": result["own at T"],
+        "mean at T": mean,
+        "error at T": error,
+        "part 1": bound(corollary_part_1, *at, T),
+        "part 2": bound(corollary_part_2, *(each.where(allowed, 1) for each in at), T),
+        "drift at T": result["drift at T"],
+        "drift bound at T": 4 * config.num_clients / (_L**2 * T) * interval**2 * at[2],
+        "broken": xr.concat([result.broken.max(), result["broken at T"].max()], "which").max(),
+    }
+    found["part 2"] = found["part 2"].where(allowed)
+    return xr.Dataset(found)
+
+
+def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
+    """Every bound holds beside the measured mean, which falls as the corollary has it."""
+    mean = measured["mean at T"]
+    yield ruling("theorem", _holds(measured["mean"], measured.bound))
+    yield ruling("corollary-1", _holds(mean, measured["part 1"]))
+    yield ruling("corollary-2", _holds(mean, measured["part 2"]))
+    pairs = [("drift", "drift bound"), ("drift at T", "drift bound at T")]
+    tests = [_holds(measured[name], measured[most], name) for name, most in pairs]
+    yield ruling("lemma-1", *tests)
+    broken = measured.broken.item()
+    yield ruling("mean-model", fact(broken < _ROUND_OFF, f"missed by at most {broken:.1e}"))
+    own = [
+        measured["own at T"].sel(T=T, I=config.allowed(T)).drop_vars("I") for T in config.horizons
+    ]
+    ratios = [after / before.mean("seed").drop_vars("T") for before, after in pairwise(own)]
+    room = _FALLS - xr.concat(ratios, "T")
+    about = f"{_FALLS} minus the ratio to the mean at T / 16"
+    yield ruling("order", no_less(room, 0.0, ".3f"), about=about)
+    more_noise, less_noise = (own[-1].isel(sigma=at, drop=True) for at in (-1, 0))
+    yield ruling("noise-slows", more((more_noise - less_noise).drop_vars("T"), form=".3g"))
+
+
+def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[Evidence]:
+    """Takes for a fact that measured means are nowhere above their bounds; NaN is no bound."""
+    ratio = (bound / measured).where(bound.notnull())
+    holds = (ratio >= 1) | bound.isnull()
+    text = f"bound / measured {ratio.min().item():.3g} to {ratio.max().item():.3g}"
+    return fact(bool(holds.all()), f"{text}, {int(ratio.notnull().sum()):,} numbers", name)
+
+
+def table(measured: xr.Dataset, config: Averaging) -> Sequence[Table]:
+    """Returns the corollary's means and bounds by T, and the theorem's at its last T."""
+    ends = measured.isel(t=-1)
+    corollary = {
+        "measured": cells(measured["mean at T"], measured["error at T"], form=".3g"),
+        "part 1": cells(measured["part 1"], form=".3g"),
+        "part 2": cells(measured["part 2"], form=".3g", missing="I is too large"),
+        "Lemma 1": cells(measured["drift at T"], form=".3g"),
+        "its bound": cells(measured["drift bound at T"], form=".3g"),
+    }
+    theorem = {
+        "measured": cells(ends["mean"], form=".3g"),
+        "bound": cells(ends.bound, form=".3g"),
+        "Lemma 1": cells(ends.drift, form=".3g"),
+        "its bound": cells(ends["drift bound"], form=".3g"),
+    }
+    title = f"The theorem at T = {config.num_iterations}, by gamma L"
+    return [rows(corollary, ("T", "sigma", "I")), rows(theorem, ("rate", "sigma", "I"), title)]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: Averaging) -> Figure:
+    """Draws measured means and bounds over T, a panel for every rate, at the least noise."""
+    panels = []
+    for rate in measured["rate"].values:
+        here = measured.sel(rate=rate).isel(sigma=0)
+        drawn = plots.lines(here["mean"].transpose("I", "t"), style="-")
+        drawn += plots.lines(here.bound.transpose("I", "t"), style="--", label="bound, ")
+        title, ylabel = f"gamma L = {rate:g}", "mean squared gradient"
+        panels.append(plots.Panel(title, "$T$", ylabel, drawn, scale="log", xscale="log"))
+    title = f"Algorithm 1 with {config.num_clients} clients, losses that are not convex"
+    caption = f"Solid: measured, mean of {config.num_seeds} runs; dashed: the bound of section 4.3."
+    return plots.draw([panels], title=title, caption=caption)
+
+
+_page = Averaging(), run, measure, judge, table, figure
+
+ITEMS = (Item("theory-cohorts", "Bounds of model averaging beside measured runs", *_page),)
+"""The theorem, the corollary and Lemma 1."""
