@@ -6,7 +6,7 @@ JAX is not needed: whatever machine made a result, any other shows it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -127,7 +127,7 @@ def count(statements: Iterable[Statement]) -> Counter[Verdict]:
     return Counter(statement.verdict for statement in statements)
 
 
-def published_statements(table: dict[str, Any]) -> tuple[Published, ...]:
+def published_statements(table: Mapping[str, Any]) -> tuple[Published, ...]:
     """Returns the statements of an item's table in `published.toml`.
 
     Raises:

@@ -57,7 +57,8 @@ def sources():
 
 def test_ids_are_unique_and_in_order():
     """Paper by paper, theory after a paper's own; numbers in an id count as numbers."""
-    papers = ("bhuyan2022", "cho2022", "pawlik2020", "multi_compare", "multi_maxfl")
+    own = ("multi_attributes", "multi_compare", "multi_maxfl")
+    papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
     def place(name):
         paper = type(ITEMS[name].settings).__module__.split(".")[2]

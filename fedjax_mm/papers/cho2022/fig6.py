@@ -202,7 +202,7 @@ def _list(means: Any) -> str:
 ITEMS = (
     Item(
         id="maxfl-fig6",
-        title="How many of three clients are satisfied, mean estimation",
+        title="How many of three clients are satisfied",
         settings=ThreeClients(),
         run=run_three,
         measure=measure,
