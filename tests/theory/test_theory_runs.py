@@ -31,7 +31,7 @@ BOUNDED = Bounded(local_steps=(1,), num_rounds=(1600,), num_seeds=3, num_example
 
 @pytest.fixture(scope="module")
 def growing():
-    return ITEMS["theory-mfa-rr-growing"].run(GROWING, None)
+    return ITEMS["theory-mfa-growing"].run(GROWING, None)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_constants_bound_all_gradients_in_the_ball():
 
 
 def test_theorem_2_beside_samples_that_grow(growing):
-    item = ITEMS["theory-mfa-rr-growing"]
+    item = ITEMS["theory-mfa-growing"]
     findings = item.findings(growing, GROWING)
     assert verdicts(findings)["theorem-2"] == "supported"
     assert verdicts(findings)["more-models-more-rounds"] == "supported"
@@ -83,7 +83,7 @@ def test_theorem_2_beside_samples_that_grow(growing):
 
 
 def test_errors_that_fall_too_slowly_contradict_the_order(growing):
-    item = ITEMS["theory-mfa-rr-growing"]
+    item = ITEMS["theory-mfa-growing"]
     slow = growing.copy(deep=True)
     slow["distance"] = 1e-3 * slow.distance**0 * (1 + 1e-3 * slow.seed)
     found = verdicts(item.findings(slow, GROWING))

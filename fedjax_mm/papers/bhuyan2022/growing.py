@@ -159,7 +159,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
 
 ITEMS = (
     Item(
-        id="theory-mfa-rr-growing",
+        id="theory-mfa-growing",
         title="Theorem 2's bound beside MFA-RR with samples that grow",
         settings=Growing(),
         run=run,
