@@ -124,7 +124,7 @@ def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
     # Frames are as many as rounds / M: NaN fills those that a case does not have.
     lemmas = xr.combine_by_coords(frames, data_vars="minimal", join="outer")
     return xr.merge(
-        [lemmas, _fedcluster(config, execution), _assignments(config)],
+        [lemmas, _fedcluster(config), _assignments(config)],
         join="exact",
         combine_attrs="drop",
     ).assign_attrs(result.attrs)
@@ -207,7 +207,7 @@ def _norms(task: LeastSquares, params: Array) -> Metrics:
     return {"gradient": jnp.linalg.norm(task.hessian @ (params - task.minimizer))}
 
 
-def _fedcluster(config: Remarks, execution: Execution | None) -> xr.Dataset:
+def _fedcluster(config: Remarks) -> xr.Dataset:
     """Returns FedCluster's mean squared gradients and errors over T learning rounds."""
     clusters, steps = max(config.num_models), max(config.local_steps)
 
@@ -224,6 +224,7 @@ def _fedcluster(config: Remarks, execution: Execution | None) -> xr.Dataset:
 
     how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // clusters * clusters
+    # Without the execution, whose checkpoints are those of one sweep: this one takes seconds.
     with jax.enable_x64(True):
         result = sweep(
             build,
@@ -231,7 +232,6 @@ def _fedcluster(config: Remarks, execution: Execution | None) -> xr.Dataset:
             num_rounds=rounds,
             record_every=clusters,
             shared={"data": config.task()},
-            execution=execution,
             **how,
         )
     # w_{jM} for j = 0, ..., T - 1.
