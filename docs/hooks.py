@@ -193,8 +193,10 @@ def _verdicts(id: str) -> str:
     path = DOCS / "summaries" / f"{id}.json"
     if not path.exists():
         return ""
-    counts = Counter(claim["verdict"] for claim in json.loads(path.read_text())["claims"])
-    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    summary = json.loads(path.read_text())
+    counts = Counter(statement["verdict"] for statement in summary["statements"])
+    words = [f"{count} {verdict}" for verdict, count in sorted(counts.items())]
+    return ", ".join(words) or "no statement of a paper"
 
 
 def _item(id: str, title: str, shows: str, verdicts: str) -> str:
@@ -203,7 +205,7 @@ def _item(id: str, title: str, shows: str, verdicts: str) -> str:
     )
     result = "Not in [Results](../results.md) yet; the command makes it.\n"
     if verdicts:
-        result = f"Claims: {verdicts}; see [Results](../results.md#{id}).\n"
+        result = f"Statements: {verdicts}; see [Results](../results.md#{id}).\n"
         result += f"\n[![Figure of {id}](../figures/{id}.png)](../results.md#{id})\n"
     shows = f"{_plain(shows[:1].upper() + shows[1:])}.\n\n" if shows else ""
     return f"## {id} {{: #{id} }}\n\n{title}.\n\n{shows}    fedjax-mm {words}\n\n{result}"

@@ -23,7 +23,7 @@ from fedjax_mm.cli.terminal import console, notes, say, show_table
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 
-FAILED, BAD_INPUT, CLAIM_FAILED, INTERRUPTED = 1, 2, 3, 130
+FAILED, BAD_INPUT, CONTRADICTED, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
     name="fedjax-mm",
@@ -38,14 +38,16 @@ app = typer.Typer(
     - `fedjax-mm reproduce mfa-fig3` makes a figure in `results/mfa-fig3/`
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
     - `fedjax-mm report results` shows everything that was made on one page
+    - `fedjax-mm judge results` judges finished results again, by this version's rules
     - `fedjax-mm bounds mfa --models 12` puts the theorems' bounds beside measured errors
     - `fedjax-mm init` writes an experiment of your own to start from, `experiment.toml`
     - `fedjax-mm run experiment.toml` runs it
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
     - `fedjax-mm show results/experiment` shows what came out
 
-    Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's claim
-    fails, 130 or 143 interrupted: what was done is saved, and `--resume` continues it.
+    Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's
+    statement is contradicted, 130 or 143 interrupted: what was done is saved, and `--resume`
+    continues it.
     """,
 )
 
@@ -177,7 +179,7 @@ def reproduce(
     out: Out = Path("results"),
     seeds: Annotated[
         str | None,
-        number("Seeds, instead of the paper's; auto adds seeds until every claim is decided."),
+        number("Seeds, instead of the paper's; auto adds seeds until every statement is settled."),
     ] = None,
     max_seeds: Annotated[
         int | None,
@@ -205,10 +207,10 @@ def reproduce(
     """Reproduce figures of the papers.
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
-    checks the paper's claims: each holds, fails, or is open where more seeds are needed to tell.
-    `--seeds auto` adds them, as many as there are each time. `--set` changes any setting that
-    `summary.json` lists under manifest.config, for example `--set task.start=zeros`, `--set
-    learning_rate=0.05` or `--set precision=float64`.
+    judges the paper's statements: supported, contradicted, not settled or not tested. `--seeds
+    auto` adds seeds until all are settled, as many as there are each time. `--set` changes any
+    setting that `summary.json` lists under manifest.config, for example `--set task.start=zeros`,
+    `--set learning_rate=0.05` or `--set precision=float64`.
     """
     from fedjax_mm.cli import commands
 
@@ -220,8 +222,8 @@ def reproduce(
     _exit(commands.reproduce(ids, settings, scale, data, out, before, how, budget))
 
 
-def _exit(none_fails: bool) -> NoReturn:
-    raise typer.Exit(0 if none_fails else CLAIM_FAILED)
+def _exit(none_is: bool) -> NoReturn:
+    raise typer.Exit(0 if none_is else CONTRADICTED)
 
 
 def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[str]:
@@ -266,6 +268,20 @@ def bounds(
 
 
 @app.command()
+def judge(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the results are.")],
+) -> None:
+    """Judge finished results again, by the rules of this version.
+
+    Computes nothing: reads every `result.nc` below DIR and writes `summary.json` and `figure.png`
+    beside it again.
+    """
+    from fedjax_mm.cli import commands
+
+    _exit(commands.judge(directory))
+
+
+@app.command()
 def report(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the results are.")],
     kind: Annotated[
@@ -280,10 +296,11 @@ def report(
 ) -> None:
     """Show everything below a directory on one page.
 
-    All verdicts at a glance; then of each item the figure, the tables with the published beside the
-    measured values, what the paper leaves open, the data, the manifest and the command that makes
-    it again. The page needs no other file and no network. Markdown has its figures in the folder
-    figures/ beside it. What could not be read is named there, and the rest is shown.
+    First the statements of the papers by verdict, with what it would take to settle or test the
+    others; then of each item the figure, the statements, the main table, what the paper publishes
+    and leaves open, the manifest and the command that makes it again. The page needs no other file
+    and no network. Markdown has its figures in the folder figures/ beside it. What could not be
+    read is named there, and the rest is shown.
     """
     from fedjax_mm.cli import page
 

@@ -11,40 +11,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from PIL import Image
 from pydantic import BaseModel, ValidationError
 
 from fedjax_mm.papers import ALL
+from fedjax_mm.papers.published import all_statements
+from fedjax_mm.papers.schema import Check, Statement, Table, Verdict, count, not_run
 
 Content = TypeVar("Content", bound=BaseModel)
 
-_LEADS = ("shows", "figure", "table", "statement", "text")
+_LEADS = ("shows", "text")
+_ROWS = 30  # of a table on the page; longer ones stay in the summary
 _SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, however little of it
-
-
-class Claim(BaseModel):
-    """A claim in `summary.json`; a summary of an earlier version has neither verdict nor seeds."""
-
-    claim: str
-    holds: bool
-    evidence: str
-    verdict: Literal["holds", "fails", "open"] | None = None
-    seeds: int | None = None
-
-    @property
-    def mark(self) -> str:
-        """Returns the verdict."""
-        return self.verdict or ("holds" if self.holds else "fails")
-
-
-class Table(BaseModel):
-    """A table in `summary.json`, of text."""
-
-    header: list[str]
-    rows: list[list[str]]
-    title: str = ""
 
 
 class Device(BaseModel):
@@ -83,13 +63,14 @@ class Manifest(BaseModel):
 
 
 class Summary(BaseModel):
-    """The contents of `summary.json`; those of an earlier version have no tables and no changes."""
+    """The contents of `summary.json`."""
 
     id: str
     paper: dict[str, Any]
-    claims: list[Claim]
-    tables: list[Table] = []
-    changed: list[str] | None = None
+    statements: tuple[Statement, ...]
+    checks: tuple[Check, ...]
+    tables: tuple[Table, ...]
+    changed: list[str]
     manifest: Manifest
 
     @property
@@ -105,23 +86,32 @@ class Summary(BaseModel):
         return {name: text for name, text in texts if text != self.lead}
 
     @property
-    def marks(self) -> Counter[str]:
-        """Returns the number of claims by verdict."""
-        return Counter(claim.mark for claim in self.claims)
-
-    @property
     def seeds(self) -> str:
-        """Returns the number of seeds, or the fewest and the most that a claim took."""
-        taken = {claim.seeds for claim in self.claims if claim.seeds is not None}
+        """Returns the number of seeds, or the fewest and the most that a comparison took."""
+        parts = (part for statement in self.statements for part in statement.parts)
+        taken = {part.seeds for part in parts if part.seeds is not None}
         counts = sorted(taken or filter(None, [self.manifest.config.get("num_seeds")]))
         return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "none"
 
     @property
+    def verdicts(self) -> Counter[Verdict]:
+        """Returns the number of statements by verdict."""
+        return count(self.statements)
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """Returns the number of checks by outcome."""
+        return Counter(check.outcome for check in self.checks)
+
+    @property
+    def main_tables(self) -> tuple[Table, ...]:
+        """Returns the item's first table, unless it is longer than a screen."""
+        return tuple(table for table in self.tables[:1] if len(table.rows) <= _ROWS)
+
+    @property
     def settings(self) -> str:
         """Returns whether the settings are the defaults."""
-        return {None: "not recorded", True: "changed", False: "default"}[
-            None if self.changed is None else bool(self.changed)
-        ]
+        return "changed" if self.changed else "default"
 
 
 class Item(NamedTuple):
@@ -135,12 +125,41 @@ class Item(NamedTuple):
     figure: bytes
 
 
+class Sentence(NamedTuple):
+    """A statement of a paper, and the items whose results judge it; none if none was made."""
+
+    paper: str
+    item: str
+    anchor: str
+    statement: Statement
+
+
 class Collected(NamedTuple):
     """Items, manifests of other runs by place, and what could not be read, in lines."""
 
     items: list[Item]
     runs: dict[str, Manifest]
     problems: list[str]
+
+    @property
+    def sentences(self) -> list[Sentence]:
+        """Returns all statements of every paper of which there is an item, each once.
+
+        Of several results of an item the first one judges; a statement whose item was not made is
+        not tested.
+        """
+        found = []
+        made = {item.summary.id: item for item in reversed(self.items)}
+        papers = {item.paper for item in self.items}
+        for paper, of_items in all_statements().items():
+            for name, statements in of_items.items() if paper in papers else ():
+                item = made.get(name)
+                why = "its item was not run" if name in ALL else ""
+                judged = {each.key: each for each in item.summary.statements} if item else {}
+                for each in statements:
+                    known = judged.get(each.key) or not_run(each, each.untested or why)
+                    found.append(Sentence(paper, name, item.anchor if item else "", known))
+        return found
 
 
 def collect(directory: Path) -> Collected:

@@ -32,10 +32,10 @@ from fedjax_mm.experiments.fields import Config, Seeded
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain, prepare_directory, wanted_for_results
 from fedjax_mm.interrupts import tidy_interrupts
-from fedjax_mm.papers import BOUNDS, ITEMS, Findings, Item
+from fedjax_mm.papers import ALL, BOUNDS, ITEMS, Findings, Item
 from fedjax_mm.papers.sequential import Budget, decide
-from fedjax_mm.results.dataset import manifest, save_dataset
-from fedjax_mm.results.finished import find_finished, save_about
+from fedjax_mm.results.dataset import manifest, open_result, save_dataset
+from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
@@ -91,7 +91,7 @@ def reproduce(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items, and returns whether none of their claims fails.
+    """Makes items, and returns whether no statement is contradicted.
 
     Args:
       ids: of the items.
@@ -101,7 +101,7 @@ def reproduce(
       out: where each item has a folder.
       before: how to treat what is there.
       how: to carry the runs out.
-      budget: of seeds and time, if seeds are added until all claims are decided.
+      budget: of seeds and time, if seeds are added until all statements are settled.
     """
     with refusing():
         items = [_find(ITEMS, name, "experiment") for name in dict.fromkeys(ids)]
@@ -163,7 +163,7 @@ def _make(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items one after the other, and returns whether none of their claims fails."""
+    """Makes items one after the other, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
     results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
 
@@ -183,21 +183,54 @@ def _make(
         for item, config, folder, done in zip(items, configs, folders, found, strict=True):
             if done and not _goes_on(done, item, config, budget):
                 _leave_alone(folder)
-                verdicts += [claim["verdict"] for claim in done["claims"]]
+                verdicts += [each["verdict"] for each in done["statements"]]
                 continue
-            make, remedy = partial(result_of, item), "--seeds auto decides"
+            make, remedy = partial(result_of, item), "--seeds auto adds seeds"
             with _saving(folder, before, how) as saving:
                 if budget and isinstance(config, Seeded):
                     begun = folder / "result.nc" if done else None
                     config, dataset = decide(item, config, saving, budget, make, _tell, begun)
-                    remedy = "more may decide"
+                    remedy = "more seeds may settle it"
                 else:
                     if budget:
                         say(f"--seeds auto: {item.id} has no seeds to add", notes)
                     dataset = make(config, saving)
                 findings = _write(item, config, dataset, folder, remedy)
-                verdicts += [claim.verdict for claim in findings.claims]
-    return "fails" not in verdicts
+                verdicts += [each.verdict for each in findings.statements]
+    return "contradicted" not in verdicts
+
+
+def judge(directory: Path) -> bool:
+    """Judges finished results again and returns whether no statement is contradicted.
+
+    Nothing is computed: the rules, tables and figures are those of this version, and the data and
+    the manifest stay as they are.
+    """
+    with refusing():
+        folders = [
+            path.parent
+            for path in sorted(directory.rglob(RESULT))
+            if _item_of(path.parent) in ALL and not Checkpoints(path.parent).has_work
+        ]
+        if not folders:
+            raise ValueError(f"{directory} holds no finished result of an item; make one")
+        opened = [open_result(folder) for folder in folders]
+        items = [ALL[_item_of(folder)] for folder in folders]
+        settings = [result.attrs["manifest"]["config"] for result in opened]
+        configs = [
+            validate(type(item.settings), config)
+            for item, config in zip(items, settings, strict=True)
+        ]
+    verdicts = list[str]()
+    for item, config, result, folder in zip(items, configs, opened, folders, strict=True):
+        findings = _write(item, config, result, folder, "--seeds auto adds seeds")
+        verdicts += [each.verdict for each in findings.statements]
+    return "contradicted" not in verdicts
+
+
+def _item_of(folder: Path) -> str:
+    """Returns the id of the item whose result a folder holds, from its summary or its name."""
+    return str(read_about(folder / "summary.json").content.get("id", folder.name))
 
 
 def _tell(text: str) -> None:
@@ -245,7 +278,7 @@ def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget
     """Returns whether seeds are added to a complete result."""
     if not (budget and isinstance(config, Seeded)):
         return False
-    is_open = any(claim["verdict"] == "open" for claim in done["claims"])
+    is_open = any(each["verdict"] == "not settled" for each in done["statements"])
     return is_open and done["manifest"]["config"]["num_seeds"] < budget.seeds(item, config)
 
 
@@ -256,12 +289,12 @@ def _write(
     from fedjax_mm import plots
 
     if jax.process_index() > 0:
-        return item.judge(dataset, config)
+        return item.findings(dataset, config)
     # Compressing leaves the interpreter free to judge and to draw.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
         try:
-            findings = item.judge(dataset, config)
+            findings = item.findings(dataset, config)
             figure = item.figure(dataset, findings.measured, config)
             plots.save_figure(figure, directory / "figure.png")
         finally:

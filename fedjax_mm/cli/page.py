@@ -16,13 +16,21 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 from PIL import Image
 
-from fedjax_mm.cli.collected import Collected, Summary, collect
+from fedjax_mm.cli.collected import Collected, Sentence, Summary, collect
 from fedjax_mm.files import prepare_directory, write_aside
+from fedjax_mm.papers.schema import OUTCOMES, VERDICTS
 
 Kind = Literal["html", "md"]
 
 LIMIT = 5 * 2**20
 """Bytes of a page that opens quickly and may be sent by mail."""
+
+_SIGNS = {
+    "verdicts": VERDICTS,
+    "outcomes": OUTCOMES,
+    "icons": dict(zip(VERDICTS, "✅❌❔⬜", strict=True)),
+    "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕?", strict=True)),
+}
 
 SHARE = LIMIT // 40
 """Bytes of a figure beside a page in Markdown."""
@@ -71,9 +79,7 @@ def render(found: Collected, kind: Kind) -> str:
     papers = [
         (paper, list(items)) for paper, items in groupby(found.items, lambda item: item.paper)
     ]
-    marks = sum((item.summary.marks for item in found.items), Counter[str]())
-    signs = {"holds": "✓", "fails": "✕", "open": "?"}
-    about = {"found": found, "papers": papers, "marks": marks, "signs": signs, "figures": {}}
+    about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
     if kind == "md":
         return page.render(about)
     # The figures share what the text leaves of the page; base64 makes four bytes of three.
@@ -83,11 +89,28 @@ def render(found: Collected, kind: Kind) -> str:
     return page.render(about | {"figures": figures})
 
 
+def _statements(found: Collected) -> dict[str, Any]:
+    """Returns the statements of all papers: counted, by verdict, and what was not tested by why."""
+    sentences = found.sentences
+    chosen = {
+        verdict: [each for each in sentences if each.statement.verdict == verdict]
+        for verdict in VERDICTS
+    }
+    counts: dict[str, Counter[str]] = {}
+    for each in sentences:
+        counts.setdefault(each.paper, Counter())[each.statement.verdict] += 1
+    untested: dict[tuple[str, str, str], list[Sentence]] = {}
+    for each in chosen["not tested"]:
+        why = each.item, each.statement.why_not_tested, each.statement.remains
+        untested.setdefault(why, []).append(each)
+    return {"sentences": sentences, "chosen": chosen, "counts": counts, "untested": untested}
+
+
 def _command(summary: Summary) -> str:
     """Returns the command that makes an item again; the folder of the data is the user's."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
-    for setting in summary.changed or []:
+    for setting in summary.changed:
         is_data = setting.startswith("directory=")
         words += ["--data", "DIR"] if is_data else ["--set", shlex.quote(setting)]
     return " ".join(words)

@@ -52,22 +52,48 @@ def show_table(
     on.print(table)
 
 
-_MARKS = {
-    "holds": ("holds", "green"),
-    "fails": ("DOES NOT HOLD", "red"),
-    "open": ("open", "yellow"),
+_STYLES = {
+    "supported": "green",
+    "contradicted": "bold red",
+    "not settled": "yellow",
+    "not tested": "dim",
+    "passed": "green",
+    "failed": "bold red",
+    "undecided": "yellow",
 }
+_WIDTH = max(map(len, _STYLES))
 
 
 def show_findings(title: str, findings: Findings, remedy: str) -> None:
-    """Prints the tables of an item and the verdicts on its claims; a remedy for open ones."""
-    for header, rows, heading in findings.tables:
-        show_table(header, rows, title=heading or title, title_justify="left", title_style="bold")
-    for claim in findings.claims:
-        text = f"{claim.claim}: {claim.evidence}"
-        if claim.verdict == "open":
-            text += f"; after {claim.seeds} seeds: {remedy}"
-        say(Text.assemble("  ", _MARKS[claim.verdict], f"  {text}"))
+    """Prints the tables of an item, the verdicts on its paper's statements, and our own checks.
+
+    Args:
+      title: of a table that has none.
+      findings: of the item.
+      remedy: what would settle a statement.
+    """
+    for each in findings.tables:
+        heading = each.title or title
+        show_table(each.header, each.rows, title=heading, title_justify="left", title_style="bold")
+    for statement in findings.statements:
+        _show_verdict(statement.verdict, f"{statement.where}: “{statement.quote}”")
+        for part in statement.parts:
+            words = f"{part.name}: {part.evidence}" if part.name else part.evidence
+            seeds = f", {part.seeds} seeds" if part.seeds else ""
+            many = len(statement.parts) > 1
+            say(
+                f"{'':{_WIDTH + 6}}{f'{part.verdict}: ' if many else ''}{words}{seeds}", style="dim"
+            )
+        needs = f"it would take {statement.remains}" if statement.remains else ""
+        needs += f"; {remedy}" if statement.verdict == "not settled" else ""
+        for line in filter(None, (statement.about, needs)):
+            say(f"{'':{_WIDTH + 6}}{line}", style="dim")
+    for check in findings.checks:
+        _show_verdict(check.outcome, f"{check.text}: {check.evidence}".removesuffix(": "))
+
+
+def _show_verdict(verdict: str, text: str) -> None:
+    say(Text.assemble("  ", (f"{verdict:{_WIDTH}}", _STYLES[verdict]), f"  {text}"))
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedjax_mm.papers.published import published
+from fedjax_mm.papers.schema import (
+    Check,
+    Published,
+    Statement,
+    Table,
+    not_run,
+    published_statements,
+)
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.figure import Figure
 
     from fedjax_mm.experiments.fields import Config
-    from fedjax_mm.papers.claims import Claim
-    from fedjax_mm.papers.tables import Table
+    from fedjax_mm.papers.rulings import Ruling
     from fedjax_mm.sweeps.execute import Execution
 
 
 class Findings(NamedTuple):
-    """Labelled numbers, the paper's claims about them, and tables for the terminal."""
+    """Labelled numbers, the paper's statements about them, checks of our own, and tables."""
 
     measured: xr.Dataset
-    claims: tuple[Claim, ...]
+    statements: tuple[Statement, ...]
+    checks: tuple[Check, ...]
     tables: tuple[Table, ...]
 
 
@@ -34,7 +42,8 @@ class Item(NamedTuple):
       settings: the defaults, each of which the command line may override.
       run: returns the Dataset that is written to `result.nc`, with a manifest.
       measure: takes the result; returns numbers over named dimensions.
-      claims: takes the numbers; returns what the paper claims of them.
+      judge: takes the numbers; yields a ruling on every statement of the paper that is judged by
+        code, by its key in `published.toml`, and checks of our own.
       table: takes the numbers; returns tables.
       figure: takes the result and the numbers.
     """
@@ -44,7 +53,7 @@ class Item(NamedTuple):
     settings: Config
     run: Callable[[Any, Execution | None], xr.Dataset]
     measure: Callable[[xr.Dataset, Any], xr.Dataset]
-    claims: Callable[[xr.Dataset, Any], Iterable[Claim]]
+    judge: Callable[[xr.Dataset, Any], Iterable[Ruling | Check]]
     table: Callable[[xr.Dataset, Any], Sequence[Table]]
     figure: Callable[[xr.Dataset, xr.Dataset, Any], Figure]
 
@@ -59,11 +68,29 @@ class Item(NamedTuple):
         about = result.attrs["manifest"] | {"config": settings.model_dump(mode="json")}
         return result.assign_attrs(manifest=about)
 
-    def judge(self, result: xr.Dataset, settings: Config) -> Findings:
-        """Returns what was measured, with the verdicts on the paper's claims."""
+    def findings(self, result: xr.Dataset, settings: Config) -> Findings:
+        """Returns what was measured, and the verdict on every statement of the paper.
+
+        Raises:
+          ValueError: if a statement of `published.toml` is not judged, or an unknown one is.
+        """
         measured = self.measure(result, settings)
-        claims, tables = self.claims(measured, settings), self.table(measured, settings)
-        return Findings(measured, tuple(claims), tuple(tables))
+        found = list(self.judge(measured, settings))
+        rulings = {each.key: each for each in found if not isinstance(each, Check)}
+        statements = published_statements(self.paper)
+        judged = {each.key for each in statements if not each.untested}
+        if unlike := sorted(judged ^ rulings.keys()):
+            raise ValueError(
+                f"{self.id}: published.toml and `judge` differ in {', '.join(unlike)}; a statement "
+                "is judged once, or says why it is untested"
+            )
+        about = result.attrs["manifest"]
+        return Findings(
+            measured,
+            tuple(_judged(each, rulings.get(each.key), about) for each in statements),
+            tuple(each for each in found if isinstance(each, Check)),
+            tuple(self.table(measured, settings)),
+        )
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
         """Returns the contents of `summary.json`."""
@@ -72,29 +99,24 @@ class Item(NamedTuple):
         about = result.attrs["manifest"]
         return {
             "id": self.id,
-            "paper": self.paper,
+            "paper": {key: each for key, each in self.paper.items() if key != "statements"},
             "measured": findings.measured.to_dict(),
-            "claims": [claim._asdict() | {"holds": claim.holds} for claim in findings.claims],
-            "tables": [table._asdict() for table in findings.tables],
+            "statements": [each.model_dump() for each in findings.statements],
+            "checks": [each.model_dump() for each in findings.checks],
+            "tables": [each.model_dump() for each in findings.tables],
             "changed": changes(about["config"], self.settings.model_dump(mode="json")),
             "data": about["data"],
             "manifest": about,
         }
 
 
-def published(module: str, id: str) -> Mapping[str, Any]:
-    """Returns an item's table in the file `published.toml` of its paper; empty if it has none.
-
-    An item's key `shares` names a table whose entries are the item's too.
-
-    Args:
-      module: the name of a module in the paper's folder.
-      id: of the item.
-    """
-    file = resources.files(module.rpartition(".")[0]) / "published.toml"
-    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text())
-    own = tables.get(id, {})
-    shared = tables.get(own.pop("shares", ""), {})
-    # The item's own entries come first, and count where both tables have one; lists are joined.
-    lists = {key for key, value in own.items() if isinstance(value, list) and key in shared}
-    return own | shared | own | {key: own[key] + shared[key] for key in sorted(lists)}
+def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any]) -> Statement:
+    """Returns a statement with its verdict, from a ruling and the manifest of the result."""
+    if ruling is None:
+        return not_run(published, published.untested)
+    names = [name.lower() for name in about.get("datasets", ())]
+    if published.data and not any(name.startswith(published.data) for name in names):
+        stood = " and ".join(names) or f"{about['data']} data"
+        return not_run(published, f"{stood} stood for {published.data}")
+    words = published.model_dump() | ({"takes": ruling.takes} if ruling.takes else {})
+    return Statement(**words, verdict=ruling.verdict, parts=ruling.parts, about=ruling.about)

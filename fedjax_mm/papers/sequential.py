@@ -1,4 +1,4 @@
-"""Seeds added to an item until each of its claims is decided, or a budget is spent."""
+"""Seeds added to an item until each of its statements is settled, or a budget is spent."""
 
 import shutil
 import warnings
@@ -68,7 +68,7 @@ def decide(
     tell: Callable[[str], None],
     begun: Path | None = None,
 ) -> tuple[Seeded, xr.Dataset]:
-    """Returns the settings and the result with as many seeds as its claims or the budget take.
+    """Returns the settings and the result with as many seeds as its statements or the budget take.
 
     A batch of seeds is computed, then as many again, and so on. Each is a stage of the checkpoints,
     which keeps its result, and equals those seeds of one run with all seeds.
@@ -77,9 +77,9 @@ def decide(
       item: what is reproduced.
       config: its settings; the first batch has their number of seeds.
       execution: how each batch is carried out.
-      budget: when to stop though claims are open.
+      budget: when to stop though statements are not settled.
       make: computes a batch.
-      tell: is called after each batch with the seeds so far and the claims that are open.
+      tell: is called after each batch with its seeds and the statements that are not settled.
       begun: a complete result of some seeds, which is the first batch.
     """
     if begun and execution.checkpoints:
@@ -87,12 +87,14 @@ def decide(
     most, result = budget.seeds(item, config), _batch(item, config, execution, make)
     while True:
         config = config.with_seeds(0, result.sizes["seed"])
-        claims = item.judge(result, config).claims
-        still = [claim.claim for claim in claims if claim.verdict == "open"]
+        statements = item.findings(result, config).statements
+        still = [each.key for each in statements if each.verdict == "not settled"]
         more = min(config.num_seeds, most - config.num_seeds)
         is_time = budget.allows(result, more)
         end = _end(still, more, is_time=is_time)
-        count = f"{config.num_seeds} seeds, {len(still)} of {len(claims)} claims open"
+        count = (
+            f"{config.num_seeds} seeds, {len(still)} of {len(statements)} statements not settled"
+        )
         tell(f"{item.id}: {'; '.join([count, *still, end or f'adding {more} seeds'])}")
         if end:
             return config, result
@@ -103,7 +105,7 @@ def decide(
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
     """Returns in words why no seeds are added; nothing if they are."""
     if not still:
-        return "all is decided"
+        return "all is settled"
     if more <= 0:
         return "no more are allowed (--max-seeds)"
     return "" if is_time else f"{more} more would take too long (--max-minutes)"

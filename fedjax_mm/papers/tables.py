@@ -1,20 +1,13 @@
 """Tables of labelled arrays for the terminal: "mean ± error (published)", written in one place."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.papers.schema import Table
 from fedjax_mm.results.labels import label, number, places
-
-
-class Table(NamedTuple):
-    """A header and rows of text, below a title that is empty for an item's first table."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    title: str = ""
 
 
 def cells(
@@ -59,8 +52,8 @@ def rows(contents: Mapping[str, Any], over: tuple[str, ...], title: str = "") ->
 
     Example:
       >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})
-      >>> rows(columns(cells(gains), "M"), ("algorithm",))[:2]
-      (('algorithm', 'M = 1', 'M = 2'), (('MFA-RR', '1.00', '1.90'),))
+      >>> rows(columns(cells(gains), "M"), ("algorithm",)).rows
+      (('MFA-RR', '1.00', '1.90'),)
     """
     arrays = {name: xr.DataArray(values) for name, values in contents.items()}
     dims = xr.merge([each.rename(name) for name, each in arrays.items()], compat="override")
@@ -74,4 +67,4 @@ def rows(contents: Mapping[str, Any], over: tuple[str, ...], title: str = "") ->
         )
         for at, words in places(dims, *over)
     )
-    return Table((*over, *arrays), lines, title)
+    return Table(header=(*over, *arrays), rows=lines, title=title)

@@ -90,7 +90,7 @@ def read_about(path: Path) -> Finished:
         content = json.loads(path.read_text())
         files = dict(content["files"])
         dict(content.get("manifest", content)["config"])
-        [claim["verdict"] for claim in content.get("claims", [])]
+        [each["verdict"] for each in content.get("statements", [])]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return Finished({}, f"{path.name} is damaged")
     if "digest" not in content or not is_sealed(content):

@@ -16,12 +16,21 @@ from PIL import Image
 from pydantic import BaseModel
 
 from fedjax_mm import cli
-from fedjax_mm.cli import page
+from fedjax_mm.cli import collected, page
 from fedjax_mm.experiments.overrides import changes, validate
 from fedjax_mm.papers import BOUNDS, ITEMS
+from fedjax_mm.papers.schema import Published
 
 TEN = list(ITEMS)[:10]
-CLAIM = {"claim": "A exceeds B", "holds": True, "evidence": "1.00 ± 0.10"}
+STATEMENT = {
+    "key": "lead",
+    "quote": "A exceeds B",
+    "where": "section 5",
+    "rule": "A's mean minus B's is above 0",
+    "verdict": "supported",
+    "parts": [{"name": "", "verdict": "supported", "evidence": "1.00 ± 0.10", "seeds": 3}],
+}
+CHECK = {"text": "the bound holds", "outcome": "passed", "evidence": "0.10 below 0.50"}
 TABLE = {"header": ["method", "|w|"], "rows": [["A*_1", "1.00 ± 0.10 (1.2)"]], "title": ""}
 MANIFEST = {
     "versions": {"python": "3.11", "jax": "0.10.2"},
@@ -34,8 +43,6 @@ MANIFEST = {
     "config": {"num_seeds": 3},
     "wall_seconds": {"compile": 6.25, "run": 0.5},
 }
-
-NEW = ("tables", "changed")
 
 
 def call(*arguments):
@@ -64,7 +71,8 @@ def put(folder, name, size=(20, 30), **changed):
         "id": name,
         "paper": {"figure": "Figure 1: curves", "gain": {"train": 2.5}, "open": ["eta is ours"]},
         "measured": {},
-        "claims": [CLAIM],
+        "statements": [STATEMENT],
+        "checks": [CHECK],
         "tables": [TABLE],
         "changed": ["num_seeds=3", "num_models=[1, 2]"],
         "data": "real",
@@ -106,6 +114,14 @@ class Reader(HTMLParser):
         self.text += data
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_statements():
+    """The papers state nothing but what a test says."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(collected, "all_statements", dict)
+        yield
+
+
 @pytest.fixture(scope="module")
 def ten(tmp_path_factory):
     """Ten items whose figures have 2 MB each, and their page."""
@@ -144,7 +160,7 @@ def test_every_item_is_named_first_and_linked_to_its_section(ten):
     assert [name for name in reader.ids if name in TEN] == TEN
     assert len(set(reader.ids)) == len(reader.ids)
     first = text[: text.index("<section")]
-    assert first.count('class="mark holds"') == 1 + len(TEN)
+    assert first.count('class="mark supported"') == len(TEN)
 
 
 def test_a_section_has_everything_that_the_summary_tells(tmp_path):
@@ -155,7 +171,8 @@ def test_a_section_has_everything_that_the_summary_tells(tmp_path):
         ITEMS.title("mfa-fig1"),
         'Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning',
         *("Figure 1: curves", "gain", "train: 2.5", "eta is ours"),
-        *("A exceeds B", "1.00 ± 0.10", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"),
+        *("A exceeds B", "section 5", "A's mean minus B's is above 0", "1.00 ± 0.10, 3 seeds"),
+        *("the bound holds", "0.10 below 0.50", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"),
         *("real: digits", "python 3.11, jax 0.10.2", "2 x cpu, 2 cores", "7 (threefry2x32)"),
         *("compile 6.2 s, run 0.5 s", "num_seeds=3, num_models=[1, 2]"),
         "fedjax-mm reproduce mfa-fig1 --set num_seeds=3 --set 'num_models=[1, 2]'",
@@ -163,36 +180,63 @@ def test_a_section_has_everything_that_the_summary_tells(tmp_path):
         assert part in text
 
 
+VERDICTS = {
+    "contradicted": {"seeds": 8},
+    "not settled": {"seeds": 64, "needed": 70},
+    "not tested": {"seeds": 16},
+}
+
+
 @pytest.mark.parametrize("kind", ["html", "md"])
-def test_three_verdicts_and_the_seeds_that_they_took(tmp_path, kind):
-    verdicts = [("open", 64), ("fails", 8), ("holds", 16)]
-    claims = [CLAIM | {"verdict": verdict, "seeds": seeds} for verdict, seeds in verdicts]
-    put(tmp_path / "mfa-fig1", "mfa-fig1", claims=[*claims, CLAIM | {"holds": False}])
+def test_statements_are_counted_by_verdict_and_say_what_they_would_take(
+    tmp_path, kind, monkeypatch
+):
+    made = [STATEMENT]
+    for verdict, part in VERDICTS.items():
+        parts = [STATEMENT["parts"][0] | {"verdict": verdict, **part}]
+        key = verdict.replace(" ", "-")
+        made.append(STATEMENT | {"key": key, "verdict": verdict, "parts": parts})
+    made[-1] |= {"takes": "the faces", "about": "a surrogate stood for faces"}
+    published = [
+        {key: each.get(key, "") for key in ("key", "quote", "where", "rule")} for each in made
+    ]
+    other = Published(key="more", quote="B exceeds A", where="section 6")
+    found = {
+        ITEMS.paper("mfa-fig1"): {
+            "mfa-fig1": tuple(Published(**each) for each in published),
+            "mfa-fig2": (other,),
+            "paper": (other.model_copy(update={"untested": "it is a proof"}),),
+        },
+        ITEMS.paper("cb-fig1"): {"cb-fig1": (other,)},
+    }
+    monkeypatch.setattr(collected, "all_statements", lambda: found)
+    put(tmp_path / "mfa-fig1", "mfa-fig1", statements=made)
     assert call("report", tmp_path, "--format", kind)[0] == 0
     text = (tmp_path / f"report.{kind}").read_text()
-    assert "8 to 64" in text
-    assert "64 seeds" in text
-    if kind == "md":
-        assert "holds: 1, fails: 2, open: 1" in text
-        assert "| 1 ✅ holds, 2 ❌ fails, 1 ❔ open |" in text
-    else:
-        row = text[: text.index("<section")]
-        marks = re.findall(r'class="mark (\w+)"', row)
-        assert marks == ["holds", "fails", "open", "open", "fails", "holds", "fails"]
-        counts = re.findall(r"(holds|fails|open) (\d)", " ".join(Reader(text).text.split()))
-        assert counts == [("holds", "1"), ("fails", "2"), ("open", "1")]
+    text = text if kind == "html" else shown_markdown(tmp_path / "report.md")
+    (row,) = re.findall(r"<tr>\s*<td>Bhuyan.*?</tr>", text, re.DOTALL)
+    # Six of this paper: four of the item, one of an item that was not run, one of no item.
+    assert re.findall(r"<td>(\d+)</td>", row) == ["6", "1", "1", "1", "3"]
+    assert "Pawlik" not in text
+    shown = " ".join(Reader(text).text.split())
+    for words in (
+        *("about 70 seeds", "3 to 64", "the faces", "a surrogate stood for faces"),
+        *("its item was not run", "it is a proof", "64 seeds"),
+    ):
+        assert words in shown
+    assert shown.index("about 70 seeds") < shown.index(ITEMS.title("mfa-fig1"))
 
 
 def test_text_is_not_markup(tmp_path):
-    claim = CLAIM | {"claim": "<script>alert(1)</script> a < b & [x](y)"}
-    put(tmp_path / "mfa-fig1", "mfa-fig1", claims=[claim])
+    quote = "<script>alert(1)</script> a < b & [x](y)"
+    put(tmp_path / "mfa-fig1", "mfa-fig1", statements=[STATEMENT | {"quote": quote}])
     for kind in ("html", "md"):
         assert call("report", tmp_path, "--format", kind)[0] == 0
     reader = Reader((tmp_path / "report.html").read_text())
-    assert claim["claim"] in reader.text
+    assert quote in reader.text
     assert "script" not in reader.tags
     shown = Reader(shown_markdown(tmp_path / "report.md"))
-    assert claim["claim"] in shown.text
+    assert quote in shown.text
     assert "y" not in shown.links
 
 
@@ -209,8 +253,8 @@ def broken(folder):
         "not JSON": (lambda: (folder / "summary.json").write_text('{"id": "m'), "is not JSON"),
         "not text": (lambda: (folder / "summary.json").write_bytes(b"\xff\xfe"), "is not JSON"),
         "a list": (lambda: (folder / "summary.json").write_text("[]"), "summary.json: all of it"),
-        "no claims": (lambda: edit(claims=None), "summary.json: claims"),
-        "a claim without words": (lambda: edit(claims=[{}]), "claims.0.claim: Field required"),
+        "no statements": (lambda: edit(statements=None), "summary.json: statements"),
+        "no words": (lambda: edit(statements=[{}]), "statements.0.key: Field required"),
         "unknown item": (lambda: edit(id="mfa-fig99"), "unknown item, 'mfa-fig99'"),
         "no figure": ((folder / "figure.png").unlink, "figure.png is missing"),
         "half a figure": (
@@ -252,20 +296,6 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
     assert f"items: 6, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
-def test_a_summary_without_tables_shows_its_claims_and_figure(tmp_path):
-    put(tmp_path / "mfa-fig1", "mfa-fig1")
-    path = tmp_path / "mfa-fig1" / "summary.json"
-    summary = json.loads(path.read_text())
-    path.write_text(json.dumps({key: summary[key] for key in summary if key not in NEW}))
-    assert call("report", path.parent, "--out", tmp_path / "new" / "page.html")[0] == 0
-    text = (tmp_path / "new" / "page.html").read_text()
-    assert "A exceeds B" in text
-    assert "data:image/png" in text
-    assert "not recorded" in text
-    assert "fedjax-mm reproduce" not in text
-    assert 'id="mfa-fig1"' in text
-
-
 def test_other_runs_have_a_line(tmp_path):
     (tmp_path / "sweeps" / "mine").mkdir(parents=True)
     (tmp_path / "sweeps" / "mine" / "manifest.json").write_text(json.dumps(MANIFEST))
@@ -303,12 +333,12 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     text = shown_markdown(out)
     tables = re.findall(r"<table>.*?</table>", text, re.DOTALL)
     measured = [table for table in tables if "<th>method</th>" in table]
-    assert len(tables) == 6  # of each paper the verdicts, and of each item its table
+    assert len(tables) == 6  # of each paper its items, and of each item its table
     assert len(measured) == 3
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
     assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
     assert "In no paper" in text
-    assert re.findall(r"<h2>(.*?):", text) == names
+    assert re.findall(r"<h2>([\w-]+):", text) == names
     figures = re.findall(r'<img src="(.*?)"', text)
     assert len(figures) == 3
     for figure in figures:

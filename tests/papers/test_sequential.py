@@ -1,5 +1,6 @@
-"""Seeds added until claims are decided: the same numbers, a budget, and runs that are continued."""
+"""Seeds added until statements are settled: equal numbers, a budget, and resumed runs."""
 
+import json
 import signal
 
 import numpy as np
@@ -11,16 +12,25 @@ from fedjax_mm.cli import commands
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.claims import Claim, exceeds
 from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.published import published
+from fedjax_mm.papers.rulings import check, fact, more, ruling
+from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.sequential import Budget, decide
-from fedjax_mm.papers.tables import Table
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execute import Execution
 from tests.test_cli import call, files, read_json
 
 SEEDS = ("--seeds", "auto")
+
+
+PAPER = {
+    "statements": [
+        {"key": "above", "quote": "It is above.", "where": "section 1"},
+        {"key": "not-random", "quote": "It is so.", "where": "section 2"},
+    ]
+}
 
 
 class Coin(Seeded):
@@ -58,11 +68,12 @@ class Runs(list):
             settings=Coin(),
             run=self.run,
             measure=lambda result, config: result.drop_attrs(),
-            claims=lambda measured, config: [
-                exceeds("above", measured.lead),
-                Claim("not random", "holds", "why"),
+            judge=lambda measured, config: [
+                ruling("above", more(measured.lead)),
+                ruling("not-random", fact(True, "why")),
+                check("a check of our own", False),
             ],
-            table=lambda measured, config: [Table(("a",), (("1",),))],
+            table=lambda measured, config: [Table(header=("a",), rows=(("1",),))],
             figure=lambda result, measured, config: plots.draw(
                 [[plots.Panel("", "", "", [plots.Line("", np.arange(2), np.arange(2))])]],
                 title="",
@@ -80,22 +91,32 @@ class Runs(list):
         return result, told
 
 
+@pytest.fixture(autouse=True)
+def stated(monkeypatch):
+    """The paper of the item, which has no folder."""
+    monkeypatch.setattr(
+        papers.item,
+        "published",
+        lambda _, name: PAPER if name == "coin" else published(_, name),
+    )
+
+
 @pytest.mark.parametrize(
     ("mean", "batches", "verdict"),
-    [(1.0, [(0, 3), (3, 3), (6, 6)], "holds"), (-30.0, [(0, 3)], "fails")],
+    [(1.0, [(0, 3), (3, 3), (6, 6)], "supported"), (-30.0, [(0, 3)], "contradicted")],
 )
 def test_seeds_are_doubled_until_all_is_decided(mean, batches, verdict):
     runs = Runs()
     result, told = runs.decide(mean=mean)
     assert runs == batches
     config = Coin(mean=mean, num_seeds=result.sizes["seed"])
-    assert runs.item.judge(result, config).claims[0].verdict == verdict
+    assert runs.item.findings(result, config).statements[0].verdict == verdict
     assert [line.split("; ")[-1] for line in told] == [
         *(f"adding {number} seeds" for _, number in batches[1:]),
-        "all is decided",
+        "all is settled",
     ]
     if len(batches) > 1:
-        assert told[1] == "coin: 6 seeds, 1 of 2 claims open; above; adding 6 seeds"
+        assert told[1] == ("coin: 6 seeds, 1 of 2 statements not settled; above; adding 6 seeds")
 
 
 def test_batches_of_seeds_are_those_of_one_run():
@@ -134,7 +155,7 @@ def coin(monkeypatch):
     """The item, found by the command line."""
     runs = Runs()
     monkeypatch.setattr(commands, "ITEMS", {"coin": runs.item})
-    monkeypatch.setattr(papers.item, "published", lambda *_: {})
+    monkeypatch.setattr(commands, "ALL", {"coin": runs.item})
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.touch())
     return runs
 
@@ -143,27 +164,47 @@ def reproduce(out, *more, mean=0.05):
     return call("reproduce", "coin", "--set", f"mean={mean}", "--out", out, *more)
 
 
-def test_claims_that_stay_open_are_no_failure(coin, tmp_path):
+def test_statements_that_are_not_settled_are_no_failure(coin, tmp_path):
     code, out, err = reproduce(tmp_path, *SEEDS)
     assert code == 0
-    assert "open above" in " ".join(out.split())
-    assert "after 24 seeds: more may decide" in out
-    assert "24 seeds, 1 of 2 claims open; above; no more are allowed" in err
+    shown = " ".join(out.split())
+    assert "not settled section 1: “It is above.”" in shown
+    assert "it would take" in shown
+    assert "more seeds may settle it" in shown
+    assert "failed a check of our own" in shown  # which is no statement of the paper
+    assert "24 seeds, 1 of 2 statements not settled; above; no more are allowed" in err
     summary = read_json(tmp_path / "coin" / "summary.json")
-    assert summary["claims"][0] == {
-        "claim": "above",
-        "verdict": "open",
-        "evidence": summary["claims"][0]["evidence"],
-        "seeds": 24,
-        "holds": False,
-    }
-    assert summary["claims"][1]["seeds"] is None
+    above, other = summary["statements"]
+    assert (above["verdict"], other["verdict"]) == ("not settled", "supported")
+    assert [part["seeds"] for part in above["parts"] + other["parts"]] == [24, None]
+    assert summary["checks"][0]["outcome"] == "failed"
     assert summary["manifest"]["config"]["num_seeds"] == 24
     assert files(tmp_path / "coin") == ["figure.png", "result.nc", "summary.json"]
     code, out, _ = reproduce(tmp_path, "--overwrite")
     assert code == 0
-    assert "after 3 seeds: --seeds auto decides" in out
-    assert reproduce(tmp_path, "--overwrite", mean=-30.0).code == cli.CLAIM_FAILED
+    assert "--seeds auto adds seeds" in out
+    assert reproduce(tmp_path, "--overwrite", mean=-30.0).code == cli.CONTRADICTED
+
+
+def test_finished_results_are_judged_again(coin, tmp_path):
+    reproduce(tmp_path, mean=1.0)
+    folder = tmp_path / "coin"
+    before = (folder / "summary.json").read_text()
+    digest = (folder / "result.nc").read_bytes()
+    (folder / "summary.json").unlink()
+    (folder / "figure.png").unlink()
+    coin.clear()
+    assert call("judge", tmp_path).code == 0
+    assert coin == []  # nothing is computed
+    assert read_json(folder / "summary.json")["statements"] == json.loads(before)["statements"]
+    assert files(folder) == ["figure.png", "result.nc", "summary.json"]
+    assert digest[:4] == (folder / "result.nc").read_bytes()[:4]
+    reproduce(tmp_path, "--overwrite", mean=-30.0)
+    assert call("judge", tmp_path).code == cli.CONTRADICTED
+    (tmp_path / "empty").mkdir()
+    code, _, err = call("judge", tmp_path / "empty")
+    assert code == cli.BAD_INPUT
+    assert "holds no finished result of an item" in err
 
 
 def test_a_batch_that_is_done_is_not_computed_again(coin, tmp_path):
@@ -225,7 +266,7 @@ def test_seeds_are_added_to_a_complete_result(coin, tmp_path):
     coin.stop_before = np.inf
     reproduce(tmp_path, *SEEDS, "--resume")
     assert coin == [(0, 3), (3, 3), (6, 6), (12, 12)]
-    assert read_json(tmp_path / "coin" / "summary.json")["claims"][0]["seeds"] == 24
+    assert read_json(tmp_path / "coin" / "summary.json")["statements"][0]["parts"][0]["seeds"] == 24
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,286 @@
+"""Rules of decision: from samples, one for each seed, to the verdict on a statement.
+
+A statement has one or more *parts*, such as a comparison with each of six methods. A part is two
+one-sided tests at 3 standard errors, one for the statement and one against it: each errs with
+probability 0.135 %. The spread of a few seeds is itself uncertain, so Student's quantile with that
+tail replaces 3: 19.2 with 3 seeds, 6.6 with 5, 4.1 with 10, 3.4 with 20.
+
+A statement is *supported* if every part is, *contradicted* if one of its K parts is at the level
+0.135 % / K, because each of K parts may err, and otherwise *not settled*. A part whose samples
+include NaN or an infinite number, because a run diverged or a target was not reached, is *not
+tested*: it neither supports nor contradicts. Samples that are all equal decide without an error;
+where they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
+
+Verdicts are looked at again whenever seeds are added, and each look may err. If seeds are doubled
+from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
+probability 1.4 % (0.7 % for each side); with 3 standard errors instead of Student's quantile it
+would be 12.7 %.
+"""
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.metrics import standard_error
+from fedjax_mm.papers.schema import Check, Outcome, Part, Verdict
+from fedjax_mm.results.labels import number, places
+
+LEVEL = math.erfc(3 / math.sqrt(2)) / 2
+"""The probability of one error of one test: the one-sided tail beyond 3 standard errors."""
+
+_MOST_SEEDS = 10_000  # that are named as what it would take
+_ROUNDOFF = 1e-9  # of a difference of two equal numbers, relative to them
+
+
+class Estimate(NamedTuple):
+    """Means over seeds and their standard errors, over the samples' other dimensions."""
+
+    mean: xr.DataArray
+    error: xr.DataArray
+
+
+class Evidence(NamedTuple):
+    """Two one-sided tests of one comparison.
+
+    Attributes:
+      name: of the comparison, from its coordinates.
+      text: the numbers.
+      supports: the p-value of the evidence for the statement; NaN if it is not tested.
+      contradicts: the p-value of the evidence against it.
+      seeds: the number of samples; None if nothing was random.
+      needed: the seeds at which one of the tests would decide.
+    """
+
+    name: str
+    text: str
+    supports: float
+    contradicts: float
+    seeds: int | None = None
+    needed: int | None = None
+
+
+class Ruling(NamedTuple):
+    """The verdict on the statement with this key in `published.toml`."""
+
+    key: str
+    verdict: Verdict
+    parts: tuple[Part, ...] = ()
+    about: str = ""
+    takes: str = ""
+
+
+def estimate(samples: xr.DataArray, over: str = "seed") -> Estimate:
+    """Returns the mean over a dimension and its standard error, NaN for a single sample."""
+    samples = samples.astype(float)
+    mean = samples.mean(over, skipna=False)
+    error = standard_error(samples.values, axis=samples.get_axis_num(over))
+    return Estimate(mean, mean.copy(data=error))
+
+
+def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "") -> Ruling:
+    """Returns the verdict on a statement from its parts.
+
+    Args:
+      key: of the statement.
+      *parts: what `more`, `no_less`, `alike`, `median_more` and `fact` return.
+      about: evidence that no part has.
+      takes: what it would take to test a part that is not tested.
+    """
+    tests = [test for each in parts for test in each]
+    found = tuple(_part(test, len(tests)) for test in tests)
+    return Ruling(key, _combined(part.verdict for part in found), found, about, takes)
+
+
+def untested(key: str, because: str, takes: str = "") -> Ruling:
+    """Returns the ruling that these settings or data do not test a statement."""
+    return Ruling(key, "not tested", about=because, takes=takes)
+
+
+def check(text: str, passed: Any, evidence: str = "") -> Check:
+    """Returns the outcome of a check of our own.
+
+    Args:
+      text: what is checked.
+      passed: whether it passed, or an array of which all must be true; None or NaN if nothing
+        decides; or tests, as of `more`, whose numbers then are the evidence.
+      evidence: the numbers.
+    """
+    outcomes: dict[Verdict, Outcome] = {"supported": "passed", "contradicted": "failed"}
+    if isinstance(passed, list):
+        found = ruling("", passed)
+        shown = evidence or "; ".join(
+            filter(None, (f"{test.name}: {test.text}".removeprefix(": ") for test in passed))
+        )
+        return Check(text=text, outcome=outcomes.get(found.verdict, "undecided"), evidence=shown)
+    entries = np.asarray(np.nan if passed is None else passed, float)
+    is_known = entries.size > 0 and not np.isnan(entries).any()
+    outcome: Outcome = ("passed" if entries.all() else "failed") if is_known else "undecided"
+    return Check(text=text, outcome=outcome, evidence=evidence)
+
+
+def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evidence]:
+    """Tests that the mean is above `by`; samples that all equal it contradict that.
+
+    Args:
+      samples: over ``(..., "seed")``, paired differences if methods are compared.
+      by: the margin.
+      form: of the numbers in the evidence.
+
+    Example:
+      >>> lead = xr.DataArray([[3.0, 2.0, 3.0, 2.5]], dims=["metric", "seed"])
+      >>> [test] = more(lead.assign_coords(metric=["accuracy"]))
+      >>> ruling("lead", [test]).verdict, test.text
+      ('supported', '2.62 ± 0.24')
+    """
+    return [_mean_test(*row, -by, form, tie=False) for row in _rows(samples)]
+
+
+def no_less(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
+    """Tests that the mean is at least -margin; samples that all equal it support that."""
+    return [_mean_test(*row, margin, form, tie=True) for row in _rows(samples)]
+
+
+def alike(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
+    """Tests that the mean is at most `margin` away from 0, by two one-sided tests."""
+    found = []
+    for name, values in _rows(samples):
+        low, high = (
+            _mean_test(name, side * values, margin, form, tie=True) for side in (1.0, -1.0)
+        )
+        # Either side may contradict, so that each has half of the level.
+        contradicts = float(np.minimum(1.0, 2 * np.minimum(low.contradicts, high.contradicts)))
+        supports = float(np.maximum(low.supports, high.supports))
+        nearer = max((low, high), key=lambda side: side.supports)
+        found.append(low._replace(supports=supports, contradicts=contradicts, needed=nearer.needed))
+    return found
+
+
+def median_more(
+    samples: xr.DataArray, by: Any, unreached: Any = None, form: str = ".2f"
+) -> list[Evidence]:
+    """Tests that the median is above `by`, by the number of seeds above and below it.
+
+    Args:
+      samples: over ``(..., "seed")``; NaN where a target was not reached.
+      by: the margin, a number or an array over the other dimensions.
+      unreached: an upper limit of samples that are NaN; nothing is known of them if None.
+      form: of the numbers in the evidence.
+    """
+    first = samples.isel(seed=0, drop=True)
+    limits = xr.DataArray(np.nan if unreached is None else unreached)
+    margins, tops = (
+        xr.DataArray(each).broadcast_like(first).transpose(*first.dims).values.ravel()
+        for each in (by, limits)
+    )
+    return [
+        _sign_test(*row, margin, top, form)
+        for row, margin, top in zip(_rows(samples), margins, tops, strict=True)
+    ]
+
+
+def fact(holds: Any, evidence: str, name: str = "") -> list[Evidence]:
+    """Takes a deterministic fact for a test.
+
+    Args:
+      holds: whether it holds; None or NaN if it is not known; an array has a part for each place.
+      evidence: the numbers.
+      name: of the part.
+    """
+    if isinstance(holds, xr.DataArray) and holds.dims:
+        words = places(holds, *map(str, holds.dims))
+        return [_fact(holds.sel(at).item(), evidence, ", ".join(text)) for at, text in words]
+    return [_fact(holds, evidence, name)]
+
+
+def _fact(holds: Any, evidence: str, name: str) -> Evidence:
+    known = float("nan") if holds is None else float(holds)
+    return Evidence(name, evidence, 1 - known, known)
+
+
+def _part(test: Evidence, num_parts: int) -> Part:
+    """Returns a comparison with its verdict as one of several."""
+    verdict: Verdict = "not settled"
+    if math.isnan(test.supports) or math.isnan(test.contradicts):
+        verdict = "not tested"
+    elif test.supports < LEVEL:
+        verdict = "supported"
+    elif test.contradicts < LEVEL / num_parts:
+        verdict = "contradicted"
+    needed = test.needed if verdict == "not settled" else None
+    return Part(
+        name=test.name, verdict=verdict, evidence=test.text, seeds=test.seeds, needed=needed
+    )
+
+
+def _combined(verdicts: Iterable[Verdict]) -> Verdict:
+    found = set(verdicts)
+    order: tuple[Verdict, ...] = ("contradicted", "not tested", "not settled", "supported")
+    return next((verdict for verdict in order if verdict in found), "not tested")
+
+
+def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
+    """Returns the samples ``[seeds]`` of every comparison, with its coordinates in words."""
+    dims = [str(dim) for dim in samples.dims if dim != "seed"]
+    values = samples.transpose(*dims, "seed").values.astype(float)
+    names = [", ".join(words) for _, words in places(samples, *dims)]
+    return list(zip(names, values.reshape(len(names), -1), strict=True))
+
+
+def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie: bool) -> Evidence:
+    """Tests that the mean plus a margin is positive; `tie` is the answer if it is always 0."""
+    from scipy.special import stdtr
+
+    size = len(samples)
+    if not np.isfinite(samples).all():
+        lost = size - int(np.isfinite(samples).sum())
+        text = f"{lost} of {size} seeds diverged, did not get there or were left out"
+        return Evidence(name, text, np.nan, np.nan, size)
+    mean, error = float(samples.mean()), float(standard_error(samples))
+    evidence, room = number(mean, error, form), mean + margin
+    if size == 1:
+        return Evidence(name, evidence, 1.0, 1.0, size)
+    roundoff = _ROUNDOFF * max(abs(mean), abs(margin))
+    if error <= roundoff:
+        holds = tie if abs(room) <= roundoff else room > 0
+        return Evidence(name, evidence, float(not holds), float(holds), size)
+    t = room / error
+    effect = abs(t) / math.sqrt(size)
+    needed = _least(lambda sizes: stdtr(sizes - 1, -effect * np.sqrt(sizes)))
+    return Evidence(
+        name, evidence, float(stdtr(size - 1, -t)), float(stdtr(size - 1, t)), size, needed
+    )
+
+
+def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str) -> Evidence:
+    """Tests that more than half of the samples are above a margin."""
+    from scipy.special import bdtrc
+
+    size, missing = len(samples), np.isnan(samples)
+    # A censored sample is known to be low if its upper limit is; otherwise it counts for no side.
+    is_low = top <= by
+    low = int((samples < by).sum()) + int(missing.sum()) * is_low
+    high, unknown = int((samples > by).sum()), int(missing.sum()) * (not is_low)
+    middle = float(np.median(np.where(missing, -np.inf, samples)))
+    median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
+    text = f"median {median}, {high} of {size} seeds above {by:g}"
+    text += f", {int(missing.sum())} did not get there" if missing.any() else ""
+    # P(X >= k) of X ~ Binomial(size, 1/2): a tie and an unknown sample help no side.
+    supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
+    if high == low == unknown == 0:  # all are at the margin, which is not above it
+        supports, contradicts = 1.0, 0.0
+    if unknown and min(supports, contradicts) >= LEVEL:
+        supports = contradicts = np.nan
+    share = max(high, low) / size
+    needed = _least(lambda sizes: bdtrc(np.floor(share * sizes) - 1, sizes, 0.5))
+    return Evidence(name, text, supports, contradicts, size, needed)
+
+
+def _least(p_value: Callable[[Any], Any]) -> int | None:
+    """Returns the least number of seeds at which a p-value decides; None if it takes too many."""
+    sizes = range(2, _MOST_SEEDS + 1)
+    found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < LEVEL))
+    return sizes[found] if found < len(sizes) else None

@@ -1,0 +1,140 @@
+"""What `summary.json` holds: one schema for the items that write it and the report that reads it.
+
+JAX is not needed: whatever machine made a result, any other shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Verdict = Literal["supported", "contradicted", "not settled", "not tested"]
+Outcome = Literal["passed", "failed", "undecided"]
+
+VERDICTS: tuple[Verdict, ...] = ("supported", "contradicted", "not settled", "not tested")
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "undecided")
+
+
+class _Schema(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Part(_Schema):
+    """One comparison of a statement, such as that with one of six methods.
+
+    Attributes:
+      name: the comparison in words; empty if the statement has no other.
+      verdict: on this comparison alone.
+      evidence: the numbers.
+      seeds: the number of samples of a random quantity.
+      needed: the seeds that would settle the comparison if the mean and the spread stay the same.
+    """
+
+    name: str
+    verdict: Verdict
+    evidence: str
+    seeds: int | None = None
+    needed: int | None = None
+
+
+class Published(_Schema):
+    """A sentence of a paper, as `published.toml` has it.
+
+    Attributes:
+      key: names the statement within its item.
+      quote: the sentence, verbatim.
+      where: the section, caption or appendix.
+      rule: how the sentence is read here: the quantity, its direction and its margin.
+      data: the dataset that the sentence is about; on any other it is not tested.
+      takes: what it would take to test the statement.
+      untested: why no run can judge the statement; empty if the item's code judges it.
+    """
+
+    key: str
+    quote: str
+    where: str
+    rule: str = ""
+    data: str = ""
+    takes: str = ""
+    untested: str = ""
+
+
+class Statement(Published):
+    """A sentence of a paper with the verdict of our runs.
+
+    Attributes:
+      verdict: on the sentence, judged once.
+      parts: its comparisons.
+      about: evidence that no single comparison has, or the reason of "not tested".
+    """
+
+    verdict: Verdict
+    parts: tuple[Part, ...] = ()
+    about: str = ""
+
+    @property
+    def needed(self) -> int | None:
+        """Returns the seeds that would settle the statement; None if no number is known."""
+        open_parts = [part.needed for part in self.parts if part.verdict == "not settled"]
+        return None if None in open_parts else max(filter(None, open_parts), default=None)
+
+    @property
+    def remains(self) -> str:
+        """Returns in words what it would take to settle or test the statement; empty if settled."""
+        if self.verdict == "not tested":
+            return self.takes
+        number = f"about {self.needed:,}" if self.needed else "more than 10,000"
+        return f"{number} seeds" if self.verdict == "not settled" else ""
+
+    @property
+    def why_not_tested(self) -> str:
+        """Returns the reason of "not tested": what stood for what, or what did not get there."""
+        lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
+        return self.about or (lost[0] if lost else "")
+
+    @property
+    def seeds(self) -> int | None:
+        """Returns the fewest seeds of a comparison; None if nothing was random."""
+        return min((part.seeds for part in self.parts if part.seeds), default=None)
+
+
+class Check(_Schema):
+    """A question of our own: a bound at every round, an oracle, a sanity check."""
+
+    text: str
+    outcome: Outcome
+    evidence: str = ""
+
+
+class Table(_Schema):
+    """A header and rows of text, below a title that is empty for an item's first table."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    title: str = ""
+
+
+def not_run(published: Published, because: str) -> Statement:
+    """Returns a statement that no run has judged."""
+    return Statement(**published.model_dump(), verdict="not tested", about=because)
+
+
+def count(statements: Iterable[Statement]) -> Counter[Verdict]:
+    """Returns the number of statements of each verdict."""
+    return Counter(statement.verdict for statement in statements)
+
+
+def published_statements(table: dict[str, Any]) -> tuple[Published, ...]:
+    """Returns the statements of an item's table in `published.toml`.
+
+    Raises:
+      ValueError: if two statements have one key.
+    """
+    found = tuple(Published(**each) for each in table.get("statements", ()))
+    keys = Counter(each.key for each in found)
+    if twice := [key for key, times in keys.items() if times > 1]:
+        raise ValueError(f"statements has the key {twice[0]!r} twice; each has a key of its own")
+    return found

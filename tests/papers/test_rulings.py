@@ -1,0 +1,225 @@
+"""Verdicts on samples that are made up: where they turn, what decides them, how often they err."""
+
+import math
+
+import numpy as np
+import pytest
+import xarray as xr
+from scipy.stats import binom
+from scipy.stats import t as student
+
+from fedjax_mm.papers.rulings import (
+    LEVEL,
+    alike,
+    check,
+    fact,
+    median_more,
+    more,
+    no_less,
+    ruling,
+    untested,
+)
+from fedjax_mm.papers.schema import Statement
+
+NAN, INF = float("nan"), float("inf")
+
+
+def samples(*rows):
+    """Differences over pairs and seeds."""
+    values = np.array(rows, float)
+    pairs = [f"pair {i}" for i in range(len(values))]
+    return xr.DataArray(values, {"pair": pairs}, dims=("pair", "seed"))
+
+
+def with_mean(mean, num_seeds, error=1.0):
+    """Samples whose mean and standard error are known."""
+    steps = np.linspace(-1, 1, num_seeds)
+    return mean + error * steps * np.sqrt(num_seeds) / steps.std(ddof=1)
+
+
+def verdict(*parts):
+    return ruling("key", *parts).verdict
+
+
+def test_the_level_is_one_tail_of_three_standard_errors():
+    assert pytest.approx(0.00134990, abs=1e-8) == LEVEL
+
+
+@pytest.mark.parametrize("num_seeds", [2, 3, 4, 10, 64])
+def test_verdicts_turn_at_students_quantile(num_seeds):
+    beyond = student.isf(LEVEL, num_seeds - 1)
+    turns = {1.01: "supported", 0.99: "not settled", -0.99: "not settled", -1.01: "contradicted"}
+    for factor, expected in turns.items():
+        here = samples(with_mean(factor * beyond, num_seeds))
+        for part in (more(here), more(here + 5, by=5.0), no_less(here - 2, margin=2.0)):
+            made = ruling("key", part)
+            assert (made.verdict, made.parts[0].seeds) == (expected, num_seeds)
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_alike_is_judged_on_both_sides_and_each_has_half_of_the_level(side):
+    holds, fails = student.isf(LEVEL, 3), student.isf(LEVEL / 2, 3)
+    turns = {1.01 * holds: "supported", 0.99 * holds: "not settled"}
+    turns |= {-0.99 * fails: "not settled", -1.01 * fails: "contradicted"}
+    for room, expected in turns.items():
+        here = samples(side * (200 - with_mean(room, 4)))
+        assert verdict(alike(here, margin=200.0)) == expected
+
+
+@pytest.mark.parametrize("num_parts", [2, 6])
+def test_one_of_many_parts_contradicts_at_its_share_of_the_level(num_parts):
+    fine = [with_mean(99, 5)] * (num_parts - 1)
+    edge = student.isf(LEVEL / num_parts, 4)
+    for factor, expected in ((1.01, "contradicted"), (0.99, "not settled")):
+        made = ruling("key", more(samples(*fine, with_mean(-factor * edge, 5))))
+        assert made.verdict == expected
+        assert [part.verdict for part in made.parts] == [*["supported"] * (num_parts - 1), expected]
+    assert made.parts[-1].name == f"pair {num_parts - 1}"
+
+
+def test_a_tie_in_every_seed_is_decided():
+    level = samples([0, 0, 0])
+    assert verdict(no_less(level, margin=0.0)) == "supported"
+    assert verdict(alike(level, margin=0.0)) == "supported"
+    assert verdict(no_less(level - 2, margin=2.0)) == "supported"
+    assert verdict(more(level)) == "contradicted"
+    assert verdict(more(level + 10, by=10.0)) == "contradicted"
+    assert verdict(median_more(level, by=0.0)) == "contradicted"
+    # 0.3 - 0.1 and 0.2 differ in the last digit.
+    assert verdict(no_less(samples([0.1 - 0.3] * 3), margin=0.2)) == "supported"
+    assert verdict(more(samples([1e-3] * 3))) == "supported"
+
+
+@pytest.mark.parametrize("lost", [NAN, INF, -INF])
+def test_what_is_not_finite_is_not_tested_and_never_contradicts(lost):
+    here = samples([-9, -8, lost, -9, -8, -9])
+    for part in (more(here), no_less(here, 1.0), alike(here, 1.0)):
+        made = ruling("key", part)
+        assert made.verdict == "not tested"
+        assert "1 of 6 seeds" in made.parts[0].evidence
+    # Another comparison that is contradicted decides all the same.
+    assert verdict(more(here), more(samples(with_mean(-99, 6)))) == "contradicted"
+    assert verdict(more(here), more(samples(with_mean(99, 6)))) == "not tested"
+
+
+def test_one_seed_settles_nothing_and_no_part_tests_nothing():
+    for part in (more(samples([9])), no_less(samples([9]), 1.0), alike(samples([9]), 1.0)):
+        assert verdict(part) == "not settled"
+    assert verdict() == "not tested"
+    assert verdict([]) == "not tested"
+
+
+def test_the_sign_test_counts_seeds_on_each_side_of_the_margin():
+    for above, expected in ((16, "supported"), (15, "supported"), (14, "not settled")):
+        here = samples([2.0] * above + [0.5] * (16 - above))
+        assert verdict(median_more(here, by=1.0)) == expected
+        mirrored = verdict(median_more(2 - here, by=1.0))
+        assert mirrored == {"supported": "contradicted"}.get(expected, expected)
+    assert binom.sf(14, 16, 0.5) < LEVEL < binom.sf(13, 16, 0.5)
+
+
+def test_a_target_that_is_not_reached_counts_where_its_limit_decides():
+    here = samples([NAN] * 3 + [2.0] * 13)
+    assert verdict(median_more(here, by=1.0)) == "not tested"
+    assert verdict(median_more(here, by=1.0, unreached=1.5)) == "not tested"
+    assert verdict(median_more(here, by=1.0, unreached=0.5)) == "not settled"
+    assert verdict(median_more(samples([NAN] * 16), by=1.0, unreached=0.5)) == "contradicted"
+    assert verdict(median_more(samples([NAN] * 16), by=1.0, unreached=1.5)) == "not tested"
+    # One seed that did not get there does not undo fifteen that did.
+    assert verdict(median_more(samples([NAN] + [2.0] * 15), by=1.0)) == "supported"
+    limits = xr.DataArray([0.5, 1.5], {"pair": ["pair 0", "pair 1"]})
+    rows = ruling("key", median_more(samples([NAN] * 16, [NAN] * 16), 1.0, limits)).parts
+    assert [row.verdict for row in rows] == ["contradicted", "not tested"]
+
+
+def test_facts_are_supported_contradicted_or_not_known():
+    assert verdict(fact(True, "")) == "supported"
+    assert verdict(fact(False, "")) == "contradicted"
+    assert verdict(fact(None, "")) == verdict(fact(NAN, "")) == "not tested"
+    both = fact(xr.DataArray([True, False], {"C": [5, 10]}), "u")
+    assert [(part.name, part.verdict) for part in ruling("key", both).parts] == [
+        ("C = 5", "supported"),
+        ("C = 10", "contradicted"),
+    ]
+    assert untested("key", "the digits").verdict == "not tested"
+
+
+def statement(made):
+    about = {"key": "key", "quote": "A leads", "where": "section 5"}
+    return Statement(**about, verdict=made.verdict, parts=made.parts)
+
+
+@pytest.mark.parametrize("num_seeds", [4, 12])
+def test_the_seeds_that_are_named_would_settle_it(num_seeds):
+    made = ruling("key", more(samples(with_mean(1.5, num_seeds), with_mean(99, num_seeds))))
+    needed = statement(made).needed
+    effect = 1.5 / np.sqrt(num_seeds)
+    assert effect * np.sqrt(needed) >= student.isf(LEVEL, needed - 1)
+    assert effect * np.sqrt(needed - 1) < student.isf(LEVEL, needed - 2)
+    assert statement(made).remains == f"about {needed} seeds"
+    hopeless = ruling("key", more(samples(with_mean(1e-3, num_seeds))))
+    assert statement(hopeless).remains == "more than 10,000 seeds"
+
+
+def test_checks_pass_fail_or_stay_undecided():
+    outcomes = {True: "passed", False: "failed", None: "undecided", NAN: "undecided"}
+    assert all(check("text", passed).outcome == found for passed, found in outcomes.items())
+    assert check("text", xr.DataArray([True, False])).outcome == "failed"
+    assert check("text", np.array([1.0, NAN])).outcome == "undecided"
+    assert check("text", np.zeros(0, bool)).outcome == "undecided"
+    lead = samples(with_mean(99, 5))
+    assert check("text", more(lead)).outcome == "passed"
+    assert check("text", more(-lead)).outcome == "failed"
+    assert check("text", more(samples(with_mean(0, 5)))).outcome == "undecided"
+    assert check("text", more(lead)).evidence == "pair 0: 99.00 ± 1.00"
+
+
+KINDS = {
+    "more": (lambda x: more(x), 0.0),
+    "no_less": (lambda x: no_less(x, 1.0), -1.0),
+    "alike": (lambda x: alike(x, 3.0), 3.0),
+    "median_more": (lambda x: median_more(x, 0.0), 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_error_rates_of_a_thousand_repetitions(kind):
+    """At the margin each side errs at its level; away from it only the right side decides."""
+    part, margin = KINDS[kind]
+    rng = np.random.default_rng(0)
+    sign = -1 if kind == "alike" else 1  # being alike holds below its margin
+
+    def count(difference):
+        drawn = margin + sign * difference + rng.normal(size=(1000, 20))
+        found = [ruling("key", [each]).verdict for each in part(samples(*drawn))]
+        return {name: found.count(name) for name in ("supported", "contradicted")}
+
+    most = 1000 * LEVEL + 4 * math.sqrt(1000 * LEVEL)  # 4 standard errors above the level
+    at_margin = count(0.0)
+    assert max(at_margin.values()) <= most
+    beyond, behind = count(1.5), count(-1.5)
+    assert beyond["supported"] > 900
+    assert behind["contradicted"] > 900
+    assert beyond["contradicted"] == behind["supported"] == 0
+    # A difference of half a standard deviation is rarely settled by 20 seeds, hardly ever wrongly.
+    assert count(0.5)["contradicted"] <= 1
+    assert count(-0.5)["supported"] <= 1
+
+
+def test_six_comparisons_with_equal_methods_rarely_contradict():
+    """The level of one statement is shared by its parts."""
+    rows = more(samples(*np.random.default_rng(1).normal(size=(6000, 20))))
+    found = [verdict(rows[start : start + 6]) for start in range(0, 6000, 6)]
+    assert found.count("contradicted") <= 1000 * LEVEL + 4 * math.sqrt(1000 * LEVEL)
+    assert found.count("supported") == 0
+
+
+def test_looks_while_seeds_are_doubled_rarely_err():
+    """What the module says of 3 to 96 seeds, at the margin: 1.4 % err on one of both sides."""
+    drawn = np.random.default_rng(2).normal(size=(1000, 96))
+    looks = [more(samples(*drawn[:, : 3 * 2**k])) for k in range(6)]
+    wrong = sum(
+        any(verdict([look]) != "not settled" for look in of_one)
+        for of_one in zip(*looks, strict=True)
+    )
+    assert 1 <= wrong <= 14 + 4 * math.sqrt(14)
