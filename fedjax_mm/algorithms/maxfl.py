@@ -85,5 +85,8 @@ def maxfl(
     # The tuning steps are the first local ones: the same batches, so no gradient more.
     num_gradients = local_steps
     if tuning_steps is not None:
-        num_gradients = jnp.maximum(local_steps, tuning_steps)
+        steps = local_steps, tuning_steps
+        # Numbers that are known start no device: a grid checks its methods while it is imported.
+        known = all(isinstance(number, int) for number in steps)
+        num_gradients = max(steps) if known else jnp.maximum(*steps)
     return averaging(sgd.train, q, num_gradients=num_gradients, server=server)

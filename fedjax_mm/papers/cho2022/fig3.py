@@ -15,7 +15,7 @@ from fedjax_mm.papers.cho2022.comparison import (
     lead,
     unattacked,
 )
-from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling
 
 BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
@@ -52,7 +52,7 @@ ITEMS = (
         id="maxfl-fig3",
         title="Appeal and preferred-model accuracy over the rounds",
         metrics=_METRICS,
-        settings=Comparison(methods=methods(*BASELINES, OURS)),
+        settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
         rules=rules,
         measure=measure,
         figure=figure,

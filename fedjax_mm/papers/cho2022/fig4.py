@@ -6,7 +6,7 @@ import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
 from fedjax_mm.papers.cho2022.fig3 import BASELINES
-from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, more, no_less, ruling
 
 SMALL = 1.0
@@ -30,7 +30,7 @@ ITEMS = (
         id="maxfl-fig4",
         title="Appeal and preferred-model accuracy of unseen clients",
         metrics=("unseen_appeal", "unseen_preferred_accuracy"),
-        settings=Comparison(methods=methods(*BASELINES, OURS)),
+        settings=Comparison(**CLUSTERED, methods=methods(*BASELINES, OURS)),
         rules=rules,
     ),
 )

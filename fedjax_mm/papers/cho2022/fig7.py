@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from fedjax_mm import plots
 from fedjax_mm.papers.cho2022.comparison import draw, item, judged, unattacked
 from fedjax_mm.papers.cho2022.comparison import measure as measure_ends
-from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.rulings import Ruling, alike, estimate, ruling
 
 _METHODS = ("FedAvg", "MaxFL")
@@ -50,8 +50,7 @@ ITEMS = (
         title="Mean test and training losses over the rounds",
         metrics=("accuracy",),
         settings=Comparison(
-            # f_k and F_k are losses under one distribution (section 2 of the paper).
-            flips="everywhere",
+            **CLUSTERED,
             learning_rates=(0.05,),
             local_steps=(30,),
             batch_sizes=(64,),

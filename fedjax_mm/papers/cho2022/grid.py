@@ -55,6 +55,14 @@ def methods(*names: str) -> dict[str, Mapping[str, Any]]:
     return {name: METHODS[name] for name in names}
 
 
+CLUSTERED: Mapping[str, Any] = {"partition": "clusters", "flips": "everywhere"}
+"""Clients of Figures 3, 4 and 7 and Tables 3 to 6.
+
+Test labels are flipped too: the paper's own models reach 98 % and more of preferred-model accuracy,
+which those of flipped clients could not if their test labels were true.
+"""
+
+
 class Requirement(Config):
     """How clients train models of their own, which set what they require of all methods alike."""
 
@@ -82,7 +90,7 @@ class Comparison(Seeded):
     dataset: clients.Dataset = "fmnist"
     directory: Path | None = None
     """The folder of the data set's files; without it something stands in."""
-    partition: clients.Partition = "clusters"
+    partition: clients.Partition = "dirichlet"
     num_clients: Count | None = None
     """The clients that train; this and the next two are the paper's for this data set if None."""
     num_unseen: Count | None = None

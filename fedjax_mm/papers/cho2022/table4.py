@@ -6,7 +6,7 @@ from itertools import combinations
 import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import item
-from fedjax_mm.papers.cho2022.grid import Comparison, Requirement, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, Requirement, methods
 from fedjax_mm.papers.rulings import Ruling, alike, ruling
 
 _LITTLE = 5.0  # points by which an appeal varies that does not vary much
@@ -29,7 +29,9 @@ ITEMS = (
         id="maxfl-table4",
         title="Appeal with 50, 100 and 150 steps of warm-up",
         metrics=("appeal", "preferred_accuracy"),
-        settings=Comparison(requirement=Requirement(num_steps=_STEPS), methods=methods(*_METHODS)),
+        settings=Comparison(
+            **CLUSTERED, requirement=Requirement(num_steps=_STEPS), methods=methods(*_METHODS)
+        ),
         rules=rules,
     ),
 )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
-from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, Comparison, methods
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, fact, more, ruling
 
@@ -35,7 +35,7 @@ ITEMS = (
         id="maxfl-table6",
         title="MaxFL and q-FFL, which is fair",
         metrics=("appeal", "preferred_accuracy"),
-        settings=Comparison(methods=_QFFL | methods("MaxFL")),
+        settings=Comparison(**CLUSTERED, methods=_QFFL | methods("MaxFL")),
         rules=rules,
     ),
 )

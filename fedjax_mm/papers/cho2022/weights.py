@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import xarray as xr
 
 from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
-from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, methods
+from fedjax_mm.papers.cho2022.grid import CLUSTERED, METHODS, Comparison, methods
 from fedjax_mm.papers.cho2022.table1 import APPEAL
 from fedjax_mm.papers.rulings import check, more
 from fedjax_mm.papers.schema import Check
@@ -30,6 +30,7 @@ ITEMS = (
         title="Table 3 with MaxFL's weights q = s beside q = s (1 - s)",
         metrics=("appeal", "unseen_appeal"),
         settings=Comparison(
+            **CLUSTERED,
             tuning_steps=5,
             methods=methods("FedAvg", OURS) | {_SIGMOID: {**METHODS[OURS], "weight": "sigmoid"}},
         ),
