@@ -56,7 +56,8 @@ def sources():
 
 def test_ids_are_unique_and_in_order():
     """Paper by paper, theory after a paper's own; numbers in an id count as numbers."""
-    papers = ("bhuyan2022", "cho2022", "pawlik2020", "multi_compare", "multi_maxfl")
+    own = ("multi_attributes", "multi_compare", "multi_maxfl")
+    papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
     def place(name):
         paper = type(ITEMS[name].settings).__module__.split(".")[2]
@@ -75,7 +76,8 @@ def test_every_figure_and_table_that_is_reproduced_is_there():
     wanted |= {f"maxfl-{name}" for name in maxfl | {f"table{number}" for number in range(1, 7)}}
     wanted |= {f"cb-{name}" for name in ("fig1", "fig2", "fig3", "table1", "optimal-cohort")}
     wanted |= {f"theory-{name}" for name in ("gain", "mfa-rand", "mfa-rr", "cohort-noise")}
-    ours = {"maxfl-demand", "maxfl-weights", "multi-compare", "multi-maxfl"}
+    ours = {"maxfl-demand", "maxfl-weights"}
+    ours |= {f"multi-{name}" for name in ("attributes", "compare", "maxfl")}
     assert wanted | ours <= set(ITEMS)
 
 
