@@ -7,12 +7,14 @@ import signal
 import numpy as np
 import pytest
 import xarray as xr
+from scipy.stats import kendalltau
 
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.bhuyan2022 import fig6_and_7
 from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
+from fedjax_mm.papers.bhuyan2022.gains import Limits
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
 from tests.helpers import traced_once
@@ -28,35 +30,44 @@ def gain_config(**changes):
     return validate(type(GAIN.settings), GAIN.settings.model_dump() | SMALL | changes)
 
 
-def judge_gain(dataset):
-    return GAIN.judge(dataset, gain_config())
+def judge_gain(dataset, item=GAIN):
+    return item.findings(dataset, gain_config(num_seeds=dataset.sizes["seed"]))
 
 
-def curves(turns, *, top=0.51, majority=0.3, data="synthetic", last=30):
+def verdicts(findings):
+    """The verdict on every statement by its key."""
+    return {each.key: each.verdict for each in findings.statements}
+
+
+def curves(turns, *, top=0.51, majority=0.3, last=30, num_seeds=3):
     """Accuracies that reach `top` in the round that `turns[algorithm, M]` says, or never if None.
 
-    Of M models the last is the latest; the others are there a round before.
+    Of M models the last is the latest; the others are there a round before. LEAF's data are as
+    FedProx's.
     """
     models, rounds = [1, 2, 4], np.arange(last + 1)
-    accuracy = np.full((2, 3, 3, last + 1, 4), np.nan)
+    accuracy = np.full((2, 3, num_seeds, last + 1, 4), np.nan)
     for a, label in enumerate(("MFA-Rand", "MFA-RR")):
         for i, m in enumerate(models):
             for model in range(m):
                 turn = turns[label, m]
                 first = last + 1 if turn is None else turn - (model < m - 1)
                 accuracy[a, i, :, :, model] = np.where(rounds >= first, top, 0.2)
-    dims = ("algorithm", "num_models", "seed", "round", "model")
+    dims = ("source", "algorithm", "num_models", "seed", "round", "model")
     coords = {
+        "source": ["FedProx", "LEAF"],
         "algorithm": ["MFA-Rand", "MFA-RR"],
         "num_models": models,
-        "seed": range(3),
+        "seed": range(num_seeds),
         "round": rounds,
         "model": range(1, 5),
     }
-    variables = {f"{part}_accuracy": (dims, accuracy.copy()) for part in ("train", "test")}
-    variables |= {f"{part}_majority": ("seed", np.full(3, majority)) for part in ("train", "test")}
+    both, shares = np.stack([accuracy] * 2), np.full((2, num_seeds), majority)
+    variables = {f"{part}_accuracy": (dims, both.copy()) for part in ("train", "test")}
+    variables |= {f"{part}_majority": (("source", "seed"), shares) for part in ("train", "test")}
+    variables["largest_share"] = ("source", "seed"), shares
     dataset = xr.Dataset(variables, coords)
-    dataset.attrs["manifest"] = {"data": data, "datasets": ["curves"], "draws": 3}
+    dataset.attrs["manifest"] = {"data": "synthetic", "datasets": ["curves"], "draws": num_seeds}
     return dataset
 
 
@@ -82,66 +93,121 @@ def test_the_target_of_every_model_must_be_reached():
 
 def test_gains_are_m_t1_over_tm():
     findings = judge_gain(curves(turns()))
-    for part, target in itertools.product(("train", "test"), TARGETS):
-        here = findings.measured.sel(part=part, target=target)
+    places = itertools.product(("FedProx", "LEAF"), ("train", "test"), TARGETS[:2])
+    for source, part, target in places:
+        here = findings.measured.sel(source=source, part=part, target=target)
         assert here.M.values.tolist() == [1, 2, 4]
         rand, rr = (here.sel(algorithm=name) for name in ("MFA-Rand", "MFA-RR"))
         np.testing.assert_allclose(rand.gain, [1, 20 / 15, 2])
         np.testing.assert_allclose(rr.gain, [1, 20 / 12, 2.5])
         np.testing.assert_allclose(rr.gain_standard_error, 0)
         assert rr.reached.values.tolist() == [3, 3, 3]
-        assert here.accuracy == pytest.approx(51)
+        np.testing.assert_allclose(here.accuracy_per_seed, 51)
         assert here.published == 51
-    assert all(claim.holds for claim in findings.claims)
+
+
+MANY = 16  # seeds: the fewest that a sign test decides are 10, and 8 of one side
 
 
 @pytest.mark.parametrize(
-    ("change", "fails"),
+    ("change", "top", "expected"),
     [
-        ({"rand": (10, 21, 20)}, "above 1"),
-        ({"rr": (10, 12, 30)}, "increases"),
-        ({"rr": (10, 9, 16)}, "sub-linear"),
-        ({"rr": (10, 18, 24)}, "not below MFA-Rand"),
-        ({"rand": (10, 15, None)}, "above 1"),
-        ({"rand": (10, 15, 20), "rr": (10, 12, None)}, "not below MFA-Rand"),
-        ({"rand": (10, 15, None), "rr": (10, 12, None)}, "not below MFA-Rand"),
+        ({}, 0.51, {}),
+        ({}, 0.45, {"fedavg-accuracy": "contradicted"}),
+        ({}, 0.57, {"fedavg-accuracy": "contradicted"}),
+        ({}, 0.55, {}),
+        # A gain of 20/21 with two models, which is below that of one.
+        (
+            {"rand": (10, 21, 20)},
+            0.51,
+            {"increases": "contradicted", "advantageous": "contradicted"},
+        ),
+        # 2 and then 1.9: one of three pairs is not in order, tau is 1/3.
+        ({"rr": (10, 10, 21)}, 0.51, {"increases": "contradicted"}),
+        # 2.2 and 5: more than M models' turns.
+        ({"rr": (10, 9, 8)}, 0.51, {"sub-linear": "contradicted"}),
+        # In line: nothing is lost, which is no less than linear.
+        ({"rr": (10, 10, 10)}, 0.51, {"sub-linear": "contradicted"}),
+        # Never there: at most 4/3, in order or not; it is below linear all the same.
+        (
+            {"rr": (10, 12, None)},
+            0.51,
+            {"increases": "contradicted", "advantageous": "not tested"},
+        ),
+        (
+            {"rr": (10, None, 16)},
+            0.51,
+            {"increases": "contradicted", "advantageous": "contradicted"},
+        ),
     ],
 )
-def test_a_claim_can_fail(change, fails):
-    findings = judge_gain(curves(turns(**change)))
-    failed = [claim.claim for claim in findings.claims if not claim.holds]
-    assert any(fails in claim for claim in failed)
-    assert not any("FedAvg" in claim.split(":")[0] for claim in failed)
+def test_statements_about_gains_are_decided_by_the_algorithm_that_is_worse(change, top, expected):
+    findings = judge_gain(curves(turns(**change), top=top, num_seeds=MANY))
+    keys = ("fedavg-accuracy", "increases", "sub-linear", "advantageous")
+    assert verdicts(findings) == dict.fromkeys(keys, "supported") | expected
+    for each in findings.statements:
+        assert len(each.parts) == (8 if each.key == "advantageous" else 4)
+    assert "Spearman's rho" in findings.statements[2].about
 
 
-def test_only_rr_reaching_its_targets_is_ahead():
-    findings = judge_gain(curves(turns(rand=(10, 15, None))))
-    ahead = [claim for claim in findings.claims if "not below MFA-Rand" in claim.claim]
-    assert all(claim.holds for claim in ahead)
+def test_a_few_seeds_settle_no_median():
+    """Accuracies that are equal in all seeds do."""
+    found = verdicts(judge_gain(curves(turns())))
+    others = ("increases", "sub-linear", "advantageous")
+    assert found == {"fedavg-accuracy": "supported"} | dict.fromkeys(others, "not settled")
 
 
-def test_seeds_that_were_not_reached_forgive_nothing():
-    """Of an infinite spread nothing is known; a claim must not hold because of it."""
-    dataset = curves(turns(rr=(10, 18, 24)))
-    rand = dataset.train_accuracy.sel(algorithm="MFA-Rand", num_models=4, seed=0)
-    rand[...] = np.where(np.isnan(rand), np.nan, 0.2)  # never
-    claims = judge_gain(dataset).claims
-    ahead = [c for c in claims if "MFA-RR's gain is not below" in c.claim and "train" in c.claim]
-    assert [c.holds for c in ahead] == [False] * 3
-    assert max(len(c.evidence) for c in ahead) < 200
+def test_one_generator_contradicts_alone():
+    dataset = curves(turns(), num_seeds=MANY)
+    leaf = curves(turns(rr=(10, 9, 8)), num_seeds=MANY)
+    one = xr.concat([dataset.isel(source=[0]), leaf.isel(source=[1])], "source")
+    found = next(each for each in judge_gain(one).statements if each.key == "sub-linear")
+    parts = {part.name: part.verdict for part in found.parts}
+    assert parts.pop("LEAF, MFA-RR") == "contradicted"
+    assert [*parts.values()] == ["supported"] * 3
 
 
-def test_an_unknown_error_of_a_median_forgives_no_fall():
-    """One of three seeds with four models does not get there: the others' gain is below 2's."""
-    dataset = curves(turns(rr=(10, 12, 30)))
-    rr = dataset.train_accuracy.sel(algorithm="MFA-RR", num_models=4, seed=0)
-    rr[...] = np.where(np.isnan(rr), np.nan, 0.2)  # never
-    findings = judge_gain(dataset)
-    last = findings.measured.sel(part="train", algorithm="MFA-RR", M=4)
-    np.testing.assert_allclose(last.gain, 4 / 3)
-    assert np.isnan(last.gain_standard_error).all()
-    rises = [c for c in findings.claims if "train" in c.claim and "increases" in c.claim]
-    assert [c.holds for c in rises] == [False] * 3
+@pytest.mark.parametrize(
+    ("rr", "contradicted"),
+    [
+        ((10, 12, 16), {"dips"}),  # 1, 1.67, 2.5
+        ((10, 9, 20), {"for-the-most-part"}),  # 1, 2.2, 2: only half of the steps are up
+        ((10, 21, 20), {"for-the-most-part", "above-one"}),  # 1, 0.95, 2
+    ],
+)
+def test_partial_participation_has_dips(rr, contradicted):
+    dataset = curves(turns(rr=rr), top=0.612, num_seeds=MANY)
+    found = verdicts(judge_gain(dataset, ITEMS["mfa-fig7a"]))
+    assert found.keys() == {"fedavg-accuracy", "for-the-most-part", "dips", "above-one"}
+    assert {key for key, verdict in found.items() if verdict == "contradicted"} == contradicted
+    assert set(found.values()) <= {"supported", "contradicted"}
+
+
+def test_limits_hold_whatever_an_unreached_gain_is():
+    """Gains of 5 numbers of models and 40 seeds, a fifth of them only known to be at most 2."""
+    rng = np.random.default_rng(0)
+    gains = xr.DataArray(rng.uniform(0, 4, (5, 40)), dims=("M", "seed"))
+    reached = xr.DataArray(rng.random((5, 40)) > 0.2, dims=("M", "seed"))
+    limits = Limits(gains.where(reached, 0.0), gains.where(reached, 2.0))
+    least = np.full((2, 40), np.inf)
+    most = -least
+    for _ in range(300):
+        guess = gains.where(reached, xr.DataArray(rng.uniform(0, 2, (5, 40)), dims=gains.dims))
+        tau = [kendalltau(range(5), guess[:, s]).statistic for s in range(40)]
+        rising = (guess.diff("M").values > 0).mean(0)
+        least, most = np.minimum(least, [tau, rising]), np.maximum(most, [tau, rising])
+    found = [limits.trend, Limits(*((each > 0).mean("pair") for each in limits.steps))]
+    for (low, high), lowest, highest in zip(found, least, most, strict=True):
+        assert (low <= lowest + 1e-9).all()
+        assert (high >= highest - 1e-9).all()
+        known = reached.all("M").values
+        np.testing.assert_allclose(low[known], lowest[known])
+        np.testing.assert_allclose(high[known], lowest[known])
+    sides = limits.trend.beside(0.5)
+    assert 0 < sides.isnull().sum() < 40
+    assert (sides.notnull().values | ~reached.all("M").values).all()
+    assert ((sides > 0.5).values <= (least[0] > 0.5)).all()
+    assert ((sides < 0.5).values <= (most[0] < 0.5)).all()
 
 
 @pytest.mark.parametrize(
@@ -161,40 +227,32 @@ def test_medians(gains, expected, has_error):
     assert np.isfinite(error[0]) == has_error or len(gains) > 2
 
 
-@pytest.mark.parametrize(
-    ("change", "fails"),
-    [({"top": 0.7}, "published"), ({"majority": 0.45}, "most frequent class")],
-)
-def test_a_level_claim_can_fail(change, fails):
-    findings = judge_gain(curves(turns(), **change))
-    (failed,) = [claim.claim for claim in findings.claims if not claim.holds]
-    assert fails in failed
-
-
-def test_a_surrogate_is_not_compared_with_published_accuracies():
-    claims = judge_gain(curves(turns(), data="surrogate")).claims
-    assert not any("published" in claim.claim for claim in claims)
-
-
 def test_what_is_not_reached_is_said_and_not_clipped(tmp_path):
     dataset, config = curves(turns(rr=(10, 12, None))), gain_config()
-    findings = GAIN.judge(dataset, config)
-    last = findings.measured.sel(part="train", algorithm="MFA-RR", M=4)
+    findings = GAIN.findings(dataset, config)
+    last = findings.measured.sel(source="LEAF", part="train", algorithm="MFA-RR", M=4)
     assert np.isnan(last.gain).all()
     assert np.isnan(last.gain_standard_error).all()
-    assert last.reached.values.tolist() == [0] * 3
-    (table,) = findings.tables
-    assert table.header == ("part", "target", "algorithm", "M = 1", "M = 2", "M = 4")
-    assert [row[1] for row in table.rows[::2]] == [*TARGETS] * 2
+    assert last.reached.values.tolist() == [0] * 2
+    table, levels, largest = findings.tables
+    assert table.header == ("source", "part", "target", "algorithm", "M = 1", "M = 2", "M = 4")
+    assert [row[2] for row in table.rows[::2]] == ["g", "g'"] * 4
     cells = [row[-1] for row in table.rows]
-    assert cells == ["2.00 ± 0.00", "no median\nnot reached\nin 3 of 3"] * 6
+    assert cells == ["2.00 ± 0.00", "no median\nnot reached\nin 3 of 3"] * 8
+    assert levels.rows[0] == ("FedProx", "train", "51.0 ± 0.0 (51)", "30.0")
+    # g / M at M = 2 and 4, of which MFA-RR's last counts as 0; all seeds have one share.
+    assert [row[1:6] for row in largest.rows[:2]] == [
+        ("MFA-Rand", "30 %", "30 %", "30 %", "0.58"),
+        ("MFA-RR", "30 %", "30 %", "30 %", "0.42"),
+    ]
+    assert largest.rows[0][6:] == ("none", "none")
     save_figure(GAIN.figure(dataset, findings.measured, config), tmp_path / "figure.png")
 
 
 def test_the_figure_shows_the_paper_and_the_most_frequent_class():
     """FedAvg's own accuracy is 20 percent before its turn, and 51 after it."""
     dataset, config = curves(turns()), gain_config()
-    findings = GAIN.judge(dataset, config)
+    findings = GAIN.findings(dataset, config)
     axes = GAIN.figure(dataset, findings.measured, config).axes
     rounds = np.arange(ROUNDS + 1)
     for accuracy in axes[::4]:
@@ -204,13 +262,19 @@ def test_the_figure_shows_the_paper_and_the_most_frequent_class():
         np.testing.assert_allclose(drawn["published"].get_ydata(), [51, 51])
         np.testing.assert_allclose(drawn["most frequent class"].get_ydata(), [30, 30])
     titles = [each.get_title().partition(" ")[-1] for each in axes]
-    assert titles[1:4] + titles[5:] == [
-        f"{part}: {t}" for part in ("train", "test") for t in TARGETS
+    assert titles == [
+        f"{source}: {what}"
+        for source in ("FedProx", "LEAF")
+        for what in ("FedAvg on one model", "train", "test", "test")
     ]
-    for panel in axes[1:4] + axes[5:]:
+    for panel in axes[1:3] + axes[5:7]:
         drawn = {bars.get_label(): bars[0].get_ydata() for bars in panel.containers}
         np.testing.assert_allclose(drawn["MFA-RR"], [1, 20 / 12, 2.5])
         np.testing.assert_allclose(drawn["g = M"], [1, 4])
+    for panel in axes[3::4]:
+        drawn = {bars.get_label(): bars[0] for bars in panel.containers}
+        np.testing.assert_allclose(drawn["MFA-RR"].get_xdata(), [30] * 3)
+        np.testing.assert_allclose(drawn["MFA-RR"].get_ydata(), (10 / 12 + 10 / 16) / 2)
 
 
 def plain_gain(alone, models, window, target):
@@ -248,28 +312,30 @@ def noisy(dataset, seed=0):
 
 @pytest.mark.parametrize("window", [1, 4, 10])
 def test_all_gains_are_those_of_plain_loops(window):
-    dataset = noisy(curves(turns()), window)
-    measured = GAIN.judge(dataset, gain_config(window=window)).measured
+    dataset = noisy(curves(turns()), window + 40)
+    # LEAF's data are as FedProx's here.
+    measured = GAIN.findings(dataset, gain_config(window=window, stop=False)).measured
     missed = 0
-    for at in itertools.product(("train", "test"), TARGETS, measured.algorithm.values, (1, 2, 4)):
-        part, target, algorithm, m = at
+    places = itertools.product(("train", "test"), TARGETS, measured.algorithm.values, (1, 2, 4))
+    for part, target, algorithm, m in places:
         for seed in range(3):
-            run = dataset[f"{part}_accuracy"].sel(algorithm=algorithm, seed=seed)
+            at = {"source": "LEAF", "algorithm": algorithm, "seed": seed}
+            run = dataset[f"{part}_accuracy"].sel(at)
             alone = run.sel(num_models=1, model=1, round=slice(ROUNDS)).values.tolist()
             models = run.sel(num_models=m).transpose("model", "round").values[:m].tolist()
             expected = plain_gain([alone] * m, models, window, target)
-            found = measured.gain_per_seed.sel(
-                part=part, target=target, algorithm=algorithm, M=m, seed=seed
-            )
+            found = measured.gain_per_seed.sel(at | {"part": part, "target": target, "M": m})
             np.testing.assert_allclose(found, expected, rtol=1e-12)
             missed += np.isnan(expected)
-    assert 0 < missed < measured.gain_per_seed.size
-    assert measured.reached.sum() == measured.gain_per_seed.size - missed
+    of_leaf = measured.sel(source="LEAF")
+    assert 0 < missed < of_leaf.gain_per_seed.size
+    assert of_leaf.reached.sum() == of_leaf.gain_per_seed.size - missed
 
 
 def test_the_gain_of_one_model_is_1_where_fedavg_counts_its_own_first_round():
     """The paper's g is above 1: accuracy is not monotone, and T_1 rounds were not needed."""
-    one = GAIN.judge(noisy(curves(turns())), gain_config(window=4)).measured.sel(M=1)
+    config = gain_config(window=4, stop=False)
+    one = GAIN.findings(noisy(curves(turns())), config).measured.sel(M=1)
     for target in ("g'", "window"):
         np.testing.assert_array_equal(one.gain_per_seed.sel(target=target), 1)
     assert (one.gain_per_seed.sel(target="g") >= 1).all()
@@ -279,20 +345,21 @@ def test_the_gain_of_one_model_is_1_where_fedavg_counts_its_own_first_round():
 def test_a_lucky_round_moves_no_window():
     """All four models are as good as FedAvg in round 3, by chance, and from round 16 on."""
     steady = curves(turns(rand=(5, 15, 20), rr=(5, 12, 16)))
-    lucky, config = steady.copy(deep=True), gain_config(window=4)
+    lucky, config = steady.copy(deep=True), gain_config(window=4, stop=False)
     for part in ("train", "test"):
         rr = lucky[f"{part}_accuracy"].sel(algorithm="MFA-RR", num_models=4, round=3)
         rr[...] = 0.51
-    gains = GAIN.judge(lucky, config).measured.gain.sel(algorithm="MFA-RR", M=4)
-    without = GAIN.judge(steady, config).measured.gain.sel(algorithm="MFA-RR", M=4)
+    at = {"source": "LEAF", "algorithm": "MFA-RR", "M": 4}
+    gains = GAIN.findings(lucky, config).measured.gain.sel(at)
+    without = GAIN.findings(steady, config).measured.gain.sel(at)
     for found, expected in ((gains, [40 / 3, 20 / 3, 32 / 19]), (without, [2.5, 1.25, 32 / 19])):
         np.testing.assert_allclose(found, [expected] * 2)
 
 
 def test_runs_that_end_at_their_targets_have_no_windows():
-    findings = GAIN.judge(curves(turns()), gain_config(stop=True))
-    assert findings.measured.target.values.tolist() == ["g", "g'"]
-    assert not any("window" in claim.claim for claim in findings.claims)
+    assert judge_gain(curves(turns())).measured.target.values.tolist() == ["g", "g'"]
+    all_rounds = GAIN.findings(curves(turns()), gain_config(stop=False))
+    assert all_rounds.measured.target.values.tolist() == [*TARGETS]
 
 
 def reproduce(name, tmp_path, run_cli, *options):
@@ -318,17 +385,23 @@ def run_cli():
 
 def test_a_small_gain_figure(tmp_path, run_cli):
     """Large batches, since what an epoch costs are its steps."""
+    both = '[{name="synthetic", batch_size=200}, {name="synthetic", generator="leaf"}]'
     options = ["--rounds", 4, "--seeds", 2, "--clients", 4, "--set", "num_models=[1, 2]"]
-    options += ["--set", "learner.batch_size=200"]
+    options += ["--set", f"learners={both}", "--set", "stop=false"]
     summary, dataset = reproduce("mfa-fig6a", tmp_path, run_cli, *options)
     assert summary["data"] == "synthetic"
+    assert summary["manifest"]["datasets"] == ["synthetic(1, 1)", "synthetic (LEAF)"]
     assert dict(dataset.sizes) == {
+        "source": 2,
         "algorithm": 2,
         "num_models": 2,
         "seed": 2,
         "round": 13,
         "model": 2,
     }
+    assert not np.array_equal(*dataset.train_accuracy.isel(num_models=1))
+    assert (dataset.largest_share > dataset.largest_share.mean()).any()
+    dataset = dataset.sel(source="FedProx")
     single = dataset.train_accuracy.sel(num_models=1)
     np.testing.assert_array_equal(single[0], single[1])  # with one model both are FedAvg
     assert not np.array_equal(*single.isel(algorithm=0, model=0, round=4).values[:, None])
@@ -338,7 +411,7 @@ def test_a_small_gain_figure(tmp_path, run_cli):
     assert dataset.train_accuracy.sel(num_models=2).notnull().all()
     assert summary["measured"]["coords"]["target"]["data"] == [*TARGETS]
     gains = np.asarray(summary["measured"]["data_vars"]["gain"]["data"], float)
-    np.testing.assert_array_equal(gains[:, 1:, :, 0], 1)
+    np.testing.assert_array_equal(gains[:, :, 1:, :, 0], 1)
     assert (dataset.diverged.sel(num_models=2) == -1).all()
 
 
@@ -369,7 +442,7 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
     monkeypatch.setattr(fig6_and_7, "_ALGORITHMS", ("MFA-RR",))  # each is six programs
     item = ITEMS["mfa-fig6a"]
     small = {"num_models": (1, 2), "num_rounds": 4, "num_seeds": 2, "num_clients": 4, "stop": True}
-    small["learner"] = item.settings.learner.model_dump() | {"batch_size": 200}
+    small["learners"] = [item.settings.learners[0].model_dump() | {"batch_size": 200}]
     config = validate(type(item.settings), item.settings.model_dump() | small)
     expected, done = item.run(config, None), []
 
@@ -388,7 +461,7 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
     assert not list((tmp_path / "saved").rglob("part-*"))
     xr.testing.assert_identical(result.drop_attrs(deep=False), expected.drop_attrs(deep=False))
     assert not [label for label, *_ in seen if "num_models=1" in label]
-    check_ends(result)
+    check_ends(result.sel(source="FedProx"))
 
 
 def test_the_papers_reading_of_partial_participation_can_be_run():
@@ -405,6 +478,7 @@ def test_the_papers_reading_of_partial_participation_can_be_run():
         (["mfa-fig6a", "--data", "."], "Synthetic is drawn; leave out --data"),
         (["mfa-fig6c", "--data", "."], "no list_attr_celeba.txt"),
         (["mfa-fig6c", "--data", "nowhere"], "there is no such directory"),
+        (["mfa-fig6a", "--set", 'learners=[{name="faces"}, {name="faces"}]'], "data of its own"),
         (["mfa-fig6a", "--clients", "10"], "num_models is 16, more than the clients"),
         (["mfa-fig7a", "--clients", "20"], "cohort_size is 32"),
         (["mfa-fig6a", "--set", "num_models=[2, 4]"], "it must increase from 1"),

@@ -1,7 +1,8 @@
 """Figures 1 to 4: the gap of MFA-Rand and MFA-RR on the quadratic, its mean and its spread."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -14,11 +15,16 @@ from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.run import run
 from fedjax_mm.metrics import log_gap
 from fedjax_mm.papers.bhuyan2022.quadratic import BothOnQuadratic, rate_text
-from fedjax_mm.papers.claims import Claim, claim, estimate, exceeds
 from fedjax_mm.papers.figures import mean_and_runs
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, rows
+from fedjax_mm.papers.rulings import Ruling, alike, estimate, more, ruling
+from fedjax_mm.papers.schema import Table
+from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.sweeps.execute import Execution
+
+_ALGORITHMS = ("MFA-Rand", "MFA-RR")
+_SIMILAR = 0.02  # of gap(t) in log10: 5 % of F(w) - F(w*)
+_FACTOR = 3.0  # between standard deviations that differ considerably
 
 
 class Comparison(BothOnQuadratic):
@@ -45,35 +51,64 @@ def measure(result: xr.Dataset, config: Comparison) -> xr.Dataset:
     last = result.gap.isel(round=slice(-max(1, math.ceil(0.2 * config.num_rounds)), None))
     means = last.mean(("round", "model"))
     mean, error = estimate(means)
-    rand, rr = (means.sel(algorithm=name, drop=True) for name in ("MFA-Rand", "MFA-RR"))
+    rand, rr = (means.sel(algorithm=name, drop=True) for name in _ALGORITHMS)
     return xr.Dataset(
         {
             "mean gap": mean,
             "standard error": error,
-            "spread over seeds": last.std("seed", ddof=1).mean(("round", "model")),
+            "spread over seeds": _spread(last),
             "gap at the end": result.gap.isel(round=-1).mean(("seed", "model")),
             "RR minus Rand": rr - rand,
+            "log10 of the ratio of spreads": jackknife(last, _log_ratio),
         }
     ).drop_vars("round")
 
 
-def claims(measured: xr.Dataset, config: Comparison) -> Sequence[Claim]:
+def _spread(gap: xr.DataArray) -> xr.DataArray:
+    return gap.std("seed", ddof=1).mean(("round", "model"))
+
+
+def _log_ratio(gap: xr.DataArray) -> float:
+    """Returns log10 of MFA-Rand's spread over MFA-RR's; NaN if neither spreads."""
+    rand, rr = _spread(gap).sel(algorithm=list(_ALGORITHMS)).values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.log10(rand / rr))
+
+
+def jackknife(samples: xr.DataArray, statistic: Callable[[xr.DataArray], float]) -> xr.DataArray:
+    """Returns pseudo-values, whose mean and standard error are those of a statistic of all seeds.
+
+    The i-th of n is n theta - (n - 1) theta_i, where theta_i is the statistic without seed i. With
+    2 seeds they are NaN, since a single seed has no spread.
+
+    Reference:
+      Efron and Tibshirani, "An introduction to the bootstrap", 1993, eq. (11.2) and section 11.5.
+    """
+    size = samples.sizes["seed"]
+    others = [samples.drop_isel(seed=i) for i in range(size)] if size > 2 else []
+    without = np.array([statistic(each) for each in others] or [np.nan] * size)
+    whole = statistic(samples)
+    with np.errstate(invalid="ignore"):  # inf - inf, if MFA-RR's runs are all equal
+        return xr.DataArray(size * whole - (size - 1) * without, {"seed": samples.seed})
+
+
+def judge(keys: Sequence[str], measured: xr.Dataset, config: Comparison) -> Iterable[Ruling]:
     """Few models differ in their spread, many in the mean too."""
-    ahead, error = (x.item() for x in estimate(measured["RR minus Rand"]))
-    spreads = measured["spread over seeds"].sel(algorithm=["MFA-Rand", "MFA-RR"]).values.tolist()
-    with np.errstate(divide="ignore", invalid="ignore"):  # NaN if neither spreads: no claim holds
-        ratio = float(np.divide(*spreads))
-    means = f"mean gap of RR minus Rand {ahead:+.4f} (standard error {error:.4f})"
-    text = "spread Rand {:.4f}, RR {:.4f}, ratio {:.1f}".format(*spreads, ratio)
-    similar = "MFA-Rand and MFA-RR have similar means (closer than one run's spread)"
-    better = "MFA-RR is better in the mean"
-    less = claim("MFA-RR's runs spread less than MFA-Rand's", ratio > 1, text)
-    far_less = claim(
-        "MFA-RR's runs spread far less than MFA-Rand's (over 3 times)", ratio > 3, text
-    )
-    if config.num_models <= 4:
-        return claim(similar, abs(ahead) < spreads[0], means), less
-    return exceeds(better, -measured["RR minus Rand"], evidence=means), far_less
+    ahead = measured["RR minus Rand"]
+    ratios = measured["log10 of the ratio of spreads"]
+    spreads = measured["spread over seeds"].sel(algorithm=list(_ALGORITHMS)).values
+    means = "mean gap(t) of MFA-RR minus MFA-Rand"
+    spread = "log10 of the ratio of standard deviations, {:.4f} and {:.4f}".format(*spreads)
+    tests = {
+        "similar-means": (alike(ahead, _SIMILAR, form=".4f"), means),
+        "better-mean": (more(-ahead, form=".4f"), "mean gap(t) of MFA-Rand minus MFA-RR"),
+        "no-order-of-magnitude": (alike(ahead, 1.0, form=".4f"), means),
+        "randomness": (more(ratios, by=math.log10(_FACTOR)), spread),
+        "variance": (more(ratios, by=math.log10(_FACTOR)), spread),
+    }
+    for key in keys:
+        found, about = tests[key]
+        yield ruling(key, found, about=about)
 
 
 def table(measured: xr.Dataset, config: Comparison) -> Sequence[Table]:
@@ -94,8 +129,9 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Comparison) -> Figu
     )
 
 
-def _item(settings: Comparison, id: str, title: str) -> Item:
-    return Item(id, title, settings, run_comparison, measure, claims, table, figure)
+def _item(settings: Comparison, keys: Sequence[str], id: str, title: str) -> Item:
+    rule = partial(judge, keys)
+    return Item(id, title, settings, run_comparison, measure, rule, table, figure)
 
 
 _PER_ROUND = InverseTime(beta=30, gamma=100)
@@ -103,10 +139,27 @@ _PER_FRAME = InverseTime(beta=30, gamma=99, per="frame")
 _FIG1, _FIG2 = (Comparison(num_models=2, learning_rate=rate) for rate in (0.1, _PER_ROUND))
 _FIG3, _FIG4 = (Comparison(num_models=12, learning_rate=rate) for rate in (0.1, _PER_FRAME))
 
+_FEW, _MANY = ("similar-means", "randomness"), ("better-mean", "variance")
+_LAST = (*_MANY, "no-order-of-magnitude")
+
 ITEMS = (
-    _item(_FIG1, id="mfa-fig1", title="MFA-Rand against MFA-RR, quadratic, M = 2, constant rate"),
-    _item(_FIG2, id="mfa-fig2", title="MFA-Rand against MFA-RR, quadratic, M = 2, decaying rate"),
-    _item(_FIG3, id="mfa-fig3", title="MFA-Rand against MFA-RR, quadratic, M = 12, constant rate"),
-    _item(_FIG4, id="mfa-fig4", title="MFA-Rand against MFA-RR, quadratic, M = 12, decaying rate"),
+    _item(
+        _FIG1, _FEW, id="mfa-fig1", title="MFA-Rand against MFA-RR, quadratic, M = 2, constant rate"
+    ),
+    _item(
+        _FIG2, _FEW, id="mfa-fig2", title="MFA-Rand against MFA-RR, quadratic, M = 2, decaying rate"
+    ),
+    _item(
+        _FIG3,
+        _MANY,
+        id="mfa-fig3",
+        title="MFA-Rand against MFA-RR, quadratic, M = 12, constant rate",
+    ),
+    _item(
+        _FIG4,
+        _LAST,
+        id="mfa-fig4",
+        title="MFA-Rand against MFA-RR, quadratic, M = 12, decaying rate",
+    ),
 )
 """Figures 1 to 4."""

@@ -225,7 +225,7 @@ def judge_partial(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Ru
 
 def _levels(measured: xr.Dataset) -> Iterable[Ruling | Check]:
     off = measured.accuracy_per_seed - measured.published
-    yield ruling("fedavg-accuracy", alike(off, _MARGIN, form="+.1f"))
+    yield ruling("fedavg-accuracy", alike(off, _MARGIN, form=".1f"))
     yield accuracy.beats_majority("FedAvg", measured.accuracy_per_seed - measured.majority_per_seed)
 
 
