@@ -38,7 +38,9 @@ from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 
-ATTRIBUTES: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+DataName = Literal["mnist", "fashion-mnist"]
+
+ATTRIBUTES: Mapping[DataName, Mapping[str, tuple[int, ...]]] = {
     "mnist": {
         "closed loop": (0, 6, 8, 9),
         "even": (0, 2, 4, 6, 8),
@@ -59,7 +61,7 @@ pullover, 3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
 class ImagesLearner(Config):
     """McMahan's CNN, made small, on attributes of one data set; all models start alike."""
 
-    name: Literal["mnist", "fashion-mnist"]
+    name: DataName
     attributes: Annotated[tuple[str, ...], Distinct, Field(min_length=1)]
     learning_rate: Positive = 0.1
     batch_size: Count = 10
