@@ -17,18 +17,18 @@ from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import run
 from fedjax_mm.papers import BOUNDS, ITEMS
-from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison
+from fedjax_mm.papers.bhuyan2022.fig1_to_4 import Comparison, jackknife
 from fedjax_mm.papers.bhuyan2022.fig5 import GainSweep
 from fedjax_mm.plots import save_figure, sweep_overview
 
 LABELS = ("MFA-Rand", "MFA-RR")
 COMPARISONS = [f"mfa-fig{number}" for number in range(1, 5)]
 CURVES, GAIN = ITEMS["mfa-fig3"], ITEMS["mfa-fig5"]
-judge_comparison, judge_gain = CURVES.judge, GAIN.judge
+judge_comparison, judge_gain = CURVES.findings, GAIN.findings
 
 
 def plot(item, data, config):
-    return item.figure(data, item.judge(data, config).measured, config)
+    return item.figure(data, item.measure(data, config), config)
 
 
 plot_comparison, plot_gain = partial(plot, CURVES), partial(plot, GAIN)
@@ -39,8 +39,9 @@ def swapped(dataset):
     return dataset.assign_coords(algorithm=list(LABELS[::-1])).sel(algorithm=list(LABELS))
 
 
-def verdicts(judgement):
-    return [claim.verdict if claim.verdict == "open" else claim.holds for claim in judgement.claims]
+def verdicts(findings):
+    """The verdict on every statement by its key."""
+    return {each.key: each.verdict for each in findings.statements}
 
 
 # Settings
@@ -182,7 +183,12 @@ def comparison(num_models, *, advantage, rand_scale, rr_scale):
     coords["model"] = range(1, num_models + 1)
     dims = ("algorithm", "seed", "round", "model")
     config = Comparison(num_models=num_models, learning_rate=0.1, num_rounds=10, num_seeds=4)
-    return xr.Dataset({"gap": (dims, gap)}, coords), config
+    return labelled({"gap": (dims, gap)}, coords), config
+
+
+def labelled(variables, coords):
+    """A result with the manifest of a run."""
+    return xr.Dataset(variables, coords, {"manifest": {"data": "synthetic"}})
 
 
 def test_means_and_spreads_are_measured_on_the_last_fifth():
@@ -197,60 +203,84 @@ def test_means_and_spreads_are_measured_on_the_last_fifth():
                 "gap at the end": mean,
             }
         )
-    assert "ratio 10.0" in findings.claims[1].evidence
+    assert findings.statements[1].parts[0].evidence == "1.00 ± 0.00"  # log10 of a ratio of 10
     (table,) = findings.tables
     assert [row[0] for row in table.rows] == list(LABELS)
     assert table.rows[1][table.header.index("mean gap")] == "-2.5000"
 
 
 SE = 0.25 * NOISE_STD / 2  # of one algorithm's mean at scale 1
-SPREAD = 0.75 * NOISE_STD  # likewise
+T = 9.22  # Student's quantile with 4 seeds
+YES, NO, UNSETTLED = "supported", "contradicted", "not settled"
 
 
 @pytest.mark.parametrize(
-    ("num_models", "advantage", "rand_scale", "rr_scale", "expected"),
+    ("name", "advantage", "rand_scale", "rr_scale", "expected"),
     [
-        # Few models: means closer than Rand's spread; RR spreads less.
-        (2, 0.1, 1.0, 0.1, [True, True]),
-        (2, 0.9 * SPREAD, 1.0, 0.9, [True, True]),
-        (2, -0.9 * SPREAD, 1.0, 0.9, [True, True]),
-        (2, 1.1 * SPREAD, 1.0, 0.9, [False, True]),
-        (2, -1.1 * SPREAD, 1.0, 0.9, [False, True]),
-        (2, 0.1, 1.0, 1.1, [True, False]),
-        (4, 1.1 * SPREAD, 1.0, 1.1, [False, False]),
-        # Many: RR better by 9.2 standard errors of the pairs of 4; spreads less than a third.
-        (12, 2.0, 1.0, 0.1, [True, True]),
-        (12, 9.3 * 0.7 * SE, 1.0, 0.3, [True, True]),
-        (12, 9.1 * 0.7 * SE, 1.0, 0.3, ["open", True]),
-        (12, -9.1 * 0.7 * SE, 1.0, 0.3, ["open", True]),
-        (12, -2.0, 1.0, 0.3, [False, True]),
-        (12, 2.0, 1.0, 0.36, [True, False]),
-        (6, -2.0, 1.0, 0.36, [False, False]),
+        # Few models: means within 0.02, and RR spreads less than a third.
+        ("mfa-fig1", 0.0, 0.01, 0.001, (YES, YES)),
+        ("mfa-fig2", 0.019 - T * 0.009 * SE, 0.01, 0.001, (YES, YES)),
+        ("mfa-fig1", 0.021 - T * 0.009 * SE, 0.01, 0.001, (UNSETTLED, YES)),
+        ("mfa-fig1", T * 0.009 * SE - 0.021, 0.01, 0.001, (UNSETTLED, YES)),
+        ("mfa-fig2", 0.05, 0.01, 0.001, (NO, YES)),
+        ("mfa-fig2", -0.05, 0.01, 0.0035, (NO, NO)),
+        ("mfa-fig1", 0.0, 0.01, 0.0032, (YES, YES)),
+        # Many: RR better by more than 9.2 standard errors of the 4 pairs.
+        ("mfa-fig3", 2.0, 1.0, 0.1, (YES, YES)),
+        ("mfa-fig3", 1.01 * T * 0.7 * SE, 1.0, 0.3, (YES, YES)),
+        ("mfa-fig3", 0.99 * T * 0.7 * SE, 1.0, 0.3, (UNSETTLED, YES)),
+        ("mfa-fig3", -0.99 * T * 0.7 * SE, 1.0, 0.3, (UNSETTLED, YES)),
+        ("mfa-fig3", -2.0, 1.0, 0.36, (NO, NO)),
+        ("mfa-fig4", 0.8, 0.1, 0.01, (YES, YES, YES)),
+        ("mfa-fig4", 1.2, 0.1, 0.01, (YES, YES, NO)),
     ],
 )
-def test_claims_about_curves(num_models, advantage, rand_scale, rr_scale, expected):
-    data = comparison(num_models, advantage=advantage, rand_scale=rand_scale, rr_scale=rr_scale)
-    assert verdicts(judge_comparison(*data)) == expected
+def test_statements_about_curves(name, advantage, rand_scale, rr_scale, expected):
+    data = comparison(12, advantage=advantage, rand_scale=rand_scale, rr_scale=rr_scale)
+    found = verdicts(ITEMS[name].findings(*data))
+    keys = {"mfa-fig1": ("similar-means", "randomness"), "mfa-fig3": ("better-mean", "variance")}
+    keys |= {"mfa-fig2": keys["mfa-fig1"]}
+    keys |= {"mfa-fig4": (*keys["mfa-fig3"], "no-order-of-magnitude")}
+    assert found == dict(zip(keys[name], expected, strict=True))
 
 
-@pytest.mark.parametrize(("num_models", "advantage"), [(2, 0.5), (12, 2.0)])
-def test_claims_about_curves_fail_when_the_algorithms_are_swapped(num_models, advantage):
-    """Few: an advantage between the two spreads, similar to the wide one, not to the narrow one."""
-    data, config = comparison(num_models, advantage=advantage, rand_scale=1.0, rr_scale=0.1)
-    assert verdicts(judge_comparison(data, config)) == [True, True]
-    assert verdicts(judge_comparison(swapped(data), config)) == [False, False]
+def test_statements_about_curves_are_contradicted_when_the_algorithms_are_swapped():
+    data, config = comparison(12, advantage=2.0, rand_scale=1.0, rr_scale=0.1)
+    assert set(verdicts(judge_comparison(data, config)).values()) == {YES}
+    assert set(verdicts(judge_comparison(swapped(data), config)).values()) == {NO}
 
 
-@pytest.mark.parametrize("num_models", [2, 12])
-def test_no_claim_about_curves_holds_of_runs_that_diverged(num_models):
-    data, config = comparison(num_models, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
-    assert verdicts(judge_comparison(data * np.nan, config)) == [False, False]
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_no_statement_about_curves_is_decided_by_runs_that_diverged(name):
+    data, config = comparison(12, advantage=0.5, rand_scale=1.0, rr_scale=0.1)
+    lost = data.copy(data={"gap": np.nan * data.gap})
+    assert set(verdicts(ITEMS[name].findings(lost, config)).values()) == {"not tested"}
 
 
-@pytest.mark.parametrize("num_models", [2, 12])
-def test_runs_that_do_not_spread_at_all_do_not_spread_less(num_models):
-    data, config = comparison(num_models, advantage=0.5, rand_scale=0.0, rr_scale=0.0)
-    assert not judge_comparison(data, config).claims[1].holds
+def test_runs_that_do_not_spread_at_all_say_nothing_about_spreads():
+    data, config = comparison(12, advantage=0.5, rand_scale=0.0, rr_scale=0.0)
+    assert verdicts(judge_comparison(data, config)) == {
+        "better-mean": YES,
+        "variance": "not tested",
+    }
+
+
+def test_two_seeds_say_nothing_about_spreads():
+    data, config = comparison(12, advantage=2.0, rand_scale=1.0, rr_scale=0.1)
+    assert verdicts(judge_comparison(data.isel(seed=[0, 1]), config))["variance"] == "not tested"
+
+
+def test_the_jackknife_gives_a_statistic_and_its_standard_error():
+    """Of the mean it gives the samples; of the median and the like, a bias-corrected value."""
+    x = np.random.default_rng(0).exponential(size=15)
+    samples = xr.DataArray(x, {"seed": range(15)})
+    np.testing.assert_allclose(jackknife(samples, lambda y: y.mean().item()), x)
+    found = jackknife(samples, lambda y: np.log(y.std(ddof=1).item()))
+    left_out = np.array([np.log(np.delete(x, i).std(ddof=1)) for i in range(15)])
+    bias = 14 * (left_out.mean() - np.log(x.std(ddof=1)))
+    error = np.sqrt(14 / 15 * ((left_out - left_out.mean()) ** 2).sum())
+    assert found.mean().item() == pytest.approx(np.log(x.std(ddof=1)) - bias)
+    assert found.std(ddof=1).item() / np.sqrt(15) == pytest.approx(error)
 
 
 # Figure 5
@@ -261,11 +291,11 @@ TURNS = {  # by algorithm and M: the round at which each of two seeds reaches th
 }
 
 
-def gains(turns, **changes):
-    """Distances of 4 until the turn, then 2; NaN-free and at E = 5 only."""
+def gains(turns, copies=1, **changes):
+    """Distances of 4 until the turn, then 2; NaN-free and at E = 5 only. Seeds are repeated."""
     rounds = np.arange(31)
     distance = [
-        [[np.where(rounds < turn, 4.0, 2.0) for turn in of_models[m]] for m in (1, 2, 4)]
+        [[np.where(rounds < turn, 4.0, 2.0) for turn in copies * of_models[m]] for m in (1, 2, 4)]
         for of_models in turns.values()
     ]
     data = xr.DataArray(
@@ -274,16 +304,16 @@ def gains(turns, **changes):
             "algorithm": list(turns),
             "local_steps": [5],
             "num_models": [1, 2, 4],
-            "seed": [0, 1],
+            "seed": range(2 * copies),
             "round": rounds,
         },
     )
     config = GainSweep(
-        num_models=(1, 2, 4), local_steps=(5,), num_rounds=30, num_seeds=2, **changes
+        num_models=(1, 2, 4), local_steps=(5,), num_rounds=30, num_seeds=2 * copies, **changes
     )
     # Not in the order of dimensions that is computed with.
     axes = ("algorithm", "seed", "round", "local_steps", "num_models")
-    return data.transpose(*axes).to_dataset(name="distance"), config
+    return labelled({"distance": data.transpose(*axes)}, {}), config
 
 
 def test_rounds_and_gains_are_measured():
@@ -304,30 +334,35 @@ def test_rounds_and_gains_are_measured():
         error = per_seed.std(ddof=1) / np.sqrt(2)
         np.testing.assert_allclose(measured.gain_per_seed_standard_error, [0, error, 0])
         np.testing.assert_allclose(measured.resolution, np.divide(values["gain"], values["rounds"]))
-    ((header, (rand, rr), _),) = findings.tables
-    assert header[2:] == ("M = 1", "M = 2", "M = 4")
+    (table,) = findings.tables
+    assert table.header[2:] == ("M = 1", "M = 2", "M = 4")
+    rand, rr = table.rows
     assert (rand[0], rand[4], rr[0], rr[4]) == ("MFA-Rand", "2.67\nT=15", "MFA-RR", "2.00\nT=20")
 
 
-def test_claims_about_gains_follow_the_algorithm():
-    data, config = gains(TURNS)
-    assert verdicts(judge_gain(data, config)) == [True, False]
-    assert verdicts(judge_gain(swapped(data), config)) == [False, True]
+def parts_of(findings):
+    """The verdict on every part of the one statement of Figure 5."""
+    (statement,) = findings.statements
+    return {part.name.partition(",")[0]: part.verdict for part in statement.parts}
 
 
 @pytest.mark.parametrize(
-    ("turns", "holds"),
+    ("turns", "verdict"),
     [
-        ((10, 19, 20), True),
-        ((10, 20, 20), False),  # a gain of 1 with two models
-        ((10, 10, 20), False),  # 2 and 2: the gain must increase
-        ((10, 10, 31), False),  # not reached
-        ((31, 10, 20), False),  # the baseline not reached
+        ((10, 19, 20), YES),
+        ((10, 21, 20), NO),  # 1, 0.95, 2: one of three pairs is not in order, tau is 1/3
+        ((10, 10, 20), YES),  # 1, 2, 2: tau is 2/3
+        ((10, 10, 31), NO),  # not reached: at most 4/3, below the 2 of two models
+        ((10, 20, 31), "not tested"),  # 1, 1 and at most 4/3
+        ((31, 10, 20), "not tested"),  # the baseline is not reached
     ],
 )
-def test_a_gain_must_increase_with_every_number_of_models(turns, holds):
-    both = {label: {m: (t, t) for m, t in zip((1, 2, 4), turns, strict=True)} for label in LABELS}
-    assert verdicts(judge_gain(*gains(both))) == [holds, holds]
+def test_a_gain_must_increase_with_the_number_of_models(turns, verdict):
+    good = {1: (10, 10), 2: (10, 10), 4: (10, 10)}
+    bad = {m: (t, t) for m, t in zip((1, 2, 4), turns, strict=True)}
+    found = parts_of(judge_gain(*gains({"MFA-Rand": good, "MFA-RR": bad}, copies=8)))
+    assert found == {"MFA-Rand": YES, "MFA-RR": verdict}
+    assert set(parts_of(judge_gain(*gains(TURNS))).values()) == {UNSETTLED}  # 2 seeds
 
 
 def test_a_target_that_is_not_reached_is_said_and_not_clipped():

@@ -52,9 +52,9 @@ class Limits(NamedTuple):
         The result has a dimension "pair".
         """
         found = [(self.isel(i), self.isel(j)) for i, j in pairs]
-        low = [np.sign(later.low - earlier.high) for earlier, later in found]
-        high = [np.sign(later.high - earlier.low) for earlier, later in found]
-        return Limits(xr.concat(low, "pair"), xr.concat(high, "pair"))
+        low = [later.low - earlier.high for earlier, later in found]
+        high = [later.high - earlier.low for earlier, later in found]
+        return Limits(*(_signs(xr.concat(each, "pair")) for each in (low, high)))
 
     def isel(self, place: int) -> "Limits":
         """Returns the limits at a place along "M"."""
@@ -70,6 +70,10 @@ class Limits(NamedTuple):
         """Returns Kendall's tau between M and the quantity: the mean order over all pairs of M."""
         orders = self.orders(combinations(range(self.low.sizes["M"]), 2))
         return Limits(orders.low.mean("pair"), orders.high.mean("pair"))
+
+
+def _signs(values: xr.DataArray) -> xr.DataArray:
+    return values.copy(data=np.sign(values.values))
 
 
 def gain_panels(
