@@ -141,6 +141,7 @@ VARIANTS = METHODS | {
     "fedavg unweighted": METHODS["fedavg"]._replace(choices={"weighted": False}),
     "maxfl steep": MAXFL._replace(numbers={"server_rate": 0.7, "eps": 0.0, "slope": 2.5}),
     "maxfl sigmoid": MAXFL._replace(choices={"weight": "sigmoid"}),
+    "maxfl tuned": MAXFL._replace(choices={"weight": "derivative", "tuning_steps": 2}),
     "scaffold I": SCAFFOLD._replace(choices={"option": "I"}, num_gradients=lambda E: E + 1),
     "perfedavg HF": PERFEDAVG._replace(choices={"variant": "HF"}, num_gradients=lambda E: 4 * E),
     "qffl 10": METHODS["qffl"]._replace(numbers={"q": 10.0}),

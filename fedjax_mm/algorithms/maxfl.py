@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
-from fedjax_mm.checks import check_choice, check_not_negative, check_positive
+from fedjax_mm.checks import check_choice, check_count, check_not_negative, check_positive
 from fedjax_mm.local import averaging, local_sgd
 from fedjax_mm.schedules import Schedule
 
@@ -23,6 +23,7 @@ def maxfl(
     eps: Scalar = 1e-2,
     weight: Literal["derivative", "sigmoid"] = "derivative",
     slope: Scalar = 1.0,
+    tuning_steps: base.Steps | None = None,
 ) -> Algorithm:
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
@@ -39,6 +40,8 @@ def maxfl(
         ``N L_c^2 / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly.
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
       slope: how steep the sigmoid is.
+      tuning_steps: clients that tune the model weigh by the tuned one: ``F_k`` of q_k is then taken
+        after so many of the client's local steps from w (section 5.1). None takes ``F_k(w)``.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.
@@ -60,9 +63,16 @@ def maxfl(
     check_not_negative("eps", eps)
     check_positive("slope", slope)
     check_choice("weight", weight, "derivative", "sigmoid")
+    tuning_steps = check_count("tuning_steps", tuning_steps, optional=True)
+
+    def tuned(local: LocalProblem) -> LocalProblem:
+        if tuning_steps is None:
+            return local
+        change = sgd.train(local, num_steps=jnp.asarray(tuning_steps, jnp.int32)).update
+        return local._replace(params=optax.apply_updates(local.params, change))
 
     def q(local: LocalProblem) -> Float[Array, ""]:
-        x = slope * (local.loss() - local.threshold())
+        x = slope * (tuned(local).loss() - local.threshold())
         s = jax.nn.sigmoid(x)  # 1 - s loses all digits for large x; sigmoid(-x) does not
         return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
@@ -72,4 +82,8 @@ def maxfl(
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
-    return averaging(sgd.train, q, num_gradients=local_steps, server=server)
+    # The tuning steps are the first local ones: the same batches, so no gradient more.
+    num_gradients = local_steps
+    if tuning_steps is not None:
+        num_gradients = jnp.maximum(local_steps, tuning_steps)
+    return averaging(sgd.train, q, num_gradients=num_gradients, server=server)

@@ -138,16 +138,20 @@ def flipped_clients(num_clients: int, *, fraction: float, seed: int = 0) -> np.n
     return np.sort(generator(seed).permutation(num_clients)[: round(fraction * num_clients)])
 
 
-def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> FederatedData:
+def flip_labels(
+    data: FederatedData, *, fraction: float, test: bool = True, seed: int = 0
+) -> FederatedData:
     """Replaces the labels y of some clients by C - 1 - y, in training and in test.
 
     Args:
       data: the clients' data, with test examples of every client.
       fraction: of the clients.
+      test: False leaves the test labels as they are.
       seed: of the choice of clients, by `flipped_clients`.
 
     Raises:
-      ValueError: if the fraction does not lie between 0 and 1, or the test set is one pool.
+      ValueError: if the fraction does not lie between 0 and 1, or test labels are to be flipped and
+        the test set is one pool.
 
     Example:
       >>> labels = np.arange(100, dtype=np.int32) % 10
@@ -160,7 +164,7 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
       Cho et al., "Maximizing global model appeal in federated learning", section 4.
     """
     num_clients = len(data.train.counts)
-    if len(data.test.counts) != num_clients:
+    if test and len(data.test.counts) != num_clients:
         raise ValueError("the test set is one pool; give clients their own with federate")
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
@@ -173,8 +177,10 @@ def flip_labels(data: FederatedData, *, fraction: float, seed: int = 0) -> Feder
         labels[rows] = data.num_classes - 1 - labels[rows]
         return flat_client_data((x, labels), counts)
 
-    name = f"{data.name}, labels of {len(clients)} of {num_clients} clients flipped"
-    return dataclasses.replace(data, name=name, train=flip(data.train), test=flip(data.test))
+    which = "" if test else "training "
+    name = f"{data.name}, {which}labels of {len(clients)} of {num_clients} clients flipped"
+    tests = flip(data.test) if test else data.test
+    return dataclasses.replace(data, name=name, train=flip(data.train), test=tests)
 
 
 def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:

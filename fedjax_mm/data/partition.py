@@ -16,6 +16,7 @@ __all__ = [
     "Parts",
     "by_id",
     "dirichlet",
+    "dirichlet_clients",
     "iid",
     "iid_clients",
     "iid_share",
@@ -96,6 +97,62 @@ def dirichlet(
     return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
 
+def dirichlet_clients(
+    labels: np.ndarray, num_clients: int, alpha: float, *, seed: int = 0
+) -> Parts:
+    """Gives every client equally many examples, of labels in proportions of its own.
+
+    Each client draws its proportions from a symmetric Dirichlet distribution, alpha for each label,
+    and then its examples without replacement from what is left; the proportions are scaled up to
+    the labels that are left. Clients draw in random order, so that no client is always the last.
+    All examples are dealt: sizes differ by at most 1.
+
+    Args:
+      labels: ``[examples]``.
+      num_clients: N.
+      alpha: concentration of each label; the smaller, the fewer labels a client has.
+      seed: of all draws.
+
+    Raises:
+      ValueError: if alpha is not positive, or there are fewer examples than clients.
+
+    Example:
+      >>> parts = dirichlet_clients(np.arange(1000) % 10, 5, alpha=0.5)
+      >>> [len(rows) for rows in parts]
+      [200, 200, 200, 200, 200]
+
+    Reference:
+      Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019.
+    """
+    _check(labels, num_clients)
+    check_positive("alpha", alpha)
+    rng = generator(seed)
+    by_label = [rng.permutation(rows) for rows in by_id(labels)]
+    left = np.array([len(rows) for rows in by_label])
+    sizes = [len(piece) for piece in np.array_split(np.arange(len(labels)), num_clients)]
+    parts: Parts = [np.empty(0, np.int64)] * num_clients
+    for client in rng.permutation(num_clients):
+        taken = _drawn(rng, sizes[client], rng.dirichlet(np.full(len(left), alpha)), left)
+        pieces = zip(by_label, left, taken, strict=True)
+        parts[client] = np.concatenate([rows[end - n : end] for rows, end, n in pieces])
+        left = left - taken
+    return parts
+
+
+def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """Returns how many examples of each label a client draws where so many are left."""
+    taken = np.zeros_like(left)
+    # A pass ends with all examples drawn, or with one more label used up: there are few passes.
+    while missing := size - taken.sum():
+        is_left = taken < left
+        weights = np.where(is_left, shares, 0.0)
+        if not weights.sum() > 0:  # a small alpha gives a label nothing at all
+            weights = np.where(is_left, left - taken, 0.0)
+        drawn = rng.multinomial(missing, weights / weights.sum())
+        taken = np.minimum(taken + drawn, left)
+    return taken
+
+
 def shards(
     labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, seed: int = 0
 ) -> Parts:
@@ -128,7 +185,12 @@ def shards(
 
 
 def label_clusters(
-    labels: np.ndarray, num_clients: int, *, num_clusters: int = 5, seed: int = 0
+    labels: np.ndarray,
+    num_clients: int,
+    *,
+    num_clusters: int = 5,
+    shuffled: bool = False,
+    seed: int = 0,
 ) -> Parts:
     """Divides labels and clients into clusters; a cluster's clients share its labels equally.
 
@@ -139,6 +201,8 @@ def label_clusters(
       labels: ``[examples]``.
       num_clients: N.
       num_clusters: 5 clusters of 2 labels each for 10 labels.
+      shuffled: False makes clusters of neighbouring labels, as (0, 1) and (2, 3); True of labels
+        that are drawn at random.
       seed: of the clusters and of the deal.
 
     Raises:
@@ -162,7 +226,8 @@ def label_clusters(
     if num_clusters > num_clients:
         raise ValueError(f"{num_clusters} clusters need as many clients; there are {num_clients}")
     rng = generator(seed)
-    label_cluster = np.array_split(rng.permutation(names), num_clusters)
+    drawn = rng.permutation(names)  # always, so that both kinds have the same clients
+    label_cluster = np.array_split(drawn if shuffled else names, num_clusters)
     client_cluster = np.array_split(rng.permutation(num_clients), num_clusters)
     parts: Parts = [np.empty(0, np.int64)] * num_clients
     for mine, clients in zip(label_cluster, client_cluster, strict=True):

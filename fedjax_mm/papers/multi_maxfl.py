@@ -26,9 +26,10 @@ from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seeded, Share
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.claims import Claim, estimate, exceeds
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.rulings import check, estimate, more
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
@@ -128,8 +129,9 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
     sizes = config.model_dump(include={"num_clients", "num_unseen"})
     population = POPULATIONS["digits"]._replace(**sizes)
     how: dict[str, Any] = {
-        "partition": "dirichlet",
+        "partition": "dirichlet_labels",
         "flipped": config.flipped,
+        "flips": "everywhere",
         "seeds": config.data_seeds,
     }
     data = ask(draw_clients("digits", None, population, **how))
@@ -156,13 +158,13 @@ def measure(result: xr.Dataset, config: MultiAppeal) -> xr.Dataset:
     return xr.Dataset(found)
 
 
-def claims(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Claim]:
-    """Claims that MaxFL's appeal is ahead at the end, in the mean over the models."""
+def judge(measured: xr.Dataset, config: MultiAppeal) -> Iterator[Check]:
+    """Checks that MaxFL's appeal is ahead at the end, in the mean over the models."""
     appeal = measured["percent"].sel(metric="GM-Appeal").isel(round=-1).mean("question")
     ahead = appeal.sel(aggregation="MaxFL") - appeal.sel(aggregation="FedAvg")
-    text = "MaxFL's mean appeal exceeds FedAvg's"
     for name in ahead["assignment"].values:
-        yield exceeds(f"{name}: {text}", ahead.sel(assignment=name), form=".1f")
+        found = more(ahead.sel(assignment=name, drop=True), form=".1f")
+        yield check(f"{name}: MaxFL's mean appeal exceeds FedAvg's", found)
 
 
 def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
@@ -174,25 +176,21 @@ def table(measured: xr.Dataset, config: MultiAppeal) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAppeal) -> Figure:
-    """Draws appeal over the rounds: a panel for each assignment and model."""
-    appeal = measured.sel(metric="GM-Appeal")
-    # Rows of panels, panels, lines and x, in the order in which `plots.panels` takes dimensions.
-    dims = ("assignment", "question", "aggregation", "round")
-    mean, error = (appeal[name].transpose(*dims) for name in ("mean", "standard error"))
-    how: dict[str, Any] = {"xlabel": "round", "style": "-"}
-    drawn = [
-        plots.panels(*pair, ylabel=f"{pair[0].assignment.item()}: GM-Appeal in percent", **how)
-        for pair in zip(mean, error, strict=True)
-    ]
+    """Draws the mean appeal of the models over the rounds: a panel for each assignment."""
+    appeal = measured["percent"].sel(metric="GM-Appeal").mean("question", skipna=False)
+    # Panels, lines and x, in the order in which `plots.panels` takes dimensions.
+    dims = ("assignment", "aggregation", "round")
+    mean, error = (each.transpose(*dims) for each in estimate(appeal))
+    drawn = plots.panels(mean, error, xlabel="round", ylabel="GM-Appeal in percent", style="-")
     about = result.attrs["manifest"]
     title = f"{about['datasets'][0]} ({about['data']} data), {config.num_clients} clients, "
-    caption = f"Means over {config.num_seeds} seeds with clients of their own, with standard "
-    caption += f"errors; {config.flipped:.0%} of the clients have flipped labels. From round "
-    caption += f"{config.appealing_from} on only clients train a model to whom it appeals."
-    return plots.draw(drawn, title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
+    caption = f"Means over models and {config.num_seeds} seeds with clients of their own, with "
+    caption += f"standard errors; {config.flipped:.0%} of the clients have flipped labels. From "
+    caption += f"round {config.appealing_from} on only clients train a model to whom it appeals."
+    return plots.draw([drawn], title=f"{title}{len(QUESTIONS)} models at once", caption=caption)
 
 
-_page = MultiAppeal(), run, measure, claims, table, figure
+_page = MultiAppeal(), run, measure, judge, table, figure
 
 ITEMS = (Item("multi-maxfl", "Three models at once, each of which wants to appeal", *_page),)
 """Multi-model MaxFL."""

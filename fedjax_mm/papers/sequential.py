@@ -117,10 +117,22 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
     label = f"seeds {first} to {first + config.num_seeds - 1}"
     if report:
         execution = execution._replace(progress=lambda what, *of: report(f"{label}, {what}", *of))
+    return staged(f"seeds-{first}", config, execution, make)
+
+
+def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
+    """Returns what `make` returns; a stage of the checkpoints keeps it, if there are some.
+
+    Args:
+      stage: its name in the run's directory.
+      config: the settings, which the manifest of the result is to have as its "config".
+      execution: how it is carried out; `make` gets the stage's checkpoints.
+      make: computes the result unless the stage has it.
+    """
     if not execution.checkpoints:
         return make(config, execution)
     with refusing():
-        saved = execution.checkpoints.stage(f"seeds-{first}")
+        saved = execution.checkpoints.stage(stage)
     with saved:
         path = saved.directory / STAGE_RESULT
         damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""

@@ -3,7 +3,7 @@
 import dataclasses
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,11 +128,13 @@ def requiring(
     *,
     num_unseen: int = 0,
     tuning: Tuning | None = None,
+    participation: Literal["training", "test"] = "training",
 ) -> "Requiring":
     """Returns the task with clients who require a model better than their own.
 
-    A model appeals to a client if ``F_k(w) < rho_k``. Metrics are means over the clients that may
-    train, and means over the others, named ``unseen_...``:
+    A model appeals to a client if ``F_k(w) < rho_k``, or, where `participation` is "test", if
+    ``f_k(w) < rho_k``: clients that train by `appealing` then look at their test examples. Metrics
+    are means over the clients that may train, and means over the others, named ``unseen_...``:
 
     - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
     - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
@@ -147,9 +149,11 @@ def requiring(
         only the thresholds rho_k, which give no ``preferred_accuracy``.
       num_unseen: how many of the task's last clients never train; the assignment has the others.
       tuning: local steps that each client takes from the model before the model is measured.
+      participation: the examples by whose loss a client decides whether to take part.
 
     Raises:
-      ValueError: if sizes do not fit, or the task does not have its clients' losses.
+      ValueError: if sizes do not fit, or the task does not have its clients' losses, or has no
+        test examples by which they could decide.
 
     Example:
       >>> import jax
@@ -171,7 +175,12 @@ def requiring(
     if isinstance(task, TestedTask):
         checks.check_tested_clients(task.test.num_clients, task.num_clients)
     checks.check_between("num_unseen", num_unseen, 0, task.num_clients - 1)
-    return Requiring(task, task.num_clients - num_unseen, models, tuning)
+    checks.check_choice("participation", participation, "training", "test")
+    if participation == "test" and not isinstance(task, TestedTask):
+        raise ValueError(
+            "participation is 'test', but the task has no test examples; choose 'training'"
+        )
+    return Requiring(task, task.num_clients - num_unseen, models, tuning, participation)
 
 
 @jax.tree_util.register_dataclass
@@ -182,18 +191,26 @@ class Requiring(View):
     Attributes:
       own: the quality of all clients' own models, those of unseen clients too.
       tuning: each client's steps before the model is measured.
+      participation: the examples by whose loss a client decides whether to take part.
     """
 
     own: OwnModels
     tuning: Tuning | None
+    participation: Literal["training", "test"] = dataclasses.field(metadata={"static": True})
 
     def threshold(self, client: Index) -> Float[Array, ""]:
         """Returns rho_k."""
         return self.own.threshold[client]
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether ``F_k(w) < rho_k``, for the clients that may train."""
-        return client_losses(self, params) < self.own.threshold[: self.num_clients]
+        """Returns whether the loss is below rho_k, for the clients that may train."""
+        if self.participation == "test":
+            first = None if self.num_clients == self.task.num_clients else self.num_clients
+            how = {"per_client": True, "num_clients": first}
+            losses = self.task.evaluate(params, self.task.test, **how)["loss"]
+        else:
+            losses = client_losses(self, params)
+        return losses < self.own.threshold[: self.num_clients]
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> dict[str, Float[Array, ""]]:
         """Returns means over the clients that may train, and over the unseen ones."""

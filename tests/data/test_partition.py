@@ -13,6 +13,7 @@ from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import (
     by_id,
     dirichlet,
+    dirichlet_clients,
     iid,
     iid_clients,
     iid_share,
@@ -23,6 +24,7 @@ from fedjax_mm.data.partition import (
 PARTITIONERS = {
     "iid": iid,
     "dirichlet": lambda labels, n, seed=0: dirichlet(labels, n, alpha=1.0, seed=seed),
+    "dirichlet_clients": lambda labels, n, seed=0: dirichlet_clients(labels, n, 1.0, seed=seed),
     "shards": shards,
     "label_clusters": label_clusters,
     "iid_clients": lambda labels, n, seed=0: iid_clients(labels, n, percent=60, seed=seed),
@@ -90,6 +92,54 @@ def test_dirichlet_shares_have_their_variance(alpha):
 def test_dirichlet_keeps_the_minimum(alpha, seed, minimum):
     parts = dirichlet(LABELS, 8, alpha=alpha, min_examples=minimum, seed=seed)
     assert min(map(len, parts)) >= minimum
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_clients_draw_their_own_proportions(alpha):
+    """Where no label runs out, a share is Beta(alpha, (C-1) alpha), and then binomial."""
+    labels, size = np.repeat(np.arange(5), 4000), 100
+    shares = np.concatenate(
+        [
+            [
+                histogram(rows, labels)[2]
+                for rows in dirichlet_clients(labels, 200, alpha, seed=s)[:20]
+            ]
+            for s in range(40)
+        ]
+    )
+    p = 1 / 5
+    variance = p * (1 - p) * (size + size * (size - 1) / (5 * alpha + 1))
+    assert abs(shares.mean() - size * p) < 4 * np.sqrt(variance / len(shares))
+    squares = (shares - size * p) ** 2
+    assert abs(squares.mean() - variance) < 4 * squares.std() / np.sqrt(len(squares))
+
+
+@pytest.mark.parametrize("alpha", [1e-4, 0.5, 1e3])
+def test_clients_of_their_own_proportions_have_equal_sizes(alpha):
+    """To the last example, of whatever labels are left."""
+    parts = dirichlet_clients(LABELS, 9, alpha, seed=3)
+    assert {len(rows) for rows in parts} == {len(LABELS) // 9, len(LABELS) // 9 + 1}
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(LABELS)))
+
+
+def test_no_client_always_draws_last():
+    """The last ones get what is left, of fewer labels: not the same clients in every draw."""
+    squares = [
+        [(histogram(rows) ** 2).sum() for rows in dirichlet_clients(LABELS, 20, 0.5, seed=s)]
+        for s in range(100)
+    ]
+    apart = np.subtract(*np.transpose(squares)[[0, -1]])
+    assert abs(apart.mean()) < 4 * apart.std() / np.sqrt(len(apart))
+
+
+def test_clusters_are_of_neighbouring_labels_or_of_random_ones():
+    """Their clients are the same."""
+    near, mixed = (label_clusters(LABELS, 10, shuffled=each, seed=1) for each in (False, True))
+    held = [[np.flatnonzero(histogram(rows)).tolist() for rows in each] for each in (near, mixed)]
+    assert {tuple(mine) for mine in held[0]} == {(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)}
+    assert {tuple(mine) for mine in held[1]} != {tuple(mine) for mine in held[0]}
+    groups = [{tuple(np.flatnonzero([x == y for y in each])) for x in each} for each in held]
+    assert groups[0] == groups[1]
 
 
 def test_shards_of_the_papers():
@@ -296,6 +346,17 @@ def test_flips_are_those_of_the_named_clients_in_training_and_test():
         np.testing.assert_array_equal(new[mine], 9 - old[mine])
         np.testing.assert_array_equal(new[~mine], old[~mine])
         assert new.dtype == np.int32
+
+
+def test_flips_of_training_labels_alone():
+    data = federate(POOL, iid(LABELS, 10), test_fraction=0.4, seed=1)
+    both, alone = (flip_labels(data, fraction=0.3, test=each, seed=5) for each in (True, False))
+    np.testing.assert_array_equal(alone.train.examples[1], both.train.examples[1])
+    np.testing.assert_array_equal(alone.test.examples[1], data.test.examples[1])
+    assert (both.test.examples[1] != data.test.examples[1]).any()
+    assert "training labels of 3 of 10" in alone.name
+    shared = federate(POOL, iid(LABELS, 10))
+    assert flip_labels(shared, fraction=0.3, test=False).test is shared.test
 
 
 def test_flipping_twice_is_the_identity_and_attributes_flip_each():

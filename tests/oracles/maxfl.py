@@ -72,14 +72,19 @@ def maxfl(
     eps: float,
     weight: str,
     slope: float,
+    tuning_steps: int | None = None,
 ) -> Array:
-    """MaxFL: w <- w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = w - w_k (eq. 6)."""
+    """MaxFL: w <- w - eta_g / (sum q + eps) sum q_k Delta_k, Delta_k = w - w_k (eq. 6).
+
+    Section 5.1: a client may tune w before q_k is computed, on its first batches of the round.
+    """
     for t, clients in enumerate(rounds, start=1):
         if not clients:
             continue
         sum_q, sum_q_delta = 0.0, np.zeros_like(w)
         for k in clients:
-            s = sigmoid(slope * (problem.loss(k, w) - problem.thresholds[k]))
+            tuned = sgd(problem, k, w, t, rate(t), tuning_steps or 0)
+            s = sigmoid(slope * (problem.loss(k, tuned) - problem.thresholds[k]))
             q = s * (1.0 - s) if weight == "derivative" else s
             sum_q += q
             sum_q_delta += q * (w - sgd(problem, k, w, t, rate(t), num_steps))

@@ -1,4 +1,4 @@
-"""Tables 1 to 6, Figures 3, 4, 7 of Cho et al.: the best points, the claims, and small runs."""
+"""Tables 1 to 6, Figures 3, 4, 7 of Cho et al.: small runs, clients and settings."""
 
 import contextlib
 import functools
@@ -15,10 +15,9 @@ from fedjax_mm import appealing, fedavg, full_participation, simulate
 from fedjax_mm.experiments.methods import Byzantine
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import comparison, table2, table4
-from fedjax_mm.papers.cho2022 import grid as grid_of_papers
+from fedjax_mm.papers.cho2022 import runs
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
-from fedjax_mm.papers.cho2022.grid import DIMS, best_points, run_comparison, warm_up
+from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select, warm_up
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -32,7 +31,7 @@ SMALL = {
     "cohort_size": 2,
     "num_rounds": 4,
     "num_seeds": 2,
-    "learning_rates": (0.1, 0.05),
+    "learning_rates": (0.1,),
     "local_steps": (2,),
     "batch_sizes": (8,),
     "requirement": {"num_steps": (10,)},
@@ -42,148 +41,12 @@ NAMES = (
     *("maxfl-table1", "maxfl-table2", "maxfl-fig3", "maxfl-fig4", "maxfl-table3"),
     *("maxfl-table4", "maxfl-table5", "maxfl-table6", "maxfl-fig7"),
 )
-AXES = ("algorithm", *DIMS.values())
-METRICS = ("accuracy", "appeal", "preferred_accuracy", "loss", "train_loss")
+AT = {"learning_rate": 0.1, "local_steps": 2, "batch_size": 8}
 
 
 def config_of(name, **changes):
     item = ITEMS[name]
     return validate(type(item.settings), item.settings.model_dump() | changes)
-
-
-def measured_of(config, values, *metrics):
-    """Metrics of the best points of a result that is made up."""
-    return comparison.measure(grid(config, values), config, id="maxfl-fig3", metrics=metrics)
-
-
-def grid(config, values):
-    """A result in which each metric of each variant is what a function of where it is says."""
-    axes = {
-        "variant": list(config.variants),
-        "byzantine": list(config.byzantine),
-        "warm_up_steps": list(config.requirement.num_steps),
-        "demand_rate": list(config.requirement.learning_rates),
-        "learning_rate": list(config.learning_rates),
-        "local_steps": list(config.local_steps),
-        "batch_size": list(config.batch_sizes),
-        "seed": list(range(config.num_seeds)),
-        "round": [0, config.num_rounds],
-    }
-    shape = tuple(map(len, axes.values()))
-    names = [*METRICS, *(f"unseen_{name}" for name in METRICS)]
-    arrays = {name: np.zeros(shape) for name in names}
-    for place in np.ndindex(shape):
-        where = {name: axis[i] for (name, axis), i in zip(axes.items(), place, strict=True)}
-        for name in names:
-            arrays[name][place] = values(name, **where)
-    dataset = xr.Dataset({name: (tuple(axes), x) for name, x in arrays.items()}, axes)
-    dataset["idle_rounds"] = xr.zeros_like(dataset["accuracy"], int)
-    dataset["diverged"] = xr.full_like(dataset["accuracy"].isel(round=0, drop=True), -1, int)
-    names = [config.variants[label][0] for label in axes["variant"]]
-    dataset.attrs["manifest"] = {"data": "real", "datasets": ["made up"]}
-    return dataset.assign_coords(algorithm=("variant", names))
-
-
-def test_the_best_point_has_the_highest_mean_accuracy_at_the_end():
-    """Compared with a loop, on random accuracies, one of which diverged and one is of round 0."""
-    config = config_of("maxfl-table2", num_seeds=2)
-    rng = np.random.default_rng(0)
-    result = grid(config, lambda name, **where: rng.uniform())
-    result["accuracy"][{"round": 0}] = 2.0
-    top = {"variant": 1, "byzantine": 2, "learning_rate": 3, "local_steps": 0, "batch_size": 1}
-    result["accuracy"][{**top, "round": -1}] = 1.5
-    result["diverged"][{**top, "seed": 1}] = 100
-    best = best_points(result, config)
-    ends = comparison.measure(result, config, id="maxfl-fig3", metrics=["appeal"])
-    assert best.sizes["algorithm"] == 2
-    for name in ("MW-Fed", "MaxFL"):
-        for share in config.byzantine:
-            here = result.sel(variant=name, byzantine=share).isel(round=-1).squeeze(drop=True)
-            points = [
-                (here.sel(learning_rate=rate, local_steps=tau, batch_size=size))
-                for rate in config.learning_rates
-                for tau in config.local_steps
-                for size in config.batch_sizes
-            ]
-            fine = [point for point in points if (point.diverged < 0).all()]
-            wanted = max(fine, key=lambda point: point.accuracy.mean("seed").item())
-            chosen = best.sel({"algorithm": name, "attackers": share}).squeeze()
-            np.testing.assert_array_equal(chosen.appeal.isel(round=-1), wanted.appeal)
-            shown = ends.percent.sel({"algorithm": name, "attackers": share}).squeeze()
-            np.testing.assert_array_equal(shown, 100 * wanted.appeal)
-            for key in ("learning_rate", "local_steps", "batch_size"):
-                assert chosen[key].item() == wanted[key].item()
-
-
-def test_a_methods_own_parameters_are_part_of_its_grid():
-    config = config_of("maxfl-table1")
-    result = grid(config, lambda name, variant, **where: float(variant == "FedProx (mu = 0.1)"))
-    best = best_points(result, config).sel(algorithm="FedProx")
-    assert set(best["variant"].values.ravel()) == {"FedProx (mu = 0.1)"}
-    assert config.method("FedProx (mu = 0.1)", 0.5, 3, 8).mu == 0.1
-    (table,) = ITEMS["maxfl-table1"].judge(result, config).tables
-    (row,) = [row for row in table.rows if row[0] == "FedProx"]
-    assert row[-2] == "lr 0.1, tau 10, B 32, mu = 0.1"
-
-
-def ours(lead, noise=0.0):
-    """MaxFL is ahead by `lead` in every metric; seeds differ by `noise`."""
-
-    def values(name, variant, seed, **where):
-        return 0.5 + (variant == "MaxFL") * (lead + noise * (-1) ** seed)
-
-    return values
-
-
-@pytest.mark.parametrize(
-    ("lead", "noise", "by", "verdict"),
-    [
-        (0.2, 0.0, 0.0, "holds"),
-        (0.0, 0.0, 0.0, "fails"),
-        (0.1, 0.1, 0.0, "open"),
-        (0.1, 0.01, 0.0, "holds"),
-        (-0.1, 0.01, 0.0, "fails"),
-        (0.1, 0.0, 5.0, "holds"),
-        (0.1, 0.01, 5.0, "open"),
-        (0.1, 0.0, 10.5, "fails"),
-    ],
-)
-def test_exceeding_is_judged_by_standard_errors(lead, noise, by, verdict):
-    config = config_of("maxfl-fig3", num_seeds=4)
-    measured = measured_of(config, ours(lead, noise), "appeal", "unseen_appeal")
-    claims = comparison.exceeds(measured, config, by=by)
-    assert [claim.verdict for claim in claims] == [verdict, verdict]
-    assert {claim.seeds for claim in claims} == {4}
-    assert all("SCAFFOLD" in claim.evidence for claim in claims)
-
-
-def test_one_seed_leaves_all_open():
-    """Its spread is not known."""
-    config = config_of("maxfl-fig3", num_seeds=1)
-    measured = measured_of(config, ours(0.3), "appeal")
-    claims = [*comparison.exceeds(measured, config), *comparison.not_below(measured, config)]
-    assert [claim.verdict for claim in claims] == ["open", "open"]
-    for claim in claims:
-        assert "ahead of SCAFFOLD: 30.0" in claim.evidence
-        assert "±" not in claim.evidence
-
-
-def test_without_maxfl_or_without_others_nothing_is_claimed():
-    for methods in ({"FedAvg": {"name": "fedavg"}}, {"MaxFL": {"name": "maxfl"}}):
-        config = config_of("maxfl-table1", methods=methods)
-        findings = ITEMS["maxfl-table1"].judge(grid(config, ours(0.3)), config)
-        assert findings.claims
-        assert {claim.verdict for claim in findings.claims} == {"fails"}
-
-
-@pytest.mark.parametrize(
-    "changes", [{"byzantine": (0.0,)}, {"methods": {"MW-Fed": {"name": "mwfed"}}}]
-)
-def test_without_attackers_nothing_is_withstood(changes):
-    config = config_of("maxfl-table2", **changes)
-    findings = ITEMS["maxfl-table2"].judge(grid(config, lambda name, **w: 0.5), config)
-    assert findings.claims
-    assert not any(claim.holds for claim in findings.claims)
 
 
 @pytest.mark.parametrize(("clients", "attackers"), [(10, [0, 1, 1]), (100, [0, 5, 10])])
@@ -205,84 +68,6 @@ def test_attackers_are_rounded_up(clients, attackers):
         assert updates(np.float32(share)) == number
         for given in (share, np.float32(share)):
             assert asked(given).attackers(clients).sum() == number
-
-
-@pytest.mark.parametrize(
-    ("lead", "noise", "verdict"),
-    [(0.0, 0.0, "holds"), (-0.1, 0.0, "fails"), (-0.1, 0.2, "open"), (0.1, 0.01, "holds")],
-)
-def test_not_being_below_is_judged_by_standard_errors(lead, noise, verdict):
-    config = config_of("maxfl-fig4", num_seeds=4)
-    measured = measured_of(config, ours(lead, noise), "unseen_preferred_accuracy")
-    (claim,) = comparison.not_below(measured, config)
-    assert claim.verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("maxfl", "mwfed", "holds"),
-    [(0.05, 0.2, [True, True]), (0.15, 0.2, [False, True]), (0.05, 0.04, [True, False])],
-)
-def test_attackers_take_from_the_one_and_the_other(maxfl, mwfed, holds):
-    def values(name, variant, byzantine, **where):
-        lost = {"MaxFL": maxfl, "MW-Fed": mwfed}[variant]
-        return 0.8 - lost * (byzantine > 0)
-
-    config = config_of("maxfl-table2")
-    claims = table2.withstands(measured_of(config, values, "accuracy", "unseen_accuracy"), config)
-    assert [claim.holds for claim in claims] == 2 * holds
-
-
-@pytest.mark.parametrize(("step", "holds"), [(0.02, True), (0.03, False)])
-def test_the_warm_up_matters_little(step, holds):
-    def values(name, variant, warm_up_steps, **where):
-        return 0.2 + step * warm_up_steps / 50 * (variant == "FedProx (mu = 0.1)")
-
-    config = config_of("maxfl-table4")
-    claim, *_ = table4.claims(measured_of(config, values, "appeal"), config)
-    assert claim.claim.startswith("GM-Appeal varies by at most 5 points")
-    assert claim.verdict == ("holds" if holds else "fails")
-    assert "FedProx: " + ("4.0" if holds else "6.0") in claim.evidence
-
-
-@pytest.mark.parametrize(("test_loss", "holds"), [(1.05, True), (0.95, True), (1.2, False)])
-def test_nearly_identical_losses(test_loss, holds):
-    def values(name, round, **where):
-        return {"loss": test_loss if round else 1.0, "train_loss": 1.0}.get(name, 0.5)
-
-    config = config_of("maxfl-fig7")
-    (claim,) = ITEMS["maxfl-fig7"].judge(grid(config, values), config).claims
-    assert claim.holds == holds
-
-
-@pytest.mark.parametrize("name", [*NAMES, "maxfl-demand"])
-def test_published_rows_are_rows_of_ours_and_are_drawn(name):
-    """What the paper has stands beside what we have: no name differs."""
-    item = ITEMS[name]
-    result = grid(item.settings, lambda name, **where: 0.5)
-    measured, _, (table,) = item.judge(result, item.settings)
-    rows = comparison.names_of(measured["mean"])
-    assert len(table.rows) == len(rows)
-    values = item.paper.get("values", {})
-    for numbers in values.values():
-        assert set(numbers) <= set(rows)
-        assert all(len(row) == measured.sizes["metric"] for row in numbers.values())
-    paper = values.get("fmnist", {})
-    for label, row, numbers in zip(
-        rows, table.rows, measured.published.stack(row=AXES).values.T, strict=True
-    ):
-        shown = [text for text in row if text.startswith("50.0")]
-        wanted = paper.get(label, [np.nan] * measured.sizes["metric"])
-        np.testing.assert_array_equal(numbers, wanted)
-        assert shown == [f"50.0 ± 0.0 ({x:g})" if np.isfinite(x) else "50.0 ± 0.0" for x in wanted]
-    figure = item.figure(result, measured, item.settings)
-    assert f"T = {item.settings.num_rounds}" in figure.get_suptitle()
-    # Each row is drawn once for each metric, and no panel has more names than can be read.
-    panels = {axes.get_title().partition(") ")[2]: len(axes.get_xticks()) for axes in figure.axes}
-    kinds = {title.partition(",")[0] for title in measured["metric"].values}
-    if item.figure is comparison.figure:
-        assert len(panels) == len(figure.axes)
-        assert sum(panels.values()) == len(rows) * len(kinds)
-        assert max(panels.values()) <= 10
 
 
 @functools.cache
@@ -316,12 +101,12 @@ def test_small_instances(name, tuning_steps, tmp_path):
     item = ITEMS[name]
     with traced_once(LOWERED if (name, tuning_steps) == QUICK.values else None):
         config, result = small_instance(name, tuning_steps, "MaxFL")
-    findings = item.judge(result, config)
+    findings = item.findings(result, config)
     figure = item.figure(result, findings.measured, config)
     save_figure(figure, tmp_path / "figure.png")
     text = " ".join(text.get_text() for text in figure.texts)
     assert "standing in for fmnist" in figure.get_suptitle() + text
-    assert result.sizes["learning_rate"] == 2
+    assert result.sizes["algorithm"] == 1
     assert result.sizes["round"] == 3
     about = result.attrs["manifest"]
     assert about["population"] == {
@@ -381,7 +166,15 @@ def test_own_models_are_where_the_grid_looks_for_them():
     demand = {"num_steps": (2, 3), "learning_rates": (0.1, 0.05), "batch_size": 8}
     config = config_of("maxfl-table4", **SMALL | {"requirement": demand, "num_rounds": 2})
     population = config.population
-    data = draw_clients("digits", None, population, partition="clusters", flipped=0.3, seeds=[7, 8])
+    data = draw_clients(
+        "digits",
+        None,
+        population,
+        partition="clusters",
+        flipped=0.3,
+        flips="everywhere",
+        seeds=[7, 8],
+    )
     own = warm_up(config, data, None)
     clients = population.num_clients + population.num_unseen
     assert own.threshold.shape == own.accuracy.shape == (2, 2, 2, clients)
@@ -411,10 +204,10 @@ def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
         raise StopIteration
 
     monkeypatch.setattr(execute, "make_plan", count)
-    monkeypatch.setattr(grid_of_papers, "warm_up", lambda *_: None)
+    monkeypatch.setattr(runs, "warm_up", lambda *_: None)
     config = config_of("maxfl-table1", num_clients=4, num_unseen=3, cohort_size=2)
     with pytest.raises(StopIteration):
-        run_comparison(config)
+        select(config, Execution())
     (labels,) = found
     assert len(labels) == len(set(labels)) == 14
     assert "variant=FedProx (mu = 0.01) | FedProx (mu = 0.1), byzantine" not in labels[0]
@@ -428,7 +221,7 @@ EVERY_PAIR = [(1, 4, 1.0), (1, 8, 2.0), (1, 16, 1.0), (3, 4, 2.0), (3, 8, 1.0), 
 @pytest.mark.parametrize(
     "points", [EVERY_VALUE, pytest.param(EVERY_PAIR, marks=pytest.mark.slow)], ids=["some", "more"]
 )
-def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypatch, points):
+def test_points_that_share_a_program_are_those_of_programs_of_their_own(points):
     """Steps, batches, variants and demands at once, two devices; floats, so to round-off."""
     changes = {
         "local_steps": (1, 3),
@@ -440,18 +233,12 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypa
         "num_rounds": 2,
     }
     config = config_of("maxfl-table4", **SMALL | changes)
-    own = []  # of the clients: the same for all points
-
-    def once(*given):
-        own[:] = own or [warm_up(*given)]
-        return own[0]
-
-    monkeypatch.setattr(grid_of_papers, "warm_up", once)
-    shared = run_comparison(config)
+    drawn = runs.draw(config, Execution())
+    shared = run_grid(config, drawn)
     for tau, size, q in points:
         point = {"local_steps": (tau,), "batch_sizes": (size,)}
         alone = {**changes, **point, "methods": {"qFFL": {"name": "qffl", "q": [q]}}}
-        expected = run_comparison(config_of("maxfl-table4", **SMALL | alone))
+        expected = run_grid(config_of("maxfl-table4", **SMALL | alone), drawn)
         got = shared.sel(local_steps=[tau], batch_size=[size], variant=expected["variant"])
         for name in ("loss", "appeal", "preferred_accuracy", "gradients"):
             np.testing.assert_allclose(got[name], expected[name], rtol=1e-6, err_msg=name)
@@ -459,7 +246,7 @@ def test_points_that_share_a_program_are_those_of_programs_of_their_own(monkeypa
 
 def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():
     population = POPULATIONS["digits"]
-    settings = {"partition": "dirichlet", "seeds": [1, 2]}
+    settings = {"partition": "dirichlet_labels", "flips": "everywhere", "seeds": [1, 2]}
     flipped = draw_clients("digits", None, population, flipped=0.3, **settings)
     plain = draw_clients("digits", None, population, flipped=0.0, **settings)
     assert flipped.num_clients == population.num_clients + population.num_unseen
@@ -489,7 +276,13 @@ def test_each_seed_has_clients_of_its_own_and_a_share_is_flipped():
 
 def test_the_models_are_those_of_appendix_d():
     data = draw_clients(
-        "digits", None, POPULATIONS["digits"], partition="clusters", flipped=0.0, seeds=[0]
+        "digits",
+        None,
+        POPULATIONS["digits"],
+        partition="clusters",
+        flipped=0.0,
+        flips="training",
+        seeds=[0],
     )
     task = classifier(data.select(0), dropout_rate=0.5)
     assert task.module.hidden == (64, 30)
@@ -500,6 +293,7 @@ def test_the_models_are_those_of_appendix_d():
         POPULATIONS["digits"],
         partition="clusters",
         flipped=0.3,
+        flips="training",
         seeds=[0],
     )
     assert tweets.kind == "surrogate"
@@ -524,6 +318,12 @@ def test_the_models_are_those_of_appendix_d():
         ({"num_seeds": 0}, "num_seeds = 0"),
         ({"byzantine": (0.1,)}, "begin with 0.0"),
         ({"methods": {"FedProx": {"name": "fedprox", "mu": []}}}, "mu has no values"),
+        ({"points": {"Fed": AT}}, "points.Fed: there is no such method"),
+        ({"points": {"FedProx": AT}}, r"points.FedProx.own is \{\}; it must have mu"),
+        ({"points": {"FedAvg": AT | {"own": {"q": 1.0}}}}, "it must have nothing"),
+        ({"points": {"qFFL": AT | {"own": {"q": -1.0}}}}, "points.qFFL"),
+        ({"points": {"FedAvg": AT | {"local_steps": 0}}}, "local_steps"),
+        ({"flips": "test"}, "flips"),
     ],
 )
 def test_wrong_settings_are_refused_before_anything_is_computed(changes, message):

@@ -17,10 +17,12 @@ from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
+from fedjax_mm.papers.cho2022 import descents, fig5a
 from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
-from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat
+from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat, middle_difference
 from fedjax_mm.papers.cho2022.fig6 import ThreeClients
 from fedjax_mm.papers.cho2022.fig8 import Rate
+from fedjax_mm.papers.rulings import ruling
 from fedjax_mm.tasks import (
     draw_means,
     local_minimum,
@@ -41,15 +43,24 @@ THETA_HAT = np.array([0.8, -0.7, 6.3])
 
 
 def verdicts(findings):
-    return [claim.holds for claim in findings.claims]
+    """The verdicts on statements by their keys, and whether each check passed."""
+    found = {each.key: each.verdict for each in findings.statements}
+    return found, [each.outcome == "passed" for each in findings.checks]
+
+
+def contradicted(findings):
+    """The keys of statements that are; all others are supported."""
+    found, _ = verdicts(findings)
+    assert set(found.values()) <= {"supported", "contradicted"}
+    return {key for key, verdict in found.items() if verdict == "contradicted"}
 
 
 def judge(name, dataset, config):
-    return ITEMS[f"maxfl-{name}"].judge(dataset, config)
+    return ITEMS[f"maxfl-{name}"].findings(dataset, config)
 
 
 def run_and_judge(name, config):
-    dataset = ITEMS[f"maxfl-{name}"].run(config, None)
+    dataset = ITEMS[f"maxfl-{name}"].make(config)
     return dataset, config, judge(name, dataset, config)
 
 
@@ -349,7 +360,8 @@ def test_figure_5a_takes_less_than_a_minute(two):
     _, config, findings, seconds = two
     assert seconds < 60
     assert config == TwoClients(gamma_g_squared=tuple(SQUARES), num_seeds=10_000)
-    assert verdicts(findings) == [True] * 6
+    assert contradicted(findings) == {"at-least-one"}
+    assert verdicts(findings)[1] == [True, True]
 
 
 def test_the_exact_appeal_is_that_of_a_double_integral():
@@ -401,9 +413,9 @@ def test_every_descent_converged_and_it_is_reported(two):
     ("figure", "dim", "count"),
     [
         ("two", "gamma_g_squared", 2),
-        ("three", "case", 4),
+        ("three", "point", 2),
         slow_unless(False, "two", "gamma_g_squared", 6),
-        slow_unless(False, "three", "case", 20),
+        slow_unless(False, "three", "point", 12),
     ],
 )
 def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
@@ -411,7 +423,7 @@ def test_satisfied_clients_are_those_of_the_oracle(figure, dim, count, request):
     dataset, config, *_ = request.getfixturevalue(figure)
     least = 1.0
     for i in range(dataset.sizes[dim]):
-        theta = np.array(config.cases[i] if dim == "case" else [0.0, 2 * np.sqrt(SQUARES[i])])
+        theta = np.array(config.points[i] if dim == "point" else [0.0, 2 * np.sqrt(SQUARES[i])])
         for name in ("FedAvg", "MaxFL"):
             at = dataset.isel({dim: i, "draw": slice(0, count)}).sel(objective=name)
             for r in range(count):
@@ -450,12 +462,13 @@ def test_draws_depend_on_the_seed_the_point_and_their_number_only(two):
 
 @pytest.fixture(scope="module")
 def three():
-    return run_and_judge("fig6", ThreeClients(num_seeds=8000))
+    config = ThreeClients(num_seeds=8000, case_2=((0, 4, 12), (0, 4, 8), (0, 6, 20)))
+    return run_and_judge("fig6", config)
 
 
 def test_the_number_satisfied_of_three(three):
     """With (0, 0, 6) MaxFL's mean is about 1.24, FedAvg's about 0.17."""
-    case = three[2].measured.sel(case=3, event="number satisfied")
+    case = three[2].measured.sel(point="(0, 0, 6)", event="number satisfied")
     for name, mean in (("MaxFL", 1.24), ("FedAvg", 0.17)):
         at = case.sel(objective=name)
         assert at["mean"] == pytest.approx(mean, abs=4 * at.standard_error.item() + 5e-3)
@@ -464,78 +477,123 @@ def test_the_number_satisfied_of_three(three):
     assert difference > 4 * error
     lead = case.sel(objective="MaxFL minus FedAvg")
     assert lead["mean"] == pytest.approx(difference.item())
-    number = three[0].satisfied.sel(case=3).sum("client")
+    number = three[0].satisfied.isel(point=-1).sum("client")
     pairs = number.sel(objective="MaxFL") - number.sel(objective="FedAvg")
     assert lead.standard_error == pytest.approx(pairs.std(ddof=1).item() / np.sqrt(8000))
     assert three[0].solution.dtype == np.float64
 
 
-def test_cases_1_and_2_are_reported_as_found(three):
-    """As statements about draws they do not hold."""
-    mean = three[2].measured["mean"]
+def test_somebody_is_satisfied_by_either_as_the_means_will_have_it(three):
+    """Client 2 is next to FedAvg's solution with (0, 4, 8), and far from it with (0, 6, 20)."""
+    mean = three[2].measured["mean"].sel(event="at least one")
     spread = 4 * np.sqrt(0.25 / 8000) + 5e-3
-    for case, event, numbers, name, share in (
-        (1, "all three", ["all three"], "MaxFL", 0.24),
-        (1, "all three", ["all three"], "FedAvg", 0.37),
-        # The middle client is pulled to the nearer other.
-        (2, "at least one", ["one", "two", "all three"], "MaxFL", 0.20),
-        (2, "at least one", ["one", "two", "all three"], "FedAvg", 0.70),
+    for point, theirs, ours in (
+        ("(0, 4, 8)", 0.70, 0.20),
+        ("(0, 4, 12)", 0.22, 0.45),
+        ("(0, 6, 20)", 0.03, 0.50),
     ):
-        found = mean.sel(case=case, objective=name)
-        assert found.sel(event=numbers).sum() == pytest.approx(share, abs=spread), (case, name)
-        assert found.sel(event=event) == pytest.approx(found.sel(event=numbers).sum().item())
-    assert verdicts(three[2]) == [False, False, True, True]
+        at = mean.sel(point=point)
+        assert at.sel(objective="FedAvg") == pytest.approx(theirs, abs=spread)
+        assert at.sel(objective="MaxFL") == pytest.approx(ours, abs=spread)
 
 
-def test_distributions_have_standard_errors(three):
+def test_cases_of_figure_6_are_judged_over_draws(three):
+    findings = three[2]
+    assert contradicted(findings) == {
+        *("case-1", "case-2-satisfied", "case-3-solution", "case-3-satisfied"),
+    }
+    parts = {
+        (each.key, part.name.partition(":")[0]): part.verdict
+        for each in findings.statements
+        for part in each.parts
+    }
+    # Only means that are 5 gamma apart are "completely disparate".
+    assert parts["case-2-solution", "(0, 6, 20)"] == "supported"
+    assert ("case-2-solution", "(0, 4, 8)") not in parts
+    assert parts["case-2-satisfied", "(0, 4, 12)"] == "supported"
+    assert parts["case-2-satisfied", "(0, 4, 8)"] == "contradicted"
+
+
+def test_shares_of_draws_are_counted(three):
     dataset, config, findings = three
-    for case in (1, 2, 3):
-        for name in OBJECTIVES:
-            numbers = findings.measured.sel(case=case, objective=name)
-            number = dataset.satisfied.sel(case=case, objective=name).sum("client").values
-            p = np.bincount(number, minlength=4) / config.num_seeds
-            shares = numbers.sel(event=["none", "one", "two", "all three"])
-            np.testing.assert_allclose(shares["mean"], p)
-            np.testing.assert_allclose(
-                shares.standard_error, np.sqrt(p * (1 - p) / (len(number) - 1))
-            )
-            assert numbers["mean"].sel(event="number satisfied") == pytest.approx(number.mean())
+    for i, point in enumerate(findings.measured.point.values):
+        for name in ("FedAvg", "MaxFL"):
+            numbers = findings.measured.sel(point=point, objective=name)
+            at = dataset.isel(point=i).sel(objective=name)
+            satisfied = at.satisfied.transpose("draw", "client").values
+            own, w = at.empirical_mean.transpose("draw", "client").values, at.solution.values
+            events = {
+                "none": ~satisfied.any(1),
+                "at least one": satisfied.any(1),
+                "clients 1 and 2": satisfied[:, 0] & satisfied[:, 1],
+                "at the average": abs(w - own.mean(1)) <= 0.1,
+                "at a client's model": (abs(w[:, None] - own) <= 0.1).any(1),
+                "at the average of 1 and 2": abs(w - own[:, :2].mean(1)) <= 0.1,
+            }
+            for event, happened in events.items():
+                p = happened.mean()
+                found = numbers.sel(event=event)
+                assert found["mean"] == pytest.approx(p)
+                error = np.sqrt(p * (1 - p) / (config.num_seeds - 1))
+                assert found.standard_error == pytest.approx(error)
 
 
 def test_the_example_of_case_3_is_the_single_draw(three):
-    example = three[2].measured.sel(case=3)
+    example = three[2].measured.sel(point="(0, 0, 6)")
     np.testing.assert_allclose(example.example_empirical_mean, THETA_HAT)
     satisfied = example.example_satisfied
     assert satisfied.sel(objective="MaxFL").values.tolist() == [True, True, False]
     assert not satisfied.sel(objective="FedAvg").any()
 
 
-# Claims can fail
+# Verdicts follow the numbers
 
 
-def test_claims_of_figure_5a_fail_when_the_objectives_are_exchanged(two):
+def test_figure_5a_is_contradicted_when_the_objectives_are_exchanged(two):
     dataset, config, *_ = two
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
-    swapped = dataset.assign_coords(objective=labels)
-    assert verdicts(judge("fig5a", swapped, config)) == [False, False, False, True, True, True]
+    findings = judge("fig5a", dataset.assign_coords(objective=labels), config)
+    # Lemma A.1 is judged by the exact appeal, which is then not that of the draws: a check.
+    assert contradicted(findings) == {"fedavg-decays", "theorem-a-1", "at-least-one"}
+    assert verdicts(findings)[1] == [False, True]
 
 
-def test_claims_of_figure_5a_fail_on_other_numbers(two):
+def test_figure_5a_is_contradicted_by_other_numbers(two):
     dataset, config, *_ = two
     shifted = dataset.assign(solution=dataset.solution + 1e-5)
-    assert verdicts(judge("fig5a", shifted, config))[3:5] == [False, False]
+    assert {"relu", "lemma-a-2"} <= contradicted(judge("fig5a", shifted, config))
     lost = dataset.assign(converged=dataset.converged.copy(data=dataset.converged.values.copy()))
     lost.converged[3, 5, 1] = False
-    assert verdicts(judge("fig5a", lost, config)) == [True] * 5 + [False]
+    assert verdicts(judge("fig5a", lost, config))[1] == [True, False]
 
 
-def test_claims_of_figure_6_follow_the_objectives(three):
+def test_the_exact_appeal_decays_exponentially():
+    squares = np.arange(21.0)
+    falling = xr.DataArray(0.6 * 0.8**squares, {"gamma_G^2": squares})
+    assert fig5a._decay(falling)[0] is True
+    assert fig5a._decay(1 / (1 + falling["gamma_G^2"]))[0] is False  # as a power
+    assert fig5a._decay(falling[::10])[0] is None  # one slope in the upper half
+
+
+def test_figure_6_follows_the_objectives(three):
     dataset, config, _ = three
     names = {"FedAvg": "MaxFL", "MaxFL": "FedAvg"}
     labels = [names.get(name, name) for name in dataset.objective.values]
-    swapped = dataset.assign_coords(objective=labels)
-    assert verdicts(judge("fig6", swapped, config)) == [True, True, False, True]
+    findings = judge("fig6", dataset.assign_coords(objective=labels), config)
+    assert contradicted(findings) == {
+        *("case-2-solution", "case-2-satisfied", "case-3-solution", "case-3-satisfied"),
+    }
+
+
+def test_means_over_draws_are_judged_by_their_errors():
+    mean = xr.DataArray([0.5, 0.5, 0.5, 1.0], {"event": list("abcd")})
+    error = xr.DataArray([0.1, 0.01, 0.2, 0.0], {"event": list("abcd")})
+    found = ruling("key", descents.mean_above(mean, error, 0.6, 100))
+    assert [part.verdict for part in found.parts] == [
+        *("not settled", "contradicted", "not settled", "supported"),
+    ]
+    assert found.parts[0].seeds == 100
 
 
 # Figures 5(b) and 8
@@ -545,7 +603,10 @@ def test_the_landscape_has_one_minimum_and_then_two():
     """And three just below the critical point: the two do not grow out of the middle."""
     config = Landscape(num_points=400, num_starts=11, largest=2.0)
     *_, findings = run_and_judge("fig5b", config)
-    assert verdicts(findings) == [True] * 4
+    statements, checks = verdicts(findings)
+    assert statements.pop("lemma-a-3") == "not tested"  # no gamma_hat is above 2
+    assert set(statements.values()) == {"supported"}
+    assert checks == [True, True]
     measured = findings.measured
     critical = measured.critical_gamma_hat
     three = measured.gamma_hat[measured.number == 3]
@@ -567,14 +628,27 @@ def landscape():
     return run_and_judge("fig5b", Landscape(num_points=20, num_starts=5))
 
 
-def test_claims_of_figure_5b_can_fail(landscape):
-    dataset, config, _ = landscape
-    shifted = dataset.assign(minimum=dataset.minimum + 1.0)
-    assert verdicts(judge("fig5b", shifted, config)) == [False, False, True, True]
-    outside = dataset.assign(displacement=-dataset.displacement)
-    assert verdicts(judge("fig5b", outside, config)) == [True, True, False, True]
+def test_figure_5b_is_contradicted_by_other_numbers(landscape):
+    dataset, config, found = landscape
+    assert contradicted(found) == set()
+    shifted = judge("fig5b", dataset.assign(minimum=dataset.minimum + 1.0), config)
+    assert contradicted(shifted) == {"collaboration", "separation"}
+    outside = judge("fig5b", dataset.assign(displacement=-dataset.displacement), config)
+    assert contradicted(outside) == {"lemma-a-4"}
     lost = dataset.assign(converged=dataset.converged & (dataset.start < 0.9))
-    assert verdicts(judge("fig5b", lost, config)) == [True, True, True, False]
+    assert verdicts(judge("fig5b", lost, config))[1] == [True, False]
+
+
+def test_what_no_landscape_was_searched_for_is_not_tested():
+    config = Landscape(num_points=4, num_starts=3, largest=0.9)
+    found, _ = verdicts(run_and_judge("fig5b", config)[2])
+    expected = {"collaboration": "supported", "lemma-a-4": "supported"}
+    assert found == expected | {"separation": "not tested", "lemma-a-3": "not tested"}
+
+
+@pytest.mark.parametrize("gamma_hat", [0.3, 1.0, 1.0215, 1.0217, 2.0, 6.0, 40.0])
+def test_the_middle_is_a_maximum_where_its_curvature_is_negative(gamma_hat):
+    assert middle_difference(np.array([gamma_hat])) == (1 if gamma_hat < 1.0216 else -1)
 
 
 @pytest.fixture(scope="module")
@@ -584,7 +658,7 @@ def rate():
 
 def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
     dataset, config, findings = rate
-    assert verdicts(findings) == [True, True]
+    assert contradicted(findings) == set()
     # eta N / (sum q + eps), at a few places
     for gamma in config.gamma_hat:
         for i in (0, 250, 400, 511):
@@ -598,8 +672,9 @@ def test_the_adaptive_rate_is_high_where_the_objective_is_flat(rate):
     q = reference.mean_estimation_weights(gradients**2 / 4, "MaxFL")
     assert path[1] == pytest.approx(path[0] - 0.5 * (q @ gradients) / (q.sum() + 1e-2), rel=1e-12)
     exchanged = dataset.assign_coords(rule=dataset.rule.values[::-1])
-    assert verdicts(judge("fig8", exchanged, config)) == [True, False]
-    assert not judge("fig8", dataset.assign(rate=1 / dataset.rate), config).claims[0].holds
+    assert contradicted(judge("fig8", exchanged, config)) == {"global-smoothness"}
+    inverse = judge("fig8", dataset.assign(rate=1 / dataset.rate), config)
+    assert contradicted(inverse) == {"flat-regions"}
 
 
 # Figures and the command line
@@ -617,7 +692,7 @@ def drawn(request):
 def test_figures_have_their_panels_and_nothing_is_cut(drawn):
     name, figure = drawn
     FigureCanvasAgg(figure).draw()
-    assert len(figure.axes) == {"two": 2, "three": 6, "landscape": 2, "rate": 3}[name]
+    assert len(figure.axes) == {"two": 2, "three": 4, "landscape": 2, "rate": 2}[name]
     title, below = sorted(figure.texts, key=lambda text: -text.get_position()[1])
     for axes in figure.axes:
         panel = axes.get_tightbbox()
@@ -655,7 +730,7 @@ def test_the_command_line_writes_the_files(name, sizes, tmp_path):
     assert exit_.value.code == 0
     summary = json.loads((tmp_path / name / "summary.json").read_text())
     assert summary["data"] == "synthetic"
-    assert all(claim["holds"] for claim in summary["claims"])
+    assert {each["verdict"] for each in summary["statements"]} == {"supported"}
     assert set(summary["manifest"]["wall_seconds"]) == {"compile", "run"}
     assert (tmp_path / name / "figure.png").stat().st_size > 10_000
     with xr.open_dataset(tmp_path / name / "result.nc") as dataset:

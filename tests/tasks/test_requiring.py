@@ -187,6 +187,27 @@ def test_metrics_are_means_over_clients():
     assert len({float(x) for x in values.values()}) > 6
 
 
+def test_clients_may_stay_away_by_their_test_examples():
+    """f_k(w) < rho_k decides, of those that may train; there must be test examples."""
+    params, *_ = measured()
+    task = learners()
+    with jax.enable_x64(True):
+        each = [of_client(task, params, jnp.int32(k)) for k in range(N)]
+        test = np.array([float(values["loss"]) for _, values in each])
+        train = np.array([float(loss) for loss, _ in each])
+        rho = (test + train) / 2
+        for participation, losses in (("test", test), ("training", train)):
+            for unseen in (0, N - SEEN):
+                view = requiring(task, rho, num_unseen=unseen, participation=participation)
+                np.testing.assert_array_equal(view.appeals(params), (losses < rho)[: N - unseen])
+    assert (test < train).any()
+    assert (test > train).any()
+    with pytest.raises(ValueError, match="has no test examples"):
+        requiring(Measured(jnp.ones(2)), jnp.ones(2), participation="test")
+    with pytest.raises(ValueError, match="participation is 'all'"):
+        requiring(task, rho, participation="all")
+
+
 def test_thresholds_alone_prefer_nothing():
     """All other metrics are the same."""
     _, _, values, without = measured()

@@ -8,18 +8,23 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedjax_mm.data.digits import digits
-from fedjax_mm.data.federate import federate, flip_labels
+from fedjax_mm.data.federate import federate, flip_labels, flipped_clients
 from fedjax_mm.data.federated import FederatedData, Pool, stack_data
 from fedjax_mm.data.idx import Name, check_idx, load_idx
-from fedjax_mm.data.partition import dirichlet, label_clusters
+from fedjax_mm.data.partition import dirichlet, dirichlet_clients, label_clusters
 from fedjax_mm.data.sent140 import check_sent140, load_sent140
 from fedjax_mm.data.surrogate import surrogate_tweets
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import MLP
 
 Dataset = Literal["fmnist", "emnist", "sent140", "mnist", "digits"]
-Partition = Literal["dirichlet", "clusters"]
+Partition = Literal["dirichlet", "dirichlet_labels", "clusters", "shuffled_clusters"]
+"""By client as in Hsu et al., or by label; neighbouring labels make clusters, or random ones."""
+Flips = Literal["training", "everywhere"]
+"""Which labels of a flipped client are flipped: those of its training examples, or all."""
 
+PIXEL_SCALE = 1 / 255
+"""Factor of the pixels; the paper's "normalized" images may have mean 0 and variance 1 as well."""
 TEST_FRACTION = 0.4
 NUM_CLUSTERS = 5
 _IDX: dict[str, Name] = {"fmnist": "fashion-mnist", "mnist": "mnist", "emnist": "emnist"}
@@ -80,20 +85,23 @@ def draw_clients(
     *,
     partition: Partition,
     flipped: float,
+    flips: Flips,
     seeds: list[int],
 ) -> FederatedData:
     """Returns a stack of draws, one for each seed, of seen and then unseen clients.
 
     Each client's examples are divided 60 : 40 into training and test; a share of all clients has
-    its labels flipped, in both.
+    its labels flipped, in training or in both: those of `flipped_flags`.
     """
     num_clients = population.num_clients + population.num_unseen
     few: dict[str, Any] = {"min_examples": population.min_examples}
-    uneven = few | {"alpha": population.alpha}
+    alpha: dict[str, Any] = {"alpha": population.alpha}
     tweets = surrogate_tweets if directory is None else partial(load_sent140, directory)
     splits: dict[str, Any] = {
+        "dirichlet": partial(dirichlet_clients, **alpha),
+        "dirichlet_labels": partial(dirichlet, **few, **alpha),
         "clusters": partial(label_clusters, num_clusters=NUM_CLUSTERS),
-        "dirichlet": partial(dirichlet, **uneven),
+        "shuffled_clusters": partial(label_clusters, num_clusters=NUM_CLUSTERS, shuffled=True),
     }
     pool = None if source_of(dataset, directory) == "sent140" else _pool(dataset, directory)
 
@@ -105,9 +113,19 @@ def draw_clients(
             parts = splits[partition](pool.train[1], num_clients, seed=seed)
             data = federate(pool, parts, **test)
         # The name of data with flips tells their number; all draws are to have one name.
-        return dataclasses.replace(flip_labels(data, fraction=flipped, seed=seed), name=data.name)
+        how: dict[str, Any] = {"fraction": flipped, "test": flips == "everywhere", "seed": seed}
+        return dataclasses.replace(flip_labels(data, **how), name=data.name)
 
     return stack_data([draw(seed) for seed in seeds])
+
+
+def flipped_flags(population: Population, *, flipped: float, seeds: list[int]) -> np.ndarray:
+    """Returns whether each client of `draw_clients` is flipped, ``bool[seeds, clients]``."""
+    num_clients = population.num_clients + population.num_unseen
+    flags = np.zeros((len(seeds), num_clients), bool)
+    for mine, seed in zip(flags, seeds, strict=True):
+        mine[flipped_clients(num_clients, fraction=flipped, seed=seed)] = True
+    return flags
 
 
 def _pool(dataset: Dataset, directory: Path | None) -> Pool:
@@ -127,7 +145,7 @@ def classifier(
     Its hidden layers are 64-30 on images, 128-86-30 on tweets.
     """
     is_image = data.train.examples[0].ndim > 2
-    hidden, scale = ((64, 30), 1 / 255) if is_image else ((128, 86, 30), None)
+    hidden, scale = ((64, 30), PIXEL_SCALE) if is_image else ((128, 86, 30), None)
     module = MLP(data.num_classes, hidden, dropout_rate)
     rngs = ("dropout",) if dropout_rate > 0 else ()
     return classification(data, module, rngs=rngs, scale=scale, column=column)

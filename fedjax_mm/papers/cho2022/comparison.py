@@ -1,22 +1,25 @@
 """Tables of section 5 of Cho et al.: methods at their best points, beside published numbers."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers import claims
+from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.cho2022.clients import source_of
-from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison, best_points, run_comparison
-from fedjax_mm.papers.claims import Claim, estimate
+from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
+from fedjax_mm.papers.cho2022.runs import run_comparison
 from fedjax_mm.papers.figures import points
-from fedjax_mm.papers.item import Item, published
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.published import published
+from fedjax_mm.papers.rulings import Ruling, estimate, untested
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import places
 
 OURS = "MaxFL"
@@ -25,10 +28,39 @@ _METRICS = {
     "appeal": "GM-Appeal",
     "preferred_accuracy": "preferred-model accuracy",
 }
-_PARTITIONS = {"dirichlet": "labels by Dirichlet's law", "clusters": "five clusters of labels"}
+_PARTITIONS = {
+    "dirichlet": "each client's labels by Dirichlet's law",
+    "dirichlet_labels": "each label by Dirichlet's law",
+    "clusters": "five clusters of neighbouring labels",
+    "shuffled_clusters": "five clusters of random labels",
+}
+
+_WHO_STAYS = "Who would train, once clients may leave: means over records and seeds"
+_POOLS = {
+    "clients in the pool": "pool",
+    "flipped among them, %": "flipped in the pool",
+    "flipped share of MaxFL's weights, %": "flipped in the weights",
+}
+
+Rules: TypeAlias = Callable[[xr.Dataset, Comparison], Iterable[Ruling | Check]]
+"""Function of the measured numbers and the settings that judges a table's statements."""
+
+_PROTOCOL = {
+    *("partition", "flips", "flipped", "participation", "appealing_from", "requirement"),
+    *("num_clients", "num_unseen", "cohort_size", "num_rounds", "dropout_rate"),
+    *("byzantine", "loss_factor", "noise", "attackers_stay", "tuning_steps", "tuned_weights"),
+}
+"""Settings of what the statements are about; grids, seeds and data are others."""
 
 
-def item(id: str, title: str, settings: Comparison, metrics: Sequence[str], **others: Any) -> Item:
+def item(
+    id: str,
+    title: str,
+    settings: Comparison,
+    metrics: Sequence[str],
+    rules: Rules = lambda measured, settings: (),
+    **others: Any,
+) -> Item:
     """Returns an item that compares methods at their best points.
 
     Args:
@@ -37,11 +69,18 @@ def item(id: str, title: str, settings: Comparison, metrics: Sequence[str], **ot
       settings: the defaults.
       metrics: of the clients that were seen and, as "unseen_...", of the others, in the order of
         the published numbers.
-      **others: the paper's `claims`; `measure` and `figure`, if not those of a table.
+      rules: yields a ruling on every statement, and checks; nothing if there is none.
+      **others: `measure`, `table` and `figure`, if not those of a table.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
+    functions |= {"judge": partial(_judge, rules=rules, default=settings)}
     functions |= {"table": table, "figure": figure} | others
     return Item(id, title, settings, run_comparison, **functions)
+
+
+def judged(result: xr.Dataset) -> xr.Dataset:
+    """Returns what is judged, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
+    return result.drop_dims(["candidate", "selection_seed"], errors="ignore").rename(DIMS)
 
 
 def in_percent(best: xr.Dataset, metrics: Sequence[str]) -> xr.DataArray:
@@ -57,7 +96,8 @@ def measure(
     result: xr.Dataset, settings: Comparison, *, id: str, metrics: Sequence[str]
 ) -> xr.Dataset:
     """Returns metrics at the end, over ``(metric, algorithm, *DIMS)``."""
-    best = best_points(result, settings).isel(round=-1, drop=True)
+    records = judged(result)
+    best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
     # skipna=False: without a diverged seed the mean would look better.
     mean = percent.mean("seed", skipna=False)
@@ -71,10 +111,29 @@ def measure(
             "published": mean.copy(data=np.transpose(numbers).reshape(mean.shape)),
             "skipped rounds": best["idle_rounds"],
             "diverged": (best["diverged"] >= 0).any("seed"),
-            "diverged runs": (result["diverged"] >= 0).sum(),
+            "diverged runs": (best["diverged"] >= 0).sum(),
             "grid points of a variant": settings.num_points,
+            **_pools(records, settings),
         }
     )
+
+
+def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
+    """Returns who would train, as means over the records from the round of leaving on.
+
+    The number of clients in the pool, and the flipped clients' percentages of the pool and of its
+    weights in MaxFL, ``q_k`` of eq. (4); NaN where the pool was empty throughout.
+    """
+    first = settings.appealing_from
+    if first is None or first > settings.num_rounds:
+        return {}
+    mean = records.sel(round=slice(first, None)).mean("round", skipna=False)
+    pool, weight = (mean[name].where(mean[name] > 0) for name in ("available", "weight"))
+    return {
+        "pool": settings.population.num_clients * mean["available"],
+        "flipped in the pool": 100 * mean["available_flipped"] / pool,
+        "flipped in the weights": 100 * mean["weight_flipped"] / weight,
+    }
 
 
 def unattacked(values: Any) -> Any:
@@ -99,38 +158,50 @@ def _names(short: xr.DataArray) -> list[str]:
     return [", ".join(words) for _, words in places(one, *map(str, one.dims))]
 
 
-def ahead(measured: xr.Dataset, metric: str, ours: str = OURS) -> xr.DataArray:
-    """Returns a method's points above every other one, seed by seed; NaN if it is not there."""
-    percent = squeezed(measured["percent"].sel(metric=metric, drop=True))
-    lead = of_method(percent, ours) - percent.drop_sel(algorithm=ours, errors="ignore")
-    return lead.assign_coords(algorithm=[f"ahead of {name}" for name in lead["algorithm"].values])
+def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataArray:
+    """Returns MaxFL's points minus those of other methods, ``(metric, algorithm, ..., seed)``.
+
+    A method or metric that was left out is NaN: what is said about it is then not tested.
+    """
+    percent = squeezed(measured["percent"]).reindex(metric=list(metrics))
+    ours = percent.reindex(algorithm=[OURS]).isel(algorithm=0, drop=True)
+    return ours - percent.reindex(algorithm=list(others))
 
 
-def of_method(values: xr.DataArray, name: str) -> xr.DataArray:
-    """Returns the values of a method; NaN if it is not there."""
-    # reindex, not sel: where a method is left out, claims about it do not hold; nothing is raised.
-    return values.reindex(algorithm=[name]).isel(algorithm=0, drop=True)
+def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
+    """Returns Kendall's rank correlation (tau-a) along a dimension; ties count as 0.
+
+    Example:
+      >>> appeal, accuracy = (xr.DataArray(x, dims="algorithm") for x in ([1, 2, 3], [5, 9, 7]))
+      >>> round(concordance(appeal, accuracy, "algorithm").item(), 3)
+      0.333
+    """
+
+    def signs(values: xr.DataArray) -> xr.DataArray:
+        # Without coordinates: xarray would compare each value with itself alone.
+        plain = values.drop_vars(along, errors="ignore")
+        another = plain - plain.rename({along: "another"})
+        return another.copy(data=np.sign(another.values))
+
+    size = one.sizes[along]
+    agreeing = (signs(one) * signs(other)).sum((along, "another"), skipna=False)
+    found: xr.DataArray = agreeing / (size * (size - 1))
+    return found
 
 
-def exceeds(
-    measured: xr.Dataset, settings: Comparison, *, by: float = 0.0, ours: str = OURS
-) -> list[Claim]:
-    """Claims that a method is above every other by more than `by` points, in all metrics."""
-    text = f"{ours} exceeds every other method" + (f" by more than {by:g} points" if by else "")
-    return _in_all_metrics(measured, partial(claims.exceeds, by=by), text, ours)
-
-
-def not_below(measured: xr.Dataset, settings: Comparison) -> list[Claim]:
-    """Claims that MaxFL is not below any other method, in all metrics."""
-    text = "MaxFL is not below any other method"
-    return _in_all_metrics(measured, claims.not_below, text)
-
-
-def _in_all_metrics(
-    measured: xr.Dataset, claimed: Callable[..., Claim], text: str, ours: str = OURS
-) -> list[Claim]:
-    leads = {title: ahead(measured, title, ours) for title in measured["metric"].values}
-    return [claimed(f"{title}: {text}", lead, form=".1f") for title, lead in leads.items()]
+def _judge(
+    measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
+) -> Iterator[Ruling | Check]:
+    """Yields rulings and checks; under another protocol than the item's nothing is tested."""
+    given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
+    changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
+    changed += changes(given, usual)
+    for found in rules(measured, settings):
+        # What compares the paper's own numbers has no seeds, and depends on no settings.
+        if changed and isinstance(found, Ruling) and any(part.seeds for part in found.parts):
+            yield untested(found.key, f"the protocol was changed: {', '.join(changed)}")
+        else:
+            yield found
 
 
 def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
@@ -139,10 +210,21 @@ def table(measured: xr.Dataset, settings: Comparison) -> Sequence[Table]:
     texts = cells(short["mean"], short["standard error"], short["published"], ".1f", "none")
     point = [short[name] for name in (*POINT, "diverged")]
     contents = columns(texts, "metric") | {
-        "best point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
+        "chosen point": xr.apply_ufunc(_text, *point, vectorize=True, output_dtypes=[object]),
         "skipped rounds": cells(short["skipped rounds"].mean("seed"), form=".0f"),
     }
-    return [rows(contents, tuple(map(str, short["diverged"].dims)))]
+    over = tuple(map(str, short["diverged"].dims))
+    pools = [rows(_pool_columns(short), over, _WHO_STAYS)] if "pool" in short else []
+    return [rows(contents, over), *pools]
+
+
+def _pool_columns(short: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Returns means over the seeds in which somebody was in the pool."""
+    found = {}
+    for title, name in _POOLS.items():
+        error = estimate(short[name]).error
+        found[title] = cells(short[name].mean("seed"), error, form=".1f", missing="empty")
+    return found
 
 
 def _text(variant: str, learning_rate: float, local_steps: int, batch_size: int, bad: bool) -> str:
@@ -191,14 +273,19 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
     if settings.appealing_from:
         invited = f"from round {settings.appealing_from} on only clients train to whom the model "
         invited += "appeals"
-    chosen = "All methods at one point of the grid"
-    if settings.num_points > 1:
-        chosen = f"Each method at the best of {settings.num_points} points of the grid, by accuracy"
+    chosen = "Each method at a point that the settings give"
+    if settings.selection:
+        chosen = (
+            f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
+        )
+        chosen += f"on {settings.selection_seeds} other seeds"
+    flips = "training " * (settings.flips == "training") + "labels flipped"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
     return plots.draw(
         panels,
         title=f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} unseen "
         f"clients, {who.cohort_size} a round, T = {settings.num_rounds}",
         caption=f"Means over {settings.num_seeds} seeds with clients of their own, with standard "
-        f"errors; {_PARTITIONS[settings.partition]}; {invited}. {chosen}.{tuned}",
+        f"errors; {_PARTITIONS[settings.partition]}; {settings.flipped:.0%} have their {flips}; "
+        f"{invited}. {chosen}.{tuned}",
     )

@@ -13,8 +13,10 @@ from pydantic import Field
 
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
-from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
+from fedjax_mm.papers.rulings import Evidence, check
+from fedjax_mm.papers.schema import Check
+from fedjax_mm.results.labels import number, places
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 
@@ -118,12 +120,32 @@ def convergence(result: xr.Dataset) -> dict[str, Any]:
     return found | ({"gradient": abs(result.gradient).max()} if "gradient" in result else {})
 
 
-def all_converged(text: str, measured: xr.Dataset) -> Claim:
-    """Claims that all descents found a minimum."""
+def all_converged(text: str, measured: xr.Dataset) -> Check:
+    """Checks that all descents found a minimum."""
     evidence = f"{measured.converged:,d} of {measured.descents:,d} descents converged"
     if "gradient" in measured:
         evidence += f", largest gradient at the end {measured.gradient:.1e}"
-    return claim(text, measured.converged == measured.descents, evidence)
+    return check(text, measured.converged == measured.descents, evidence)
+
+
+def mean_above(
+    mean: xr.DataArray, error: xr.DataArray, by: float, draws: int, form: str = ".3f"
+) -> list[Evidence]:
+    """Tests that means over many draws are above `by`, from means and standard errors alone.
+
+    `rulings.more` would need the draws themselves, which are too many for a summary.
+    """
+    from scipy.special import ndtr
+
+    found = []
+    for at, words in places(mean, *map(str, mean.dims)):
+        value, spread = mean.sel(at).item(), error.sel(at).item()
+        # Draws that are all equal have no spread: their side decides.
+        score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
+        text = number(value, spread, form)
+        tails = float(ndtr(-score)), float(ndtr(score))
+        found.append(Evidence(", ".join(words), text, *tails, seeds=draws))
+    return found
 
 
 def objectives(result: xr.Dataset) -> plots.Panel:

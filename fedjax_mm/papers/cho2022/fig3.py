@@ -1,31 +1,60 @@
 """Figure 3: GM-Appeal and preferred-model accuracy over the rounds."""
 
+from collections.abc import Iterator
+
 import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers.cho2022.comparison import draw, exceeds, in_percent, item, unattacked
-from fedjax_mm.papers.cho2022.grid import Comparison, best_points, methods
-from fedjax_mm.papers.claims import estimate
+from fedjax_mm.papers.cho2022 import comparison
+from fedjax_mm.papers.cho2022.comparison import (
+    OURS,
+    concordance,
+    in_percent,
+    judged,
+    lead,
+    unattacked,
+)
+from fedjax_mm.papers.cho2022.grid import Comparison, methods
+from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling
 
+BASELINES = ("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed")
 _METRICS = ("appeal", "preferred_accuracy")
+_ID = "maxfl-fig3"
+
+
+def measure(result: xr.Dataset, settings: Comparison) -> xr.Dataset:
+    """Returns metrics at the end, and whether they rise together over a run's records."""
+    over_rounds = in_percent(unattacked(judged(result)), _METRICS)
+    appeal, preferred = (over_rounds.isel(metric=i, drop=True) for i in (0, 1))
+    ends = comparison.measure(result, settings, id=_ID, metrics=_METRICS)
+    return ends.assign({"rise together": concordance(appeal, preferred, "round")})
+
+
+def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
+    """Judges MaxFL's leads in both metrics, and whether these rise together."""
+    leads = lead(measured, BASELINES, "GM-Appeal, seen", "preferred-model accuracy, seen")
+    yield ruling("significantly-higher", more(leads, form=".1f"))
+    together = measured["rise together"].reindex(algorithm=[OURS])
+    yield ruling("rise-together", more(together))
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
     """Draws a panel for each metric, and each method at its best point."""
-    mean, error = estimate(in_percent(unattacked(best_points(result, settings)), _METRICS))
+    mean, error = estimate(in_percent(unattacked(judged(result)), _METRICS))
     panels = plots.panels(mean, error, xlabel="round", ylabel="percent", style="-")
     # One below the other: appeals and accuracies are too far apart for one y-axis.
-    return draw([[panel] for panel in panels], settings)
+    return comparison.draw([[panel] for panel in panels], settings)
 
 
 ITEMS = (
-    item(
+    comparison.item(
         id="maxfl-fig3",
         title="Appeal and preferred-model accuracy over the rounds",
         metrics=_METRICS,
-        settings=Comparison(methods=methods("FedAvg", "FedProx", "SCAFFOLD", "MW-Fed", "MaxFL")),
-        claims=exceeds,
+        settings=Comparison(methods=methods(*BASELINES, OURS)),
+        rules=rules,
+        measure=measure,
         figure=figure,
     ),
 )

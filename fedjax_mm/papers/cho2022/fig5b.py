@@ -1,7 +1,7 @@
 """Figure 5(b): MaxFL's objective of two clients, and its local minima."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,10 +15,11 @@ from pydantic import Field
 from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Positive
 from fedjax_mm.papers.cho2022 import descents
-from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 
@@ -93,6 +94,7 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
             "critical_gamma_hat": critical_gamma_hat(),
             "minima": (("gamma_hat", "minimum"), minima),
             "number": ("gamma_hat", number),
+            "middle": ("gamma_hat", middle_difference(result.searched_gamma_hat.values)),
             "nearest": inwards.min(),
             "farthest": inwards.max(),
             **descents.convergence(result),
@@ -101,30 +103,40 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
     )
 
 
-def claims(measured: xr.Dataset, config: Landscape) -> Sequence[Claim]:
-    """Similar clients give one minimum, different ones two."""
+def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
+    """Judges how many minima there are, where they lie, and when the middle is none."""
     gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
-    nearest, farthest = measured.nearest.item(), measured.farthest.item()
-    small, large, many = gamma**2 < 1, gamma**2 > 2, (measured.number > 2).sum()
     single = (measured.number == 1) & (abs(minima.isel(minimum=0)) < _NEAR)
+    yield ruling("collaboration", _at(gamma**2 < 1, single))
     is_outer = (abs(abs(minima) - gamma) < abs(minima)) | minima.isnull()
     parted = (measured.number == 2) & is_outer.all("minimum")
-    one = "gamma_hat^2 < 1: one minimum, the average of the clients' models"
-    two = "gamma_hat^2 > 2: two minima, each nearer to a client's model than to the middle"
-    inner = "Lemma A.4: every minimum is at most 2 from a client's model, on the inner side"
-    turn = (
-        f"at {(single & small).sum():d} of {small.sum():d} gamma_hat; it turns into a maximum at "
-        f"gamma_hat = {critical:.4f}, gamma_hat^2 = {critical**2:.4f}; at {many:d} gamma_hat just "
-        "below there are three minima"
-    )
+    yield ruling("separation", _at(gamma**2 > 2, parted))
+    turns = f"the middle turns into a maximum at {critical:.4f}, which eq. (35) rounds to 1.022"
+    yield ruling("lemma-a-3", _at(gamma > 2, measured["middle"] < 0), about=turns)
+    nearest, farthest = measured.nearest.item(), measured.farthest.item()
     distances = f"distances inwards from {nearest:.1e} to {farthest:.4f}"
-    parts = f"at {(parted & large).sum():d} of {large.sum():d} gamma_hat"
-    return (
-        claim(one, single | ~small, turn),
-        claim(two, parted | ~large, parts),
-        claim(inner, 0 < nearest <= farthest <= 2, distances),
-        descents.all_converged("A local minimum is found from every start", measured),
-    )
+    yield ruling("lemma-a-4", fact(0 < nearest <= farthest <= 2, distances))
+    beyond = measured["middle"].where(gamma != critical, drop=True)
+    is_right = (beyond < 0) == (beyond.gamma_hat > critical)
+    yield check("The middle is a maximum beyond the critical gamma_hat only", is_right, turns)
+    yield descents.all_converged("A local minimum is found from every start", measured)
+
+
+def _at(where: xr.DataArray, holds: xr.DataArray) -> list[Evidence]:
+    """Takes what holds at some gamma_hat for a fact; nothing is known if none was searched."""
+    number, of = int((holds & where).sum()), int(where.sum())
+    return fact(number == of if of else None, f"at {number} of {of} gamma_hat")
+
+
+def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
+    """Returns the sign of the objective's second derivative in the middle, by differences.
+
+    They are relative to 1 minus the objective there, which is tiny if clients are far apart.
+    """
+    step = 1e-3
+    # log(1 - sigma): sigma itself would round to 1.
+    middle, *beside = (-np.logaddexp(0, (gamma_hat + x) ** 2) for x in (0, -step, step))
+    return np.sign(1 - np.mean([np.exp(each - middle) for each in beside], axis=0))
 
 
 def table(measured: xr.Dataset, config: Landscape) -> Sequence[Table]:
@@ -163,7 +175,7 @@ ITEMS = (
         settings=Landscape(),
         run=run_landscape,
         measure=measure,
-        claims=claims,
+        judge=judge,
         table=table,
         figure=figure,
     ),

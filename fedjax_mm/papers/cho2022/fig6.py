@@ -1,6 +1,6 @@
 """Figure 6: how many of three clients the objectives' solutions satisfy, in three cases."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,21 +11,23 @@ from matplotlib.figure import Figure
 from pydantic import Field
 
 from fedjax_mm import plots
-from fedjax_mm.experiments.fields import Count
+from fedjax_mm.experiments.fields import Count, Distinct
 from fedjax_mm.papers.cho2022 import descents
-from fedjax_mm.papers.claims import Claim, claim, estimate
+from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, columns, rows
-from fedjax_mm.results.labels import describe
+from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, ruling
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
-_ALIKE = 0.1  # solutions that are closer are called the same
-_SIGMAS = 4  # standard errors by which a difference must exceed 0
+_ALIKE = 0.1  # models that are closer, in units of gamma, are called the same
+_SURELY, _MOSTLY = 0.95, 0.5  # shares of the draws
+_DISPARATE = 5.0  # units of gamma between clients that have nothing in common
 _LEAD = "MaxFL minus FedAvg"
-_COUNT, _ANY, _BOTH = "number satisfied", "at least one", "clients 1 and 2"
-_NUMBERS = ["none", "one", "two", "all three"]
-_SHOWN = ["FedAvg", "MaxFL", "MaxFL (log loss)"]
+_COUNT, _NONE, _ANY, _BOTH = "number satisfied", "none", "at least one", "clients 1 and 2"
+_AVERAGE, _OWN, _PAIR = "at the average", "at a client's model", "at the average of 1 and 2"
+_SHOWN = ["FedAvg", "MaxFL"]
 
 _Mean = Annotated[float, Field(allow_inf_nan=False)]
 ThreeMeans = tuple[_Mean, _Mean, _Mean]
@@ -36,15 +38,24 @@ class ThreeClients(descents.Draws):
 
     num_seeds: Annotated[Count, Field(ge=2)] = 20_000
     case_1: ThreeMeans = (0, 0, 0)
-    case_2: ThreeMeans = (0, 4, 8)
+    case_2: Annotated[tuple[ThreeMeans, ...], Field(min_length=1), Distinct] = (
+        *((0, 4, 12), (0, 3, 8), (0, 3, 9), (0, 4, 8), (0, 6, 8)),
+        *((0, 5, 12), (0, 6, 12), (0, 6, 20)),
+    )
+    """A map, because the outcome depends on the means; the first ones are drawn."""
     case_3: ThreeMeans = (0, 0, 6)
     example: ThreeMeans = (0.8, -0.7, 0.3)
     """Empirical minus true means of one draw, for all cases."""
 
     @property
-    def cases(self) -> tuple[ThreeMeans, ThreeMeans, ThreeMeans]:
+    def points(self) -> list[ThreeMeans]:
         """Returns the true means of all cases."""
-        return self.case_1, self.case_2, self.case_3
+        return [self.case_1, *self.case_2, self.case_3]
+
+    @property
+    def cases(self) -> list[int]:
+        """Returns the number of each point's case."""
+        return [1, *(2 for _ in self.case_2), 3]
 
 
 def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Dataset:
@@ -59,86 +70,99 @@ def run_three(config: ThreeClients, execution: Execution | None = None) -> xr.Da
 
     with jax.enable_x64(True):
         solve_all = jax.jit(jax.vmap(solve, (0, None)))
-        ends = jax.device_get(solve_all(np.array(config.cases), np.array(config.example)))
-    return descents.solve_draws(config.cases, "case", config).assign(
-        case=[1, 2, 3],
-        example_empirical_mean=(("case", "client"), ends["empirical_mean"]),
-        example_solution=(("case", "objective"), ends["solution"]),
-        example_satisfied=(("case", "objective", "client"), ends["satisfied"]),
+        ends = jax.device_get(solve_all(np.array(config.points, float), np.array(config.example)))
+    return descents.solve_draws(config.points, "point", config).assign(
+        example_empirical_mean=(("point", "client"), ends["empirical_mean"]),
+        example_solution=(("point", "objective"), ends["solution"]),
+        example_satisfied=(("point", "objective", "client"), ends["satisfied"]),
     )
 
 
 def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
-    """Returns how often clients are satisfied, MaxFL's lead of FedAvg, and the example."""
+    """Returns how often clients are satisfied and where solutions lie, and the example."""
     count = result.satisfied.sum("client")
+    w, own = result.solution, result.empirical_mean
+
+    def near(model: xr.DataArray) -> xr.DataArray:
+        return abs(w - model) <= _ALIKE * config.gamma
+
     events = {
-        **{name: count == n for n, name in enumerate(_NUMBERS)},
+        _COUNT: count,
+        _NONE: count == 0,
         _ANY: count > 0,
         _BOTH: result.satisfied.sel(client=[1, 2]).all("client"),
-        _COUNT: count,
+        _AVERAGE: near(own.mean("client")),
+        _OWN: near(own).any("client"),
+        _PAIR: near(own.sel(client=[1, 2]).mean("client")),
     }
-    samples = xr.Dataset(events).to_dataarray("event")
+    samples = xr.Dataset(events).to_dataarray("event").sel(objective=_SHOWN)
     lead = samples.sel(objective="MaxFL") - samples.sel(objective="FedAvg")
     # Its error is that of pairs: both objectives have the same draws.
     samples = xr.concat([samples, lead.assign_coords(objective=_LEAD)], "objective")
     mean, error = estimate(samples, "draw")
-    apart = abs(result.solution.sel(objective="MaxFL") - result.empirical_mean.mean("client"))
+    means = np.array(config.points, float)
     return xr.Dataset(
         {
             "mean": mean,
             "standard_error": error,
-            "distance": apart.median("draw") / config.gamma,
-            "alike": (apart / config.gamma <= _ALIKE).mean("draw"),
-            "true_means": (("case", "client"), np.array(config.cases)),
+            "case": ("point", config.cases),
+            "true_means": (("point", "client"), means),
             **result[["example_empirical_mean", "example_solution", "example_satisfied"]],
             **descents.convergence(result),
         }
+    ).assign_coords(point=[_list(each) for each in means])
+
+
+def judge(measured: xr.Dataset, config: ThreeClients) -> Iterator[Ruling | Check]:
+    """Judges the three cases over all draws."""
+
+    def above(which: xr.DataArray, event: str, objective: str, by: float) -> list[Evidence]:
+        at = measured[["mean", "standard_error"]].isel(point=which.values)
+        at = at.sel(event=event, objective=objective, drop=True)
+        found = descents.mean_above(at["mean"], at.standard_error, by, config.num_seeds)
+        who = f"{objective}, {event}"
+        return [each._replace(name=f"{each.name}: {who}") for each in found]
+
+    one, two, three = (measured["case"] == case for case in (1, 2, 3))
+    gaps = np.diff(np.sort(measured["true_means"].values), axis=1).min(axis=1)
+    far = two & (gaps >= _DISPARATE * config.gamma)
+    yield ruling("case-1", above(one, _AVERAGE, "MaxFL", _SURELY))
+    yield ruling("case-2-solution", above(far, _OWN, "MaxFL", _SURELY))
+    shares = measured["mean"].sel(event=_ANY, objective="MaxFL")
+    most = shares.where(two).max()
+    ensured = f"MaxFL satisfies at least one client in at most {most:.2f} of the draws"
+    yield ruling("case-2-satisfied", above(two, _ANY, _LEAD, 0.0), about=ensured)
+    yield ruling("case-3-solution", above(three, _PAIR, "MaxFL", _SURELY))
+    third = measured.isel(point=three.values).isel(point=0)
+    ours, theirs = (third["mean"].sel(event=_COUNT, objective=name) for name in _SHOWN[::-1])
+    yield ruling(
+        "case-3-satisfied",
+        above(three, _BOTH, "MaxFL", _MOSTLY),
+        above(three, _NONE, "FedAvg", _MOSTLY),
+        about=f"MaxFL satisfies {ours:.3f} clients in the mean, FedAvg {theirs:.3f}",
     )
-
-
-def claims(measured: xr.Dataset, config: ThreeClients) -> Sequence[Claim]:
-    """Judges statements about single draws over all draws."""
-
-    def evidence(case: int, *events: str) -> str:
-        at = {"case": case, "event": list(events), "objective": ["MaxFL", "FedAvg", _LEAD]}
-        here = measured.sel(at).transpose("event", "objective", ...)
-        return describe(here["mean"], here.standard_error, ".3f")
-
-    gap = f"{_SIGMAS} standard errors"
-    lead = measured.sel(objective=_LEAD)
-    leads = lead["mean"] > _SIGMAS * lead.standard_error
-    case_1, lead_2, lead_3 = measured.sel(case=1), leads.sel(case=2), leads.sel(case=3)
-    same = f"Case 1, similar clients: MaxFL's solution is FedAvg's, within {_ALIKE:g} gamma"
-    some = "Case 2, different clients: MaxFL satisfies at least one, unlike FedAvg "
-    more = "Case 3, two of three similar: MaxFL satisfies more clients than FedAvg "
-    apart = f"in {case_1.alike:.3f} of the draws, median distance {case_1.distance:.3f} gamma"
-    return (
-        claim(same, case_1.alike == 1, f"{apart}; {evidence(1, _NUMBERS[3], _COUNT)}"),
-        claim(f"{some}(more often by {gap})", lead_2.sel(event=_ANY), evidence(2, _ANY)),
-        claim(f"{more}(by more than {gap})", lead_3.sel(event=_COUNT), evidence(3, _COUNT, _BOTH)),
-        descents.all_converged("A local minimum is found in every draw", measured),
-    )
+    yield descents.all_converged("A local minimum is found in every draw", measured)
 
 
 def table(measured: xr.Dataset, config: ThreeClients) -> Sequence[Table]:
-    """Returns the distributions of the number of satisfied clients."""
-    shown = measured.drop_sel(objective=_LEAD)
-    mean, error = shown["mean"], shown.standard_error
-    contents = {
-        "true means": xr.DataArray([_list(means) for means in config.cases], {"case": mean.case}),
-        "mean number": cells(mean, error, form=".4f").sel(event=_COUNT),
-        **columns(cells(mean.sel(event=_NUMBERS), form=".4f"), "event"),
-    }
-    return [rows(contents, ("case", "objective"))]
+    """Returns shares of the draws at each point: somebody is satisfied, and where solutions lie."""
+    shown = measured.rename(point="true means")
+    text = cells(shown["mean"], form=".3f")
+    contents = {"case": shown["case"]}
+    contents |= columns(text.sel(event=_ANY, objective=_SHOWN), "objective", f"{{}}, {_ANY}")
+    where = text.sel(objective="MaxFL", event=[_BOTH, _AVERAGE, _OWN, _PAIR])
+    contents |= columns(where, "event", "MaxFL, {}")
+    return [rows(contents, ("true means",))]
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: ThreeClients) -> Figure:
-    """Draws MaxFL's objective in one draw of every case; below, how many clients are satisfied."""
-    cases = [measured.sel(case=case) for case in measured.case.values]
+    """Draws MaxFL's objective in one draw of every case, and how often somebody is satisfied."""
+    first = [config.cases.index(case) for case in (1, 2, 3)]
+    one, two, three = (_objective(measured.isel(point=i)) for i in first)
     return plots.draw(
-        [[_objective(each) for each in cases], [_shares(each) for each in cases]],
+        [[one, two], [three, _shares(measured)]],
         title=rf"Mean estimation, three clients, $\gamma$ = {config.gamma:g}",
-        caption=f"{config.num_seeds:,} draws, with standard errors.",
+        caption=f"(d): shares of {config.num_seeds:,} draws, by true means.",
         share=False,
     )
 
@@ -149,27 +173,26 @@ def _objective(case: xr.Dataset) -> plots.Panel:
     with jax.enable_x64(True):
         objective = jax.vmap(partial(maxfl_objective, mean_estimation(theta, own)))
         curve, at_own = np.asarray(objective(w)), np.asarray(objective(own))
-    marks = {f"{name}'s solution": case.example_solution.sel(objective=name) for name in _SHOWN[:2]}
+    marks = {f"{name}'s solution": case.example_solution.sel(objective=name) for name in _SHOWN}
     lines = [
         plots.Line("MaxFL's objective", w, curve, color=3),
         plots.Line("clients' own models", own, at_own, style="o", color=6),
     ]
-    title = rf"one draw of case {case.case:d}, $\theta$ = {_list(theta)}"
+    title = rf"one draw of case {case['case']:d}, $\theta$ = {_list(theta)}"
     depth = 1 - curve.min()
     limits = (1 - 1.05 * depth, 1 + 0.45 * depth)  # room for the legend above
     return plots.Panel(title, "model $w$", "objective", lines, marks, limits)
 
 
-def _shares(case: xr.Dataset) -> plots.Panel:
-    case = case.sel(objective=_SHOWN).transpose("objective", ...)
-    means, shares = case["mean"].sel(event=_COUNT), case.sel(event=_NUMBERS)
-    bars = plots.lines(shares["mean"], shares.standard_error, style="bar")
-    lines = [
-        bar._replace(x=bar.x + (i - 1) / 4, label=f"{bar.label}, mean {means[i]:.3f}")
-        for i, bar in enumerate(bars)
-    ]
-    texts = (f"all draws of case {case.case:d}", "number of satisfied clients", "share of draws")
-    return plots.Panel(*texts, lines, limits=(0, 1))
+def _shares(measured: xr.Dataset) -> plots.Panel:
+    at = measured.sel(event=_ANY)
+    series = {
+        name: tuple(at[key].sel(objective=name).values for key in ("mean", "standard_error"))
+        for name in _SHOWN
+    }
+    names = [str(each) for each in measured.point.values]
+    panel = points(names, "at least one client is satisfied", series, "share of draws")
+    return panel._replace(xlabel="true means")
 
 
 def _list(means: Any) -> str:
@@ -183,7 +206,7 @@ ITEMS = (
         settings=ThreeClients(),
         run=run_three,
         measure=measure,
-        claims=claims,
+        judge=judge,
         table=table,
         figure=figure,
     ),

@@ -1,6 +1,6 @@
 """Figure 8: MaxFL's adaptive learning rate against a constant one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -16,15 +16,17 @@ from fedjax_mm import plots
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.cho2022 import descents
-from fedjax_mm.papers.claims import Claim, claim
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.tables import Table, cells, columns, rows
+from fedjax_mm.papers.rulings import Ruling, fact, ruling
+from fedjax_mm.papers.schema import Table
+from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 from fedjax_mm.tasks.minimize import local_minimum
 
+_FAR, _NOTHING = 8.0, 1e-3  # a gap of losses, and a weight, that stand for >> 0 and about 0
 _AROUND = 0.5  # models closer to a minimum are not called flat
 _RULES = ("adaptive", "constant")
 _ROUNDS, _STARTS = "median rounds from flat starts", "flat starts"
@@ -101,7 +103,9 @@ def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
     arrived = first_round_below(distance.values, result["round"].values, config.target)
     result = result.assign(rounds=distance.isel(round=0, drop=True).copy(data=arrived))
     each = [_at_one(result.sel(gamma_hat=gamma)) for gamma in result.gamma_hat.values]
-    return xr.concat(each, "gamma_hat")
+    gap = xr.DataArray(np.linspace(-_FAR, _FAR, 161), dims="gap")
+    weight = np.exp(-abs(gap)) / (1 + np.exp(-abs(gap))) ** 2  # sigma (1 - sigma), which is even
+    return xr.concat(each, "gamma_hat").assign(weight=weight).assign_coords(gap=gap)
 
 
 def _at_one(result: xr.Dataset) -> xr.Dataset:
@@ -128,18 +132,28 @@ def _at_one(result: xr.Dataset) -> xr.Dataset:
     )
 
 
-def claims(measured: xr.Dataset, config: Rate) -> Sequence[Claim]:
-    """The adaptive rate is higher, and faster, where the objective is flat."""
+def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
+    """Judges where the adaptive rate is high, what it saves, and Figure 2's weights."""
+    rates = measured[["flat", "steep"]].to_dataarray("part").T
+    text = describe(rates, form=".3g", missing="none")
+    yield ruling("flat-regions", fact(_all(measured.flat, measured.steep), text))
     adaptive, constant = (measured[_ROUNDS].sel(rule=rule) for rule in _RULES)
-    higher = "The rate is higher where the objective is flat"
-    faster = "From flat starts the adaptive rate takes fewer rounds than 1/L, L the smoothness"
-    rates = describe(measured[["flat", "steep"]].to_dataarray("part").T, form=".3g", missing="none")
     names = (_ROUNDS, _STARTS, _LATE, _SLOWER)
     counts = [f"{name}: {describe(measured[name], form='g', missing='none')}" for name in names]
-    return (
-        claim(higher, measured.flat > measured.steep, rates),
-        claim(faster, adaptive < constant, "; ".join(counts)),
+    yield ruling("global-smoothness", fact(_all(constant, adaptive), "; ".join(counts)))
+    weight, far = measured["weight"], measured["weight"].sel(gap=[-_FAR, _FAR])
+    highest = weight["gap"].values[weight.values.argmax()]
+    yield ruling(
+        "fig2-weight",
+        fact(highest == 0, f"at a gap of {highest:g}", "highest"),
+        fact((far < _NOTHING).all(), f"{far.max():.1e}", f"at gaps of {-_FAR:g} and {_FAR:g}"),
     )
+
+
+def _all(high: xr.DataArray, low: xr.DataArray) -> bool | None:
+    """Returns whether all numbers are higher than the others; None if one is unknown."""
+    is_known = bool((high.notnull() & low.notnull()).all())
+    return bool((high > low).all()) if is_known else None
 
 
 def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
@@ -151,26 +165,22 @@ def table(measured: xr.Dataset, config: Rate) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Rate) -> Figure:
-    """Draws the objective, the rates over w, and the rounds to a minimum over the start."""
-    drawn = result.assign(rounds=1 + measured.rounds).rename(gamma_hat=r"$\hat\gamma_G$")
+    """Draws the objective, and the rates over w."""
+    drawn = result.rename(gamma_hat=r"$\hat\gamma_G$")
     rates = plots.lines(drawn.rate, style="-", label="adaptive, ")
     rates += plots.lines(drawn.constant_rate.broadcast_like(drawn.rate), style="--", label="1/L, ")
-    adaptive, constant = (drawn.rounds.sel(rule=rule) for rule in _RULES)
-    counts = plots.lines(adaptive, style="o", label="adaptive, ")
-    counts += plots.lines(constant, style="x", label="constant, ")
     # Room for the legend above the lines.
     limits = min(line.y.min() for line in rates) / 1.5, 12 * max(line.y.max() for line in rates)
     panels = [
         descents.objectives(result),
         plots.Panel("learning rate", "model $w$", "rate", rates, limits=limits, scale="log"),
-        plots.Panel("rounds to a minimum", "start $w_0$", "1 + rounds", counts, scale="log"),
     ]
     return plots.draw(
         [panels],
         title=r"MaxFL's adaptive rate, two clients with empirical means $\pm\hat\gamma_G$, "
         rf"$\epsilon$ = {config.epsilon:g}",
-        caption=f"A descent has arrived within {config.target:g} of a minimum; no point: not after "
-        f"{config.num_rounds:,} rounds.",
+        caption="Adaptive: eq. (6) with one local step. L is the largest curvature in the range "
+        "that is drawn.",
     )
 
 
@@ -181,7 +191,7 @@ ITEMS = (
         settings=Rate(),
         run=run_rate,
         measure=measure,
-        claims=claims,
+        judge=judge,
         table=table,
         figure=figure,
     ),

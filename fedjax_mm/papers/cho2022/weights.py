@@ -5,12 +5,24 @@ does. Where labels are clustered such clients are given up, and the appeal falls
 they weigh most.
 """
 
-from functools import partial
+from collections.abc import Iterator
 
-from fedjax_mm.papers.cho2022.comparison import exceeds, item
+import xarray as xr
+
+from fedjax_mm.papers.cho2022.comparison import OURS, item, lead
 from fedjax_mm.papers.cho2022.grid import METHODS, Comparison, methods
+from fedjax_mm.papers.cho2022.table1 import APPEAL
+from fedjax_mm.papers.rulings import check, more
+from fedjax_mm.papers.schema import Check
 
 _SIGMOID = "MaxFL with q = s"
+
+
+def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Check]:
+    """Checks whether the printed weights appeal to more clients than those of eq. (4)."""
+    printed = -lead(measured, [_SIGMOID], *APPEAL).isel(algorithm=0, drop=True)
+    yield check("MaxFL appeals to more clients with q = s than with s (1 - s)", more(printed))
+
 
 ITEMS = (
     item(
@@ -19,10 +31,9 @@ ITEMS = (
         metrics=("appeal", "unseen_appeal"),
         settings=Comparison(
             tuning_steps=5,
-            methods=methods("FedAvg", "MaxFL")
-            | {_SIGMOID: {**METHODS["MaxFL"], "weight": "sigmoid"}},
+            methods=methods("FedAvg", OURS) | {_SIGMOID: {**METHODS[OURS], "weight": "sigmoid"}},
         ),
-        claims=partial(exceeds, ours=_SIGMOID),
+        rules=rules,
     ),
 )
 """How Table 3 depends on the clients' weights."""

@@ -1,0 +1,47 @@
+"""Who stays: flipped clients among those that would train, and what they weigh in MaxFL."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fedjax_mm.base import Metrics, Params
+from fedjax_mm.tasks.view import View, thresholds
+
+METRICS = ("flipped", "available", "available_flipped", "weight", "weight_flipped")
+"""Means over the clients that may train; multiplied by their number they are numbers of clients."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Watched(View):
+    """A demanding task that also records who would take part in the next round.
+
+    - ``available`` and ``available_flipped``: clients to whom the model appeals, by the rule of
+      participation, and flipped clients among them;
+    - ``weight`` and ``weight_flipped``: what these weigh in MaxFL, ``q_k`` of eq. (4);
+    - ``flipped``: all flipped clients.
+
+    Attributes:
+      is_flipped: ``bool[clients]``, of all clients, those that never train too.
+    """
+
+    is_flipped: Array
+
+    def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
+        """Returns the task's metrics, and means over the clients that may train."""
+        is_there, is_flipped = self.appeals(params), self.is_flipped[: self.num_clients]
+        excess = self.client_losses(params, self.num_clients) - thresholds(self)
+        weight = jnp.where(is_there, jax.nn.sigmoid(excess) * jax.nn.sigmoid(-excess), 0)
+        return self.task.metrics(rng_key, params) | {
+            "flipped": _mean(is_flipped),
+            "available": _mean(is_there),
+            "available_flipped": _mean(is_there & is_flipped),
+            "weight": _mean(weight),
+            "weight_flipped": _mean(jnp.where(is_flipped, weight, 0)),
+        }
+
+
+def _mean(values: Float[Array, " clients"] | Bool[Array, " clients"]) -> Float[Array, ""]:
+    return jnp.mean(values, dtype=float)

@@ -1,0 +1,284 @@
+"""Cho et al., section 5: methods at the best points of the paper's grid, on the same clients.
+
+Each method's point is chosen on seeds of its own and judged on others, because the best of many
+points looks better than it is on the seeds that chose it.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+from jax import lax
+
+from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.assignments.partitions import full_participation, mfa_rand
+from fedjax_mm.base import Padded
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.methods import Byzantine
+from fedjax_mm.papers.cho2022 import clients
+from fedjax_mm.papers.cho2022.grid import POINT, Comparison, Point, lists_of
+from fedjax_mm.papers.cho2022.mechanism import Watched
+from fedjax_mm.papers.sequential import staged
+from fedjax_mm.sweeps.devices import layout
+from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
+
+SCORES = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
+"""Metrics that are kept of all points of the grid; the first one chooses."""
+
+_scored: dict[str, xr.Dataset] = {}  # of this process: batches of seeds share the chosen points
+
+
+class Clients(NamedTuple):
+    """The clients of several draws.
+
+    Attributes:
+      data: their examples, a stack of draws.
+      own: how good their own models are, ``[numbers of steps, rates, draws, clients]``.
+      is_flipped: ``bool[draws, clients]``.
+      seconds: that the warm-up took.
+    """
+
+    data: FederatedData
+    own: OwnModels
+    is_flipped: np.ndarray
+    seconds: float
+
+
+def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
+    """Returns every method at its point with every seed, each seed with clients of its own.
+
+    Over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``; coordinates over the
+    algorithms tell their points. Where points were chosen, `SCORES` of all candidates are there as
+    ``selection_...`` over ``(candidate, selection_seed)``.
+    """
+    how = execution or Execution()
+    scores = select(config, how)
+    points = {name: config.candidates(name)[0] for name in config.methods}
+    points |= best_points(scores, config)
+    drawn = functools.cache(functools.partial(draw, config, how))  # unless all is computed already
+
+    def judge(alone: Any, saving: Execution) -> xr.Dataset:
+        return run_grid(alone, drawn(), saving)
+
+    parts: list[xr.Dataset] = []
+    for name, point in points.items():
+        part = staged(f"judged-{len(parts)}", config.at(name, point), how, judge)
+        parts.append(part)
+    about, took = parts[0].attrs["manifest"], [each.attrs["manifest"] for each in parts]
+    seconds = {
+        key: sum(each["wall_seconds"][key] for each in took) for key in about["wall_seconds"]
+    }
+    seconds["warm_up"] = drawn().seconds if drawn.cache_info().currsize else 0.0
+    seconds["selection"] = scores.attrs.get("seconds", 0.0)
+    names = xr.IndexVariable("algorithm", list(points))
+    alone = [part.isel(dict.fromkeys(POINT, 0)).drop_vars("algorithm") for part in parts]
+    # coords="all": xarray drops this dimension of a coordinate that is equal for all methods.
+    result = xr.concat(alone, names, coords="all", combine_attrs="override")
+    result = result.merge(scores.drop_attrs())
+    return result.assign_attrs(manifest=about | {"wall_seconds": seconds})
+
+
+def select(config: Comparison, execution: Execution) -> xr.Dataset:
+    """Returns `SCORES` of all candidates at the end, on the selection's seeds; NaN if diverged.
+
+    It is empty if there is nothing to choose. Equal settings are computed once in a process.
+    """
+    grid = config.selection
+    if grid is None:
+        return xr.Dataset()
+
+    def scores(grid: Any, saving: Execution) -> xr.Dataset:
+        drawn = draw(grid, saving)
+        result = run_grid(grid, drawn, saving)
+        end = result.isel(round=-1, byzantine=0, warm_up_steps=0, demand_rate=0, drop=True)
+        end = end[[*SCORES]].where(end["diverged"] < 0).broadcast_like(end["accuracy"])
+        flat = end.stack(candidate=POINT, create_index=False).rename(seed="selection_seed")
+        flat = flat.rename({name: f"candidate_{name}" for name in (*POINT, "algorithm")})
+        flat = flat.rename({name: f"selection_{name}" for name in SCORES})
+        about = result.attrs["manifest"]
+        seconds = sum(about["wall_seconds"].values()) + drawn.seconds
+        about = about | {"wall_seconds": {"selection": seconds}}
+        return flat.assign_attrs(manifest=about, seconds=seconds)
+
+    key = grid.model_dump_json()
+    if key not in _scored:
+        _scored[key] = staged("selection", grid, execution, scores)
+    return _scored[key]
+
+
+def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
+    """Returns the point of each method with the highest test accuracy of seen clients at the end.
+
+    The mean over the seeds of the selection decides. A point where a seed diverged is not
+    considered, unless all are.
+
+    Args:
+      scores: of `select`; there may be none.
+      config: the settings.
+    """
+    found: dict[str, Point] = {}
+    if config.selection is None:
+        return found
+    mean = scores[f"selection_{SCORES[0]}"].mean("selection_seed", skipna=False)
+    for name, settings in config.selection.methods.items():
+        mine = mean.isel(candidate=np.flatnonzero(mean["candidate_algorithm"].values == name))
+        # Less than any accuracy, in place of NaN where a seed diverged.
+        best = mine.isel(candidate=int(mine.fillna(-1.0).argmax("candidate")))
+        at = {key: best[f"candidate_{key}"].item() for key in POINT}
+        variant = config.variants[at.pop("variant")][1]
+        found[name] = Point(**at, own={key: variant[key] for key in lists_of(settings)})
+    return found
+
+
+def draw(config: Comparison, execution: Execution) -> Clients:
+    """Draws the clients of every seed, and trains their own models."""
+    who: dict[str, Any] = {"flipped": config.flipped, "seeds": config.data_seeds}
+    source = config.dataset, config.directory, config.population
+    try:
+        data = clients.draw_clients(*source, partition=config.partition, flips=config.flips, **who)
+    except ValueError as error:
+        # Too few examples for so many clients, which only the files tell: a wrong setting.
+        raise RefusedError(str(error)) from error
+    # Own models are trained before the sweep, whose manifest does not count their seconds.
+    clock = time.perf_counter()
+    own = warm_up(config, data, execution)
+    flags = clients.flipped_flags(config.population, **who)
+    return Clients(data, own, flags, time.perf_counter() - clock)
+
+
+def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = None) -> xr.Dataset:
+    """Returns every variant at every point with every seed: ``(*config.axes, seed, round)``."""
+    largest = largest_batches(config.batch_sizes)
+    data, own, is_flipped, _ = drawn
+    result = sweep(
+        _builder(config),
+        config.axes,
+        num_rounds=config.num_rounds,
+        **config.replicas,
+        shared={"drawn": (data, own, is_flipped)},
+        per_seed={"draw": np.arange(config.num_seeds)},
+        # In an order that lets replicas of equal length run at the same time.
+        together={
+            "demand_rate": lambda _: None,
+            "warm_up_steps": lambda _: None,
+            "variant": config.structure,
+            "batch_size": largest.__getitem__,
+            "local_steps": lambda _: None,
+        },
+        cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
+        record_every=math.gcd(config.record_every, config.num_rounds),
+        data=data.kind,
+        execution=execution,
+    )
+    result.attrs["manifest"] |= {
+        "config": config.model_dump(mode="json"),
+        "datasets": [data.name],
+        "population": config.population._asdict(),
+    }
+    names = [config.variants[label][0] for label in result["variant"].values]
+    return result.isel(model=0, drop=True).assign_coords(algorithm=("variant", names))
+
+
+def largest_batches(sizes: Sequence[int]) -> dict[int, int]:
+    """Returns the rows of each batch size's arrays: at most two sizes, with the least padding.
+
+    Example:
+      >>> largest_batches([32, 64, 128])
+      {32: 64, 64: 64, 128: 128}
+    """
+    ordered = sorted(set(sizes))
+    cuts = [(ordered[:i], ordered[i:]) for i in range(len(ordered))]
+    parts = min(cuts, key=lambda cut: sum(len(part) * max(part) for part in cut if part))
+    return {size: max(part) for part in parts for size in part}
+
+
+def _builder(config: Comparison) -> Callable[..., Setup]:
+    """Returns the function that builds the simulation of a point and a seed."""
+    population = config.population
+    num_clients, cohort_size = population.num_clients, population.cohort_size
+    if config.appealing_from is None:
+        assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
+    else:
+        # Everybody is asked; `appealing` draws the cohort from those who do not stay away.
+        everybody, first = full_participation(num_clients), config.appealing_from
+        assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
+
+    def build(drawn: Any, draw: Any, **point: Any) -> Setup:
+        (data, own, is_flipped), rate, batches = drawn, point["learning_rate"], point["batch_size"]
+        task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
+        # Batches of several sizes have equal arrays: a program of one size needs no empty rows.
+        size, rows = max(batches.values), batches.number if len(batches.values) > 1 else None
+        local = {
+            "learning_rate": rate,
+            "local_steps": point["local_steps"].number,
+            "batch_size": size if rows is None else Padded(size, rows),
+        }
+        algorithm = config.algorithm(point["variant"], local)
+        start, tuning = _start(config, task, draw), None
+        if config.tuning_steps:
+            tuning = Tuning(rate, config.tuning_steps, size, rows)
+        place = point["warm_up_steps"].place, point["demand_rate"].place, draw
+        mine = jax.tree.map(itemgetter(place), own)
+        demand: dict[str, Any] = {"tuning": tuning, "participation": config.stays_by}
+        task = requiring(task, mine, num_unseen=population.num_unseen, **demand)
+        if any(config.byzantine):
+            harm: dict[str, Any] = {"loss_factor": config.loss_factor, "noise": config.noise}
+            attack = Byzantine(fraction=0.0, stays=config.attackers_stay, **harm)
+            task = attack.wrap_task(task, fraction=point["byzantine"])
+            algorithm = attack.wrap(algorithm, num_clients, fraction=point["byzantine"])
+        task = Watched(task, task.num_clients, is_flipped[draw])
+        return Setup(task, algorithm, assignment, start)
+
+    return build
+
+
+def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
+    """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
+
+    They start where all methods do, and do not depend on the methods.
+    """
+    demand, num_draws = config.requirement, config.num_seeds
+    kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
+    mesh = [each.ravel() for each in np.meshgrid(*kinds, indexing="ij")]
+    number = len(mesh[0])
+    if execution and execution.progress:
+        execution.progress(f"warm-up of {number} x {data.num_clients} clients", 0, 1)
+    where = layout(number)
+    # Every device gets equally many: the first ones fill up the last device.
+    numbers = [np.resize(each, where.padded(number)) for each in mesh]
+    types = (np.int32, np.float32, np.int32)
+    each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)
+
+    def of_device(numbers: Any, data: FederatedData) -> OwnModels:
+        def of_replica(numbers: Any) -> OwnModels:
+            steps, rate, draw = numbers
+            task = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
+            how = {"num_steps": steps, "learning_rate": rate, "batch_size": demand.batch_size}
+            return own_models(_key(config, draw), task, _start(config, task, draw), **how)
+
+        # One after the other: `own_models` already trains many clients side by side.
+        return lax.map(of_replica, numbers)
+
+    found = where.fetch(jax.jit(where.over(of_device, (0, None)))(each, where.put(data, None)))
+    shape = (*map(len, kinds), -1)
+    own: OwnModels = jax.tree.map(lambda x: np.asarray(x)[:number].reshape(shape), found)
+    return own
+
+
+def _key(config: Comparison, draw: Any) -> Any:
+    return jax.random.fold_in(jax.random.key(config.seed), config.first_seed + draw)
+
+
+def _start(config: Comparison, task: Classification, draw: Any) -> Any:
+    """Returns the common initialisation of all methods and of the clients' own models."""
+    return task.init(jax.random.fold_in(_key(config, draw), 1))
