@@ -109,6 +109,13 @@ def test_mlp_is_that_of_numpy():
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-5, atol=1e-6)
 
 
+def test_mcmahans_cnn_has_other_widths():
+    small = McMahanCNN(2, (8, 16), 64)
+    shapes = jax.eval_shape(small.init, jax.random.key(0), jnp.ones((1, 28, 28, 1)))
+    kernels = 25 * 8 + 25 * 8 * 16 + 7 * 7 * 16 * 64 + 64 * 2
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == kernels + 8 + 16 + 64 + 2
+
+
 def lax_conv(x, kernel):
     return lax.conv_general_dilated(
         x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")

@@ -389,7 +389,7 @@ def _of_both(**how: Any) -> tuple[Learner, ...]:
 _A, _B = _of_both(dim=60, num_classes=5), _of_both(dim=30, num_classes=10)
 _ALL: dict[str, Any] = {"num_clients": 100, "num_rounds": 70, "num_seeds": 16}
 _SOME = _ALL | {"num_clients": 200, "cohort_size": 32, "num_rounds": 200, "record_every": 4}
-_FACES: dict[str, Any] = {"num_clients": 96, "num_rounds": 75, "num_seeds": 2}
+_FACES: dict[str, Any] = {"num_clients": 96, "num_rounds": 75, "num_seeds": 8}
 _FACES |= {"record_every": 5, "num_models": (1, 2, 4, 8), "budget": 2.0}
 _ALL_A, _ALL_B = (GainVersusModels(learners=both, **_ALL) for both in (_A, _B))
 _SOME_A, _SOME_B = (GainVersusModels(learners=both, **_SOME) for both in (_A, _B))

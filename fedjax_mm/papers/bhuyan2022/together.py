@@ -157,9 +157,9 @@ def stage(execution: Execution, name: str) -> Iterator[Execution]:
 
 def run_together(config: Together, execution: Execution | None = None) -> xr.Dataset:
     """Returns accuracies of FedAvg on every model, and of several models at once."""
-    execution = execution or Execution()
+    execution, models = execution or Execution(), config.models[: max(config.at_once)]
     stacks = [learner.data(config) for learner in config.learners]
-    kinds, models = [stack.kind for stack in stacks], config.models
+    kinds = [stack.kind for stack in stacks]
     runs: dict[str, Any] = {
         **config.replicas,
         "per_seed": {"draw": np.arange(config.num_seeds)},
@@ -190,20 +190,24 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
         )
     about, first = several.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
     seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
-    draws = max(len(stack.train.counts) for stack in stacks)
-    several.attrs["manifest"] = about | {"wall_seconds": seconds, "draws": draws}
-    found = accuracy.accuracies_of(several, stacks)
-    places = curves.assign_coords(model=np.arange(1, len(models) + 1))
-    places = places.reindex(model=found["model"], round=found["round"])
+    several.attrs["manifest"] = about | {"wall_seconds": seconds}
+    return _with_alone(accuracy.accuracies_of(several, stacks), curves, stacks, config)
+
+
+def _with_alone(
+    found: xr.Dataset, curves: xr.DataArray, stacks: Sequence[FederatedData], config: Together
+) -> xr.Dataset:
+    """Returns the result of several models with FedAvg's accuracies and the most frequent class."""
+    models = config.models[: found.sizes["model"]]
+    curves = curves.assign_coords(model=found["model"]).reindex(round=found["round"])
     for part in PARTS:
         shares = [
             accuracy.majorities(stacks[model.learner], part, config.num_seeds, model.column)
-            for model in models[: found.sizes["model"]]
+            for model in models
         ]
         found[f"{part}_majority"] = ("model", "seed"), shares
-        found[f"{part}_alone"] = places.sel(part=part, drop=True)
-    names = [model.name for model in models[: found.sizes["model"]]]
-    return found.assign_coords(name=("model", names))
+        found[f"{part}_alone"] = curves.sel(part=part, drop=True)
+    return found.assign_coords(name=("model", [model.name for model in models]))
 
 
 def measure(result: xr.Dataset, config: Together) -> xr.Dataset:
