@@ -109,6 +109,11 @@ class Summary(BaseModel):
         return tuple(table for table in self.tables[:1] if len(table.rows) <= _ROWS)
 
     @property
+    def other_tables(self) -> tuple[Table, ...]:
+        """Returns all tables but the main one."""
+        return self.tables[len(self.main_tables) :]
+
+    @property
     def settings(self) -> str:
         """Returns whether the settings are the defaults."""
         return "changed" if self.changed else "default"
