@@ -258,18 +258,14 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     inside = result["round"] < result["T"]
     squared = result.squared.where(inside)
     gap = result.objective.isel(round=0, drop=True).mean("seed")
-    start = result.squared.isel(round=0, drop=True).mean("seed")
     few = np.unique(np.geomspace(1, max(config.num_rounds), 60).round().astype(int))
     average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
-    cases = [(part, E) for part in config.participation for E in config.local_steps]
-    shape = len(config.participation), len(config.local_steps)
-    at = [{"participation": part, "E": E} for part, E in cases]
-    starts, gaps = ([each.sel(case).item() for case in at] for each in (start, gap))
     bounds = [
-        bound(result["T"].values, *case, config, g) for case, g in zip(cases, gaps, strict=True)
-    ]
-    frozen = [
-        _frozen(*case, config, first, g) for case, first, g in zip(cases, starts, gaps, strict=True)
+        [
+            bound(result["T"].values, part, E, config, gap.sel(participation=part, E=E).item())
+            for E in config.local_steps
+        ]
+        for part in config.participation
     ]
     over = ("participation", "E", "T")
     found = {
@@ -279,19 +275,25 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
         .where(inside)
         .max("round"),
         "curvature": result.curvature.where(inside).max("round"),
-        "bound": (over, np.reshape(bounds, (*shape, -1))),
+        "bound": (over, np.array(bounds)),
         "gap": gap,
-        "frozen": (over[:2], np.reshape(frozen, shape)),
         "average": average.isel(round=few - 1).rename(round="t").assign_coords(t=few),
     }
     return xr.Dataset(found, attrs=result.attrs).transpose(*over, ...)
 
 
-def _frozen(part: Part, E: int, config: Bounded, start: float, gap: float) -> float:
-    """Returns the T from which on the bound is below |grad F~(w_0)|^2; NaN if there is none."""
+def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
+    """Returns the T from which on bounds are below |grad F~(w_0)|^2; NaN if there is none."""
     T = np.geomspace(min(config.num_rounds), _FROZEN, 1000).round()
-    found = T[bound(T, part, E, config, gap) < start]
-    return float(found[0]) if found.size else math.nan
+
+    def first(part: Part, E: int, gap: float, start: float) -> float:
+        found = T[bound(T, part, E, config, gap) < start]
+        return float(found[0]) if found.size else math.nan
+
+    start = result.average.isel(T=0, t=0, drop=True)
+    arguments = result.participation, result.E, result.gap, start
+    found: xr.DataArray = xr.apply_ufunc(first, *arguments, vectorize=True)
+    return found
 
 
 def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
@@ -309,6 +311,7 @@ def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
         error=error,
         room=1 - result.mean_squared / result.bound,
         exponent=exponent,
+        frozen=_frozen(result, config),
         steep_slope=slope,
         steep_curvature=curvature,
         steep_printed=printed,
