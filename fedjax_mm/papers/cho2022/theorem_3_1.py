@@ -257,7 +257,7 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     result = result.isel(model=0, drop=True).rename(local_steps="E")
     inside = result["round"] < result["T"]
     squared = result.squared.where(inside)
-    gap = result.objective.isel(round=0, drop=True).mean("seed")
+    gap = result.objective.isel(round=0, T=0, drop=True).mean("seed")
     few = np.unique(np.geomspace(1, max(config.num_rounds), 60).round().astype(int))
     average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
     bounds = [
