@@ -43,7 +43,7 @@ from fedjax_mm.theory.problem import Problem, Rate
 from fedjax_mm.theory.rates import MFA_RAND_EXPONENT, MFA_RR_EXPONENT, fit_rate
 
 ROUND_OFF = 1e-6  # of distances in float32, relative to the bound
-_FROZEN = 200_000  # rounds within which a frozen model must violate a bound
+FROZEN = 200_000  # rounds within which a frozen model must violate a bound
 
 
 class _Statement(NamedTuple):
@@ -212,7 +212,7 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
     how: Any = {"input_core_dims": [["seed", "round"], [], []], "output_core_dims": [()] * 3}
     frame = symbols.M if statement.time == "t/M" else 1
     found = xr.apply_ufunc(fit, runs, frame, symbols.gamma, vectorize=True, keep_attrs=False, **how)
-    t = xr.DataArray(np.arange(1, _FROZEN + 2), dims="t")
+    t = xr.DataArray(np.arange(1, FROZEN + 2), dims="t")
     numbers = {
         **dict(zip(("exponent", "exponent_low", "exponent_high"), found, strict=True)),
         "predicted_exponent": statement.exponent,
@@ -346,8 +346,8 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
         frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
         evidence = f"in the round {describe(frozen, form=',.0f', missing='never')}"
         text = f"{method}: a model frozen at its start would violate {theorem} within"
-        text += f" {_FROZEN:,} rounds (E = 1, mu = {frozen.mu:g})"
-        yield check(text, frozen <= _FROZEN, evidence)
+        text += f" {FROZEN:,} rounds (E = 1, mu = {frozen.mu:g})"
+        yield check(text, frozen <= FROZEN, evidence)
 
 
 _CONSTANTS = ("L", "Gamma", "G", "beta", "gamma", "distance")

@@ -8,7 +8,13 @@ import xarray as xr
 from matplotlib.figure import Figure
 
 from fedjax_mm import plots
-from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, needs_more_rounds, tightest
+from fedjax_mm.papers.bhuyan2022.bounds import (
+    FROZEN,
+    ROUND_OFF,
+    needs_more_rounds,
+    rounds_to_bound,
+    tightest,
+)
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, run_growing, theorem_2
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, more, no_less, ruling, untested
@@ -105,6 +111,10 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
     yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)
     yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
+    # A check that cannot fail would say nothing: a model that never moves must be found out.
+    frozen = rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
+    text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
+    yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")
     text = "errors fall at least as (t/M + gamma)^-1 in the later half"
     passed = here.exponent_high >= MFA_RR_EXPONENT
     yield check(text, passed.where(here.exponent_high.notnull()), describe(here.exponent))

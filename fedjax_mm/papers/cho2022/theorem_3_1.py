@@ -24,12 +24,14 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.results.labels import places
+from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
+
+_FROZEN = 1e10  # rounds within which a frozen model must violate the bound
 
 Part = Literal["full", "partial"]
 """Participation: eq. (100) is about all clients, eq. (125) about C of them."""
@@ -255,12 +257,12 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     result = result.isel(model=0, drop=True).rename(local_steps="E")
     inside = result["round"] < result["T"]
     squared = result.squared.where(inside)
-    gap = result.objective.isel(round=0, drop=True).mean("seed")
+    gap = result.objective.isel(round=0, T=0, drop=True).mean("seed")
     few = np.unique(np.geomspace(1, max(config.num_rounds), 60).round().astype(int))
     average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
     bounds = [
         [
-            bound(result["T"].values, part, E, config, gap.sel(participation=part, E=E).values)
+            bound(result["T"].values, part, E, config, gap.sel(participation=part, E=E).item())
             for E in config.local_steps
         ]
         for part in config.participation
@@ -280,6 +282,20 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     return xr.Dataset(found, attrs=result.attrs).transpose(*over, ...)
 
 
+def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
+    """Returns the T from which on bounds are below |grad F~(w_0)|^2; NaN if there is none."""
+    T = np.geomspace(min(config.num_rounds), _FROZEN, 1000).round()
+
+    def first(part: Part, E: int, gap: float, start: float) -> float:
+        found = T[bound(T, part, E, config, gap) < start]
+        return float(found[0]) if found.size else math.nan
+
+    start = result.average.isel(T=0, t=0, drop=True)
+    arguments = result.participation, result.E, result.gap, start
+    found: xr.DataArray = xr.apply_ufunc(first, *arguments, vectorize=True)
+    return found
+
+
 def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     """Returns the means beside their bounds, exponents in T, and the counterexample."""
     mean, error = estimate(result.mean_squared)
@@ -295,6 +311,7 @@ def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
         error=error,
         room=1 - result.mean_squared / result.bound,
         exponent=exponent,
+        frozen=_frozen(result, config),
         steep_slope=slope,
         steep_curvature=curvature,
         steep_printed=printed,
@@ -332,6 +349,12 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
     text = "Lemma B.2's own constant, L_c^2 / 4, bounds the curvature of that loss"
     bound_2 = measured.steep_slope**2 / 4
     yield check(text, measured.steep_curvature <= bound_2, f"{bound_2:.1f}")
+    # The bounds are loose: the evidence says how few of the rounds that would tell were run.
+    frozen = measured.frozen
+    text = f"a model frozen at its start would violate the bounds at a T below {_FROZEN:.0e}"
+    yield check(
+        text, frozen <= _FROZEN, f"from T = {describe(frozen, form=',.0f', missing='never')}"
+    )
     if len(config.num_rounds) > 1:
         falls = no_less(measured.exponent - 0.5, 0.05)
         yield check("the means fall with T as the bound does, as T^-1/2 (within 0.05)", falls)
