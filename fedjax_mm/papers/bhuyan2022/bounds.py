@@ -273,8 +273,13 @@ def needs_more_rounds(measured: xr.Dataset, exponent: float, frame: Any) -> Ruli
     if rounds.sizes["M"] < 2:
         return untested(key, "there is one number of models")
     order = rounds.transpose(..., "M")
-    grows = (order.diff("M") >= -ROUND_OFF * order.isel(M=slice(1, None))).all("M")
-    return ruling(key, fact(grows, "rounds to half of the first distance do not fall with M"))
+    grows = (order.diff("M") >= -ROUND_OFF * order.isel(M=slice(1, None))).all().item()
+    few, many = order.isel(M=[0]), order.isel(M=[-1])
+    evidence = "rounds until the bound is half of the first distance: "
+    evidence += "; ".join(
+        f"M = {each.M.item()}: {each.min():,.0f} to {each.max():,.0f}" for each in (few, many)
+    )
+    return ruling(key, fact(grows, evidence))
 
 
 def judge(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:

@@ -15,7 +15,7 @@ from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, Method, run_bounds, symbols
 from fedjax_mm.papers.bhuyan2022.gains import Models, gain_panels, rounds_to
 from fedjax_mm.papers.item import Item
-from fedjax_mm.papers.rulings import Ruling, check, fact, ruling
+from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
@@ -102,15 +102,14 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
     proven = measured.gain.sel(what="the sum of (127)", E=measured.condition, drop=True)
     excluded = ", ".join(f"E = {steps}" for steps in measured.E[~measured.condition].values)
     about = f"{excluded} fails the condition (136)" if excluded else ""
-    gains = describe(proven)
     several = proven.sel(M=proven.M > 1)
     # No verdict comes from an empty grid: all of nothing would hold.
     above = (several > 1).all("M").where(several.sizes["M"] > 0)
-    yield ruling("theorem-3", fact(above, gains), about=about)
+    yield ruling("theorem-3", *_each(above, proven), about=about)
     rises = proven.sortby("M").diff("M") > 0
     is_one = abs(proven.sel(M=proven.M == 1) - 1).max("M") < 1e-9
     increases = (rises.all("M") & is_one).where(rises.sizes["M"] > 0)
-    yield ruling("theorem-3-increasing", fact(increases, gains), about=about)
+    yield ruling("theorem-3-increasing", *_each(increases, proven), about=about)
     evidence = "N = 4, E = 1, Gamma = 0, which is within the printed condition and not within its "
     evidence += f"derivation (136): the gain of 2 models is {measured.one_step_gain:.2f}"
     yield ruling("theorem-3-one-step", fact(bool(measured.one_step_gain > 1), evidence))
@@ -123,6 +122,14 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
     is_known = found.notnull().all()
     passed = (found.diff("M") > 0).all().where(is_known)
     yield check("the measured gain is above 1 and increases with M", passed, describe(found))
+
+
+def _each(holds: xr.DataArray, gains: xr.DataArray) -> list[list[Evidence]]:
+    """Returns a part for every E, with its gains."""
+    return [
+        fact(holds.sel(E=E).item(), describe(gains.sel(E=E, drop=True)), f"E = {E}")
+        for E in gains.E.values
+    ]
 
 
 def table(measured: xr.Dataset, config: GainBounds) -> Sequence[Table]:
