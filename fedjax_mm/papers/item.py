@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from fedjax_mm.sweeps.execute import Execution
 
 
+_LARGEST = 4096
+"""Numbers of an array in `summary.json`."""
+
+
 class Findings(NamedTuple):
     """Labelled numbers, the paper's statements about them, checks of our own, and tables."""
 
@@ -100,7 +104,7 @@ class Item(NamedTuple):
         return {
             "id": self.id,
             "paper": {key: each for key, each in self.paper.items() if key != "statements"},
-            "measured": findings.measured.to_dict(),
+            "measured": _small(findings.measured).to_dict(),
             "statements": [each.model_dump() for each in findings.statements],
             "checks": [each.model_dump() for each in findings.checks],
             "tables": [each.model_dump() for each in findings.tables],
@@ -108,6 +112,12 @@ class Item(NamedTuple):
             "data": about["data"],
             "manifest": about,
         }
+
+
+def _small(measured: xr.Dataset) -> xr.Dataset:
+    """Returns the numbers without long curves, which can be measured again from `result.nc`."""
+    large = [name for name, values in measured.data_vars.items() if values.size > _LARGEST]
+    return measured.drop_vars(large).drop_attrs()
 
 
 def _judged(published: Published, ruling: Ruling | None, about: Mapping[str, Any]) -> Statement:
