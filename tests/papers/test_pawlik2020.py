@@ -442,17 +442,15 @@ def test_a_slope_over_cohort_sizes_is_found_and_noise_is_not():
 
 def test_few_scored_images_make_groups():
     values = np.random.default_rng(0).uniform(0.5, 0.9, size=(3, 70))
-    grouped, not_grouped = (FIG2.findings(accuracies(values, scored), FEW) for scored in (10, None))
-    found = [
-        [
-            each.verdict
-            for each in findings.statements
-            if each.key in ("limited-values", "doubled-limits")
-        ]
-        for findings in (grouped, not_grouped)
-    ]
-    assert found == [["supported"] * 2, ["contradicted"] * 2]
-    assert grouped.statements[0].parts[0].evidence == "1,663,370"
+    grouped, single = accuracies(values, scored=10), accuracies(values)
+    # All test images make the same groups: these are not of the scoring.
+    alike = grouped.assign(test_accuracy=grouped.published_accuracy)
+    own = accuracies(np.array([[0.5, 0.6, 0.7]] * 3))  # every run has a value of its own
+    expected = {"supported": grouped, "contradicted": single, "not tested": own}
+    for verdict, dataset in [*expected.items(), ("contradicted", alike)]:
+        found = verdicts(FIG2, dataset, FEW)
+        assert [found[key] for key in ("limited-values", "doubled-limits")] == [verdict] * 2
+    assert FIG2.findings(grouped, FEW).statements[0].parts[0].evidence == "1,663,370"
 
 
 def test_a_flat_curve_and_large_error_bars_are_recognized():
