@@ -351,10 +351,9 @@ def parts_of(findings):
     ("turns", "verdict"),
     [
         ((10, 19, 20), YES),
-        ((10, 21, 20), YES),  # 1, 0.95, 2: two of three pairs are in order
-        ((10, 10, 21), YES),  # 1, 2, 1.9
-        ((5, 11, 24), NO),  # 1, 0.91, 0.83
-        ((2, 2, 31), NO),  # 1, 2 and at most 8/30: not reached
+        ((10, 21, 20), NO),  # 1, 0.95, 2: one of three pairs is not in order, tau is 1/3
+        ((10, 10, 20), YES),  # 1, 2, 2: tau is 2/3
+        ((10, 10, 31), NO),  # not reached: at most 4/3, below the 2 of two models
         ((10, 20, 31), "not tested"),  # 1, 1 and at most 4/3
         ((31, 10, 20), "not tested"),  # the baseline is not reached
     ],

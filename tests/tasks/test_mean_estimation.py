@@ -17,12 +17,12 @@ from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022 import descents, fig5a
+from fedjax_mm.papers.cho2022 import descents, fig5a, fig5b
 from fedjax_mm.papers.cho2022.fig5a import TwoClients, exact_appeal
 from fedjax_mm.papers.cho2022.fig5b import Landscape, critical_gamma_hat, middle_difference
 from fedjax_mm.papers.cho2022.fig6 import ThreeClients
 from fedjax_mm.papers.cho2022.fig8 import Rate
-from fedjax_mm.papers.rulings import ruling
+from fedjax_mm.papers.rulings import Ruling, ruling
 from fedjax_mm.tasks import (
     draw_means,
     local_minimum,
@@ -633,6 +633,13 @@ def test_figure_5b_is_contradicted_by_other_numbers(landscape):
     assert contradicted(found) == set()
     shifted = judge("fig5b", dataset.assign(minimum=dataset.minimum + 1.0), config)
     assert contradicted(shifted) == {"collaboration", "separation"}
+    keys = ("lemma-a-3", "equation-35")
+    for bound, expected in ((99, ["contradicted"] * 2), (2, ["supported", "contradicted"])):
+        # The middle is a minimum up to this bound.
+        middle = xr.where(found.measured.gamma_hat < bound, 1.0, -1.0)
+        rulings = fig5b.judge(found.measured.assign(middle=middle), config)
+        of = {each.key: each.verdict for each in rulings if isinstance(each, Ruling)}
+        assert [of[key] for key in keys] == expected
     outside = judge("fig5b", dataset.assign(displacement=-dataset.displacement), config)
     assert contradicted(outside) == {"lemma-a-4"}
     lost = dataset.assign(converged=dataset.converged & (dataset.start < 0.9))
@@ -643,7 +650,8 @@ def test_what_no_landscape_was_searched_for_is_not_tested():
     config = Landscape(num_points=4, num_starts=3, largest=0.9)
     found, _ = verdicts(run_and_judge("fig5b", config)[2])
     expected = {"collaboration": "supported", "lemma-a-4": "supported"}
-    assert found == expected | {"separation": "not tested", "lemma-a-3": "not tested"}
+    others = ("separation", "lemma-a-3", "equation-35")
+    assert found == expected | dict.fromkeys(others, "not tested")
 
 
 @pytest.mark.parametrize("gamma_hat", [0.3, 1.0, 1.0215, 1.0217, 2.0, 6.0, 40.0])

@@ -6,13 +6,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray as xr
 
+from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Batching
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.papers.bhuyan2022.regression import Growing, known, sample_size
-from fedjax_mm.papers.bhuyan2022.remarks import Remarks
+from fedjax_mm.papers.bhuyan2022.remarks import Remarks, follows_table_3
 from fedjax_mm.papers.cho2022.theorem_3_1 import Bounded, bound, counterexample, make_task
+from fedjax_mm.papers.rulings import Ruling
 from fedjax_mm.theory import maxfl
 from tests.theory.test_bounds import failed, verdicts
 
@@ -153,6 +156,12 @@ def test_rates_outside_of_theorem_2_are_refused():
         Growing(rate=0.99, ridge=0.1, dim=20)
 
 
+def test_table_3_is_an_example_of_mfa_rr_and_of_nothing_else():
+    assert follows_table_3(mfa_rr(6, 3))
+    for other in (mfa_rand(6, 3), mfa_rr(6, 3, redraw="round")):
+        assert not follows_table_3(other)
+
+
 def test_metrics_of_theorem_3_1_are_derivatives():
     """|grad F~|^2 and curvatures, against differences of F~_k."""
     with jax.enable_x64(True):
@@ -217,7 +226,7 @@ def test_theorem_3_1_beside_a_run():
     dataset = item.run(BOUNDED, None)
     findings = item.findings(dataset, BOUNDED)
     keys = ("theorem-3-1", "partial", "lemma-b-1", "lemma-b-2")
-    wrong = {"smoothness-as-printed": "contradicted"}
+    wrong = {"smoothness-as-printed": "contradicted", "stationary-point": "not settled"}  # 3 seeds
     assert verdicts(findings) == dict.fromkeys(keys, "supported") | wrong
     item.figure(dataset, findings.measured, BOUNDED).savefig("/dev/null", format="png")
     # MaxFL descends F~.
@@ -229,6 +238,13 @@ def test_theorem_3_1_beside_a_run():
     tampered = dataset.copy(deep=True)
     tampered.bound.loc[{"participation": "partial"}] /= 1e6
     assert verdicts(item.findings(tampered, BOUNDED))["partial"] == "contradicted"
+    shorter = BOUNDED.model_copy(update={"num_rounds": (400,)})
+    exponent, of = findings.measured.exponent, {}
+    for number, config in ((0.5, BOUNDED), (0.4, BOUNDED), (0.3, shorter)):
+        measured = findings.measured.assign(exponent=xr.full_like(exponent, number))
+        rulings = [each for each in item.judge(measured, config) if isinstance(each, Ruling)]
+        of[number] = {each.key: each.verdict for each in rulings}["stationary-point"]
+    assert of == {0.5: "supported", 0.4: "contradicted", 0.3: "not tested"}
 
 
 def test_the_printed_constant_is_too_small():

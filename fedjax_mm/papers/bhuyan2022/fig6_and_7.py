@@ -205,7 +205,7 @@ def judge_full(measured: xr.Dataset, config: GainVersusModels) -> Iterable[Rulin
     lost = Limits(*((1 - each / each.M).sel(M=each.M > 1).mean("M") for each in reversed(gains)))
     is_synthetic = all(isinstance(learner, SyntheticLearner) for learner in config.learners)
     yield from _levels(measured)
-    yield ruling("increases", median_more(gains.trend.beside(0.0), by=0.0))
+    yield ruling("increases", median_more(gains.trend.beside(0.5), by=0.5))
     about = f"{_WHY} ({_of_share(measured)})" if is_synthetic else ""
     yield ruling("sub-linear", median_more(lost.beside(0.0), by=0.0, form=".3f"), about=about)
     yield ruling("advantageous", _above_one(measured, config))

@@ -49,6 +49,8 @@ _WHAT = {
     "lemma-4": "error d of sampled gradients",
 }
 _RECURSION = "equation-32"
+_TABLE_3 = ((1, 2, 3), (3, 1, 2), (2, 3, 1))
+"""Groups that train models 1 to 3 in the rounds of a frame, in the paper's example of MFA-RR."""
 _NOTHING = 1e-12  # round-off in float64
 _MARGIN = 0.01  # of a probability
 _NAMES = {"num_models": "M", "local_steps": "E"}
@@ -280,6 +282,19 @@ def _left_out(
     return np.asarray(jax.jit(jax.vmap(of_seed))(keys)).T
 
 
+def follows_table_3(assignment: Assignment) -> bool:
+    """Returns whether an assignment of three models goes by the paper's Table 3 for two frames."""
+    key = jax.random.key(0)
+    assign: Callable[..., Any] = assignment.assign  # it does not look at the models
+    state, first, follows = assignment.init(key), np.empty(0), []
+    for t in range(1, 1 + 2 * len(_TABLE_3)):
+        groups, state = assign(jax.random.fold_in(key, t), t, state, None)
+        trained, place = np.asarray(groups.clients), (t - 1) % len(_TABLE_3)
+        first = trained if place == 0 else first
+        follows.append((trained == first[np.array(_TABLE_3[place]) - 1]).all())
+    return bool(np.all(follows))
+
+
 def _averages(config: Remarks, T: np.ndarray) -> xr.DataArray:
     """Returns Theorem 2's bound averaged over the rounds up to T, for every M and E."""
     axes = {"num_models": config.num_models, "local_steps": config.local_steps}
@@ -331,6 +346,7 @@ def judge(measured: xr.Dataset, config: Remarks) -> Iterator[Ruling | Check]:
         fact(once, f"{config.num_frames} frames of each seed", "MFA-RR: every pair once a frame"),
         about="the share of pairs that MFA-Rand left out of M rounds, minus (1 - 1/M)^M",
     )
+    yield ruling("table-3", fact(follows_table_3(mfa_rr(6, 3)), "6 clients, 6 rounds"))
     exponent = measured.bound_exponent
     about = f"minus the exponents from T = 10^5 to 10^6: {describe(exponent)}"
     yield ruling("remark-2", fact(exponent > 0.25, "above 0.25"), about=about)

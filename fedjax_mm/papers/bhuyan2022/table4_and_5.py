@@ -105,6 +105,8 @@ def _of_gains(measured: xr.Dataset, config: Different) -> Iterator[Ruling]:
         about += f"{here.reached:d} of {config.num_seeds} seeds"
         test = alike(here.gain_per_seed - here.published_gain, _GAIN)
         yield ruling(f"gain-{part}", test, about=about)
+    gains = measured.gain_per_seed.sel(target="g", drop=True).transpose("part", "seed")
+    yield ruling("advantage", more(gains, by=1.0))
 
 
 def _off(measured: xr.Dataset) -> xr.DataArray:

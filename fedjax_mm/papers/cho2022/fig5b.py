@@ -24,6 +24,7 @@ from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 
 _NEAR = 1e-6  # minima closer than this are one
+_PRINTED = 1.022  # from which on the middle is a maximum, eq. (35)
 
 
 class Landscape(Config):
@@ -111,8 +112,9 @@ def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
     is_outer = (abs(abs(minima) - gamma) < abs(minima)) | minima.isnull()
     parted = (measured.number == 2) & is_outer.all("minimum")
     yield ruling("separation", _at(gamma**2 > 2, parted))
-    turns = f"the middle turns into a maximum at {critical:.4f}, which eq. (35) rounds to 1.022"
-    yield ruling("lemma-a-3", _at(gamma > 2, measured["middle"] < 0), about=turns)
+    turns = f"the middle turns into a maximum at {critical:.4f}"
+    for key, where in {"lemma-a-3": gamma > 2, "equation-35": gamma >= _PRINTED}.items():
+        yield ruling(key, _at(where, measured["middle"] < 0), about=turns)
     nearest, farthest = measured.nearest.item(), measured.farthest.item()
     distances = f"distances inwards from {nearest:.1e} to {farthest:.4f}"
     yield ruling("lemma-a-4", fact(0 < nearest <= farthest <= 2, distances))
