@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedjax_mm.papers import ALL
 from fedjax_mm.papers.published import all_statements
-from fedjax_mm.papers.schema import Check, Statement, Table, Verdict, count, not_run
+from fedjax_mm.papers.schema import Check, Published, Statement, Table, Verdict, count, not_run
 
 Content = TypeVar("Content", bound=BaseModel)
 
@@ -159,12 +159,19 @@ class Collected(NamedTuple):
         for paper, of_items in all_statements().items():
             for name, statements in of_items.items() if paper in papers else ():
                 item = made.get(name)
-                why = "its item was not run" if name in ALL else ""
                 judged = {each.key: each for each in item.summary.statements} if item else {}
                 for each in statements:
-                    known = judged.get(each.key) or not_run(each, each.untested or why)
+                    known = judged.get(each.key) or _not_run(each, name)
                     found.append(Sentence(paper, name, item.anchor if item else "", known))
         return found
+
+
+def _not_run(statement: Published, item: str) -> Statement:
+    """Returns a statement whose item has no result."""
+    if statement.untested or item not in ALL:
+        return not_run(statement, statement.untested)
+    takes = statement.takes or f"fedjax-mm reproduce {item}"
+    return not_run(statement.model_copy(update={"takes": takes}), "its item was not run")
 
 
 def collect(directory: Path) -> Collected:
