@@ -278,7 +278,8 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
         chosen = (
             f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
         )
-        chosen += f"on {settings.selection_seeds} other seeds"
+        number = settings.selection_seeds
+        chosen += f"on {number} other seeds" if number > 1 else "on another seed"
     flips = "training " * (settings.flips == "training") + "labels flipped"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
     return plots.draw(
