@@ -133,7 +133,8 @@ class Task(Protocol):
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns one global model's metrics by name; `rng_key` is for metrics that draw.
 
-        A metric is a number or an array, such as one number for each client.
+        A metric is a number or an array. A task with numbers for each client names these metrics
+        in an attribute `per_client`, a tuple; their first axis is the clients'.
         """
 
 
@@ -196,6 +197,11 @@ class LocalProblem(NamedTuple):
     def weight(self) -> Float[Array, ""]:
         """Returns n_k times the scale."""
         return self.task.weight(self.client) * self.scale
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the assignment gives factors, which the simulator then passes as arrays."""
+        return not isinstance(self.scale, int | float)
 
     def loss(self) -> Float[Array, ""]:
         """Returns F_k(w) at the global parameters; `ValueError` if the task has no such loss."""
@@ -439,7 +445,7 @@ class Trace:
         trained the model.
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
-      num_clients: N; metrics with an axis of this length are numbers for each client.
+      per_client: names of metrics with a number for each client, in the axis behind the models'.
     """
 
     round: Array
@@ -449,4 +455,4 @@ class Trace:
     idle_rounds: Array
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    num_clients: int = dataclasses.field(default=0, metadata={"static": True})
+    per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})

@@ -18,6 +18,7 @@ from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
 from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
+from fedjax_mm.tasks.view import per_client
 
 
 class Counts(NamedTuple):
@@ -76,7 +77,7 @@ class Record(NamedTuple):
     counts: Counts
 
 
-def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> Trace:
+def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: Sizes) -> Trace:
     """Returns the trace of a first entry and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
@@ -86,7 +87,7 @@ def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> T
         **made,
         upload_size=sizes.up,
         download_size=sizes.down,
-        num_clients=num_clients,
+        per_client=metrics_per_client(stacks),
     )
 
 
@@ -158,7 +159,6 @@ def measure(
       client_map: as in `simulate`.
       own: further metrics ``[models, ...]``, which are not the tasks'.
     """
-    num_models = sum(len(stack.models) for stack in stacks)
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
         metrics, leaves = task.metrics(key, params), jax.tree.leaves(params)
@@ -167,10 +167,12 @@ def measure(
 
     def of_stack(stack: Stack, models: Models) -> Measured:
         chunk_size = chunk_size_of(client_map, stack.task, models.params, len(stack.models))
-        key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models, num_models)
+        key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
         return over_models(of_model, stack, key, models.params, one_by_one=chunk_size is not None)
 
     metrics, finite = zip(*(of_stack(*each) for each in split(stacks, models)), strict=True)
+
+    of_clients = metrics_per_client(stacks)
 
     def of_all(name: str) -> Array:
         shapes = {each[name].shape[1:] for each in metrics if name in each}
@@ -180,6 +182,11 @@ def measure(
                 "equal, or give it several names"
             )
         (shape,) = shapes
+        if name in of_clients and shape[:1] != (stacks[0].num_clients,):
+            raise ValueError(
+                f"the metric {name!r} has shape {shape} but is one of `per_client`; give a number "
+                f"for each of {stacks[0].num_clients} clients"
+            )
         each = [
             given[name] if name in given else jnp.full((len(stack.models), *shape), jnp.nan)
             for given, stack in zip(metrics, stacks, strict=True)
@@ -193,6 +200,11 @@ def measure(
         raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
+    """Returns the names of the metrics with a number for each client, of any model's task."""
+    return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
 
 
 @tracing("the record of a round")

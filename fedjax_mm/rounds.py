@@ -70,7 +70,7 @@ def look(
         key, one = keys.round_key(rng_key, round), partial(metric_of, names)
 
         def of_stack(stack: Stack, models: Models) -> Array:
-            each = keys.metrics_keys(key, stack.models, num_models)
+            each = keys.metrics_keys(key, stack.models)
             return over_models(one, stack, each, models.params)
 
         return by_model(stacks, [of_stack(*each) for each in parts])

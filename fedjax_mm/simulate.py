@@ -190,7 +190,7 @@ def advance(
     nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
     first = record(state, Counts(nothing, nothing, nothing))
     state, (rest, sizes) = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    return state, make_trace(first, rest, sizes, assignment.num_clients)
+    return state, make_trace(stacks, first, rest, sizes)
 
 
 def params_of(state: State, model: int | None = None) -> Params:

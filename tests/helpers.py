@@ -65,13 +65,14 @@ def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarra
 
 
 def replay(groups: Any, num_clients: int) -> Assignment:
-    """An assignment that reads its groups ``[T, M, n]`` from an array."""
+    """An assignment that reads its groups ``[T, M, n]`` from an array; all clients count once."""
     groups = jnp.asarray(groups, jnp.int32)
+    ones = jnp.ones(groups.shape[1:], jnp.float32)
     return Assignment(
         num_clients,
         groups.shape[1],
         lambda rng_key: (),
-        lambda rng_key, t, state, look: (Groups(groups[t - 1]), state),
+        lambda rng_key, t, state, look: (Groups(groups[t - 1], ones), state),
     )
 
 

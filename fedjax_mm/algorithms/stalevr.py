@@ -45,11 +45,11 @@ def stalevr(
 
     ``d_k = n_k / sum n``, G_k is the client's update of this round, h_k the last one that it sent,
     at first 0, and s_k the factor of the assignment (`Groups.scale`), which is 1/p in
-    `variance_reduced`: over its draws, the mean step is that of full participation. Assignments
-    without factors, such as `mfa_rand`, count every participant once. The server also steps in
-    rounds in which nobody trains the model. The h_k are the clients' states: with N
-    clients and M models they take the memory of N M models, in every run. `noisy` leaves them
-    honest.
+    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``: over their draws, the mean step is
+    that of full participation. An assignment without factors is refused, because the step would be
+    too small by 1/p. The server also steps in rounds in which nobody trains the model. The h_k are
+    the clients' states: with N clients and M models they take the memory of N M models, in every
+    run. `noisy` leaves them honest.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -63,7 +63,8 @@ def stalevr(
         measurements; before the first one it is 0. "one" is FedVARP, ``beta_k = 1``.
 
     Raises:
-      ValueError: if a number is not positive or `beta` is unknown.
+      ValueError: if a number is not positive or `beta` is unknown; in a run, if the assignment
+        gives no factors.
 
     Example:
       >>> import jax
@@ -92,6 +93,7 @@ def stalevr(
     def client(
         local: LocalProblem, server_state: Stale, client_state: Past
     ) -> tuple[Contribution, Past]:
+        _check_factors(local)
         (h, last, decline, is_measured), change = client_state, sgd.train(local)
         t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.scale != 0)
         measured, is_known = _regression(change.update, h)
@@ -127,6 +129,15 @@ def stalevr(
         return optax.apply_updates(given.params, step), Stale(stale, decline)
 
     return Algorithm(init, client, server, steps_idle=True)
+
+
+def _check_factors(local: LocalProblem) -> None:
+    if not local.is_scaled:
+        raise ValueError(
+            "stalevr needs the factors 1/p of its assignment, which gives none; take "
+            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), also with one "
+            "model and all clients"
+        )
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:

@@ -18,7 +18,11 @@ from fedjax_mm.shuffles import permutation
 
 
 def mfa_rand(
-    num_clients: int, num_models: int | Padded, *, cohort_size: int | None = None
+    num_clients: int,
+    num_models: int | Padded,
+    *,
+    cohort_size: int | None = None,
+    unbiased: bool = False,
 ) -> Assignment:
     """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
 
@@ -28,9 +32,12 @@ def mfa_rand(
       num_clients: N.
       num_models: M <= cohort size. Of a padded number the models from M on train nothing.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      unbiased: whether the clients' weights are multiplied by 1/p, where ``p = K / (N M)`` is the
+        probability with which a client trains a model. `stalevr` needs it, and with
+        ``fedavg(server_scale="1/N")`` the mean step is then that of full participation.
 
     Raises:
-      ValueError: if the sizes do not fit.
+      ValueError: if the sizes do not fit, or `unbiased` is no truth value.
 
     Example:
       >>> import jax
@@ -44,9 +51,18 @@ def mfa_rand(
     """
     num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
 
+    if not isinstance(unbiased, bool):
+        raise ValueError(f"unbiased is {checks.described(unbiased)}; it must be True or False")
+    number = num_models.number if isinstance(num_models, Padded) else num_models
+
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
         del round, look
-        return draw_groups(rng_key, num_clients, num_models, cohort_size), state
+        groups = draw_groups(rng_key, num_clients, num_models, cohort_size)
+        if unbiased:
+            # A weak type, so that contributions in single precision stay so.
+            factor = jnp.asarray(num_clients / cohort_size) * number
+            groups = groups._replace(scale=jnp.broadcast_to(factor, groups.clients.shape))
+        return groups, state
 
     return _partition(num_clients, num_models, no_state, assign)
 

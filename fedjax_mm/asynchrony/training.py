@@ -200,7 +200,7 @@ def advance_async(
 
     first = record(state, no_arrivals(dispatch))
     state, (rest, sizes) = lax.scan(to_record, state, length=num_arrivals // record_every)
-    return state, make_trace(first, rest, sizes, dispatch.num_clients)
+    return state, make_trace(stacks, first, rest, sizes)
 
 
 def arrivals_of(

@@ -82,9 +82,9 @@ class Result:
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
-        num_clients = max(program.traced.num_clients for program in grid.programs)
+        named = [name for program in grid.programs for name in program.traced.per_client]
         sizes = self._message_sizes()
-        trace = Trace(rounds, metrics, *records.counts, **sizes, num_clients=num_clients)
+        trace = Trace(rounds, metrics, *records.counts, **sizes, per_client=tuple(named))
         dims = (*grid.axes, "seed")
         coords = {**grid.labels, "seed": grid.first_seed + np.arange(grid.num_seeds)}
         dataset = to_dataset(trace, dims).assign_coords(coords)

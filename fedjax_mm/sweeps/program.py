@@ -20,7 +20,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import AnalyticTask, Padded
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
-from fedjax_mm.record import Counts, Sizes, Tally, measure
+from fedjax_mm.record import Counts, Sizes, Tally, measure, metrics_per_client
 from fedjax_mm.simulate import State
 from fedjax_mm.stacks import Models, Order, is_lockstep, order_of, split
 from fedjax_mm.sweeps.course import Course, course_of
@@ -124,7 +124,7 @@ class Traced(NamedTuple):
       updates_per_round: the most local trainings of one replica in a round.
       has_closed_form: whether every task brings its own local updates.
       has_rounds: whether the clients of a round can be shared out.
-      num_clients: N.
+      per_client: names of the metrics with a number for each client.
       order: of the models in their stacks.
       vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
         differ in length, replicas would wait for the longest; where clients are computed in chunks,
@@ -134,7 +134,7 @@ class Traced(NamedTuple):
     carry: Carry
     record: Record
     updates_per_round: int
-    num_clients: int
+    per_client: tuple[str, ...]
     order: Order
     has_closed_form: bool
     has_rounds: bool
@@ -272,7 +272,7 @@ class Program:
             stacks = course.stacks
             updates = course.most_updates(self._state(course, rng_key, carry, round))
             facts["updates_per_round"], facts["has_rounds"] = updates, course.has_rounds
-            facts["num_clients"], facts["order"] = stacks[0].num_clients, order_of(stacks)
+            facts["per_client"], facts["order"] = metrics_per_client(stacks), order_of(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
                 is_lockstep(stack, each)

@@ -327,7 +327,7 @@ def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_says_what_it_needs_of_a_task(method):
     row = METHODS[method]
-    algorithm, everybody = row.build(0.1, 1), full_participation(3)
+    algorithm, everybody = row.build(0.1, 1), mfa_rand(3, 1, unbiased=True)
 
     def refused(task, message):
         with pytest.raises(ValueError, match=message):

@@ -218,10 +218,11 @@ def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
 def test_exact_factors_need_everybody():
     """Nothing else would tell that the update lacks what the absent ones last sent."""
     task = PROBLEMS["least squares"]().task
-    algorithm, everybody = stalevr(0.1, local_steps=1, beta="exact"), full_participation(N)
+    algorithm = stalevr(0.1, local_steps=1, beta="exact")
+    everybody = mfa_rand(N, 1, unbiased=True)
 
     def assign(rng_key, round, state, look):
-        return Groups(jnp.arange(N)[None, : N - 1]), state
+        return Groups(jnp.arange(N)[None, : N - 1], jnp.ones((1, N - 1))), state
 
     ends = [
         jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
@@ -231,6 +232,13 @@ def test_exact_factors_need_everybody():
     ]
     assert np.isfinite(ends[0]).all()
     assert np.isnan(ends[1]).all()
+
+
+def test_steps_without_the_factors_of_a_draw_are_refused():
+    """They would be K/N of what they should be."""
+    for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
+        with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
+            simulate(0, quadratic(6, 1, mu=0.1), stalevr(0.1, local_steps=1), strategy, 1)
 
 
 def test_negative_losses_are_not_sampled_in_silence():
@@ -302,7 +310,7 @@ def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
 
     def build(learning_rate):
         how = algorithm(learning_rate, local_steps=1)
-        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2))
+        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2, unbiased=True))
 
     (program,) = Grid(build, {"learning_rate": [0.1]}, 2).programs
     carried = num_bytes(program.traced.carry)

@@ -1,5 +1,6 @@
 """Groups as one list of clients, and numbers of models that are traced."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -20,7 +21,15 @@ from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-from tests.helpers import Measured, labelled_data, remembering, roll_out, rounds_of, slow_unless
+from tests.helpers import (
+    Measured,
+    Towards,
+    labelled_data,
+    remembering,
+    roll_out,
+    rounds_of,
+    slow_unless,
+)
 
 N, M, T = 7, 3, 6
 
@@ -46,6 +55,31 @@ def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, size
         for rows, right in zip(np.asarray(actual), expected, strict=True):
             assert [set(row) - {-1} for row in rows[:number]] == [set(row) - {-1} for row in right]
             assert (rows[number:] == -1).all()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawing(Towards):
+    """A metric that draws, as one after fine-tuning does."""
+
+    def metrics(self, rng_key, params):
+        return {"draw": jax.random.uniform(rng_key)}
+
+
+def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
+    """Neither on the room for models nor on how many train beside these."""
+    task, algorithm = Drawing(jnp.arange(6.0)), fedavg(0.1, local_steps=1)
+
+    @jax.jit
+    def draws():
+        numbers = 3, Padded(5, 3), 2
+        runs = [simulate(0, task, algorithm, mfa_rr(6, number), 2)[1] for number in numbers]
+        return [trace.metrics["draw"] for trace in runs]
+
+    three, padded, two = draws()
+    np.testing.assert_array_equal(padded[:, :3], three)
+    np.testing.assert_array_equal(two, three[:, :2])
+    assert len(np.unique(padded)) == padded.size
 
 
 def test_a_number_of_models_beyond_the_room_is_refused():

@@ -14,6 +14,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     init,
+    mfa_rand,
     mifa,
     simulate,
     stalevr,
@@ -103,6 +104,10 @@ CASES = {
     "LVR": (sampled(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "GVR": (sampled(3.0, by="update"), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "FedVARP": (sampled(3.0), stalevr(0.05, local_steps=2, beta="one")),
+    "FedVARP, uniform": (
+        mfa_rand(N, M, cohort_size=3, unbiased=True),
+        stalevr(0.05, local_steps=2, beta="one"),
+    ),
     "StaleVRE": (sampled(3.0, by="update"), stalevr(0.05, local_steps=2)),
     "StaleVR": (
         sampled(3.0, by="update", inactive="train"),
@@ -151,7 +156,11 @@ def distances(case):
 
 @pytest.mark.parametrize(
     "case",
-    [slow_unless(case not in ("FedVARP", "StaleVR"), case) for case in CASES if case != "MIFA"],
+    [
+        slow_unless(case not in ("FedVARP, uniform", "StaleVR"), case)
+        for case in CASES
+        if case != "MIFA"
+    ],
 )
 def test_the_mean_step_is_that_of_full_participation(case):
     """Over 10,000 draws in the ninth round, within 4 standard errors."""
