@@ -6,15 +6,16 @@ contributions. A `Task` describes the learning problem and its data. Tasks and a
 written for one model, one client and one seed; only `fedjax_mm.simulate` adds those axes. An
 assignment sees all models and all clients. The simulator passes arguments by position.
 
-Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
+Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, padded with -1
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
@@ -29,10 +30,10 @@ __all__ = [
     "Batching",
     "ClientFn",
     "ClientState",
+    "Cohort",
     "Contribution",
     "DemandingTask",
     "EpochTask",
-    "Groups",
     "Index",
     "InitFn",
     "LocalProblem",
@@ -184,7 +185,7 @@ class LocalProblem(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: a factor of the client's weight: 1, unless `Groups.scale` is set.
+      scale: a factor of the client's weight: 1, unless `Cohort.scale` is set.
     """
 
     rng_key: PRNGKeyArray
@@ -309,40 +310,85 @@ class Algorithm(NamedTuple):
     steps_idle: bool = False
 
 
-class Groups(NamedTuple):
-    """Clients that train each model in a round: a row for each model, or one list of them all.
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cohort:
+    """Clients that train in a round, and the model that each of them trains.
 
-    A list costs one local training for each place, whatever the sizes of the groups, which may be
-    traced; rows cost as many as the largest group has, for every model, and may be computed faster.
-    Where models differ in structure or have data of their own, a list is computed as rows.
+    Models that are given as a NumPy array are known while tracing: where each has a row of slots,
+    as in `of_rows`, they are computed side by side. Such models are part of the pytree's structure
+    and stay known in states and in `jax.lax.cond`. Traced models cost one local training for each
+    slot, whatever the number of clients of each model.
 
     Attributes:
-      clients: client numbers. -1 is padding, at any place, and contributes nothing. A client may
+      clients: client numbers. -1 is padding, at any slot, and contributes nothing. A client may
         train several models, but each only once.
+      models: model numbers; -1 is padding.
       scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1. Clients
         with a factor of 0 train, and their gradients count, but they do not take part.
       num_gradients: all gradients of the round, where clients computed some before they were
-        chosen; None counts those of the groups.
-      models: the model that each client of a list trains, or -1 as padding; None if there is a row
-        for each model.
+        chosen; None counts those of the cohort.
+      is_known: whether models are known while tracing.
+
+    Example:
+      >>> cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]))
+      >>> cohort.clients.tolist(), cohort.models.tolist(), cohort.sizes(2).tolist()
+      ([4, -1, 0, 2], [0, 0, 1, 1], [1, 2])
     """
 
-    clients: Int[Array, "models group"] | Int[Array, " places"]
-    scale: Float[Array, "models group"] | Float[Array, " places"] | None = None
+    clients: Int[Array, " slots"] | Int[np.ndarray, " slots"]
+    models: Int[Array, " slots"] | Int[np.ndarray, " slots"]
+    scale: Float[Array, " slots"] | None = None
     num_gradients: Int[Array, " models"] | None = None
-    models: Int[Array, " places"] | None = None
+    is_known: bool = dataclasses.field(init=False)
 
-    def participates(self) -> Bool[Array, "*axes"]:
-        """Returns the places of clients with a factor other than 0."""
-        is_there = jnp.asarray(self.clients) >= 0
-        is_there = is_there if self.models is None else is_there & (self.models >= 0)
+    def __post_init__(self) -> None:
+        """Notes whether models are known, which the kind of array would not tell later.
+
+        Traced models become a NumPy array, too, where a state is fetched from a device.
+        """
+        object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
+
+    @classmethod
+    def of_rows(
+        cls,
+        clients: Int[Array, "models width"] | Int[np.ndarray, "models width"],
+        scale: Float[Array, "models width"] | None = None,
+        num_gradients: Int[Array, " models"] | None = None,
+    ) -> Self:
+        """Returns the cohort of a row of clients for each model."""
+        models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
+        scale = None if scale is None else scale.ravel()
+        return cls(clients.ravel(), models, scale, num_gradients)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
+        """Returns the arrays, and models that are known."""
+        known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
+        models = None if self.is_known else self.models
+        return (self.clients, models, self.scale, self.num_gradients), known
+
+    @classmethod
+    def tree_unflatten(cls, models: bytes | None, fields: Sequence[Any]) -> Self:
+        """Returns the cohort again, of whatever JAX puts in the place of its arrays."""
+        cohort, (clients, given, *rest) = object.__new__(cls), fields
+        given = given if models is None else np.frombuffer(models, np.int32)
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name, value in zip(names, (clients, given, *rest, models is not None), strict=True):
+            object.__setattr__(cohort, name, value)
+        return cohort
+
+    def participates(self) -> Bool[Array, " slots"]:
+        """Returns the slots of clients with a factor other than 0."""
+        is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
         return is_there if self.scale is None else is_there & (self.scale != 0)
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:
         """Returns the number of participants of each model."""
         counted = self.participates().astype(jnp.int32)
-        if self.models is None:
-            return counted.sum(1)
+        width = len(counted) // num_models
+        rows = np.repeat(np.arange(num_models), width)
+        if self.is_known and np.array_equal(self.models, rows):
+            return counted.reshape(num_models, width).sum(1)
         return jnp.zeros(num_models, jnp.int32).at[self.models].add(counted, mode="drop")
 
 
@@ -350,7 +396,7 @@ class Updates(NamedTuple):
     """Updates that all clients would send in a round.
 
     Attributes:
-      norms: of the part that `Groups.scale` multiplies, divided by the weights of all clients:
+      norms: of the part that `Cohort.scale` multiplies, divided by the weights of all clients:
         ``d_k |w_k - w|`` in FedAvg.
       num_gradients: what they cost.
     """
@@ -391,18 +437,17 @@ class AssignFn(Protocol):
 
     def __call__(
         self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
-    ) -> tuple[Groups, Any]:
-        """Returns the groups of round t, of the same shape in all rounds, and the new state."""
+    ) -> tuple[Cohort, Any]:
+        """Returns the cohort of round t, of the same shape in all rounds, and the new state."""
 
 
 class ObserveFn(Protocol):
     """Function that updates the state of an assignment after a round."""
 
-    def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
+    def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         """Returns the new state, from the one that `assign` returned.
 
-        Reports ``[models, group, ...]``, or ``[places, ...]`` of a list, are in the order of the
-        groups; padding has zeros.
+        Reports ``[slots, ...]`` are in the order of the cohort; padding has zeros.
         """
 
 

@@ -181,7 +181,7 @@ def count_steps(
     models, clients = init(jax.random.key(0), task, algorithm, assignment).models, jnp.array(group)
     server = jax.tree.map(itemgetter(0), models.server)
     size = chunk_size_of(client_map, task, models.params, len(group))
-    order = longest_first(lambda k, _: algorithm.num_steps(task, k, server), clients, None)
+    order = longest_first(lambda k: algorithm.num_steps(task, k, server), clients, clients)
     steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server)
 
     def of_device(_: Any) -> Any:

@@ -43,18 +43,18 @@ def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size:
 
 
 def longest_first(
-    num_steps: Callable[..., int | Int[Array, ""]], clients: Int[Array, " group"], models: Any
-) -> Int[Array, " group"] | None:
-    """Returns a group's places, most local steps first; None if all clients take equally many.
+    num_steps: Callable[[Any], int | Int[Array, ""]], clients: Int[Array, " slots"], jobs: Any
+) -> Int[Array, " slots"] | None:
+    """Returns the slots in decreasing order of local steps, or None if all take equally many.
 
     Args:
-      num_steps: of a client and its model.
+      num_steps: of a job.
       clients: their numbers; -1 is padding.
-      models: of the clients of a list, else None.
+      jobs: ``[slots, ...]``.
     """
-    if isinstance(num_steps(*jax.tree.map(itemgetter(0), (clients, models))), int):
+    if isinstance(num_steps(jax.tree.map(itemgetter(0), jobs)), int):
         return None
-    steps = jax.vmap(num_steps)(clients, models)
+    steps = jax.vmap(num_steps)(jobs)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
 
 

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Assignment, Contribution, Groups, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import Assignment, Cohort, Contribution, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -221,11 +221,11 @@ def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
 
 
 def count(
-    stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
+    stacks: Sequence[Stack], cohort: Cohort, models: Models, totals: Sequence[Contribution]
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
-    participants = groups.sizes(sum(len(stack.models) for stack in stacks))
-    gradients = groups.num_gradients
+    participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
+    gradients = cohort.num_gradients
     if gradients is None:
         gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))

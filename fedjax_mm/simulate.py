@@ -5,7 +5,7 @@ differentiate it. The models axis is in `stacks.py`, the steps of a round in `ro
 records in `record.py`.
 
 Models of equal structure make a *stack*, which is computed together. The clients that train one
-model in a round make a *group*. A *chunk* is a part of a group that is computed at once.
+models in a round make a *cohort*. A *chunk* is a part of it that is computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, chunks, keys
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
-from fedjax_mm.parts import check_instance, groups_of, key_of
+from fedjax_mm.parts import assign, check_instance, key_of
 from fedjax_mm.record import (
     Counts,
     Record,
@@ -30,7 +30,7 @@ from fedjax_mm.record import (
     measure,
     own_metrics,
 )
-from fedjax_mm.rounds import CurrentRound, Options, aggregate, look, observe, train
+from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, train_cohort
 from fedjax_mm.stacks import (
     Models,
     Order,
@@ -40,6 +40,7 @@ from fedjax_mm.stacks import (
     over_models,
     stacks_of,
 )
+from fedjax_mm.train import Options
 
 
 class State(NamedTuple):
@@ -80,7 +81,7 @@ def simulate(
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters: of one model (shared by all), a list with one entry per model, as
         `params_of` returns it, or with a leading models axis; None lets the tasks draw them.
-      client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
+      client_axis: inside `jax.shard_map`, the mesh axis whose devices share the cohort's clients;
         everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
     Returns:
@@ -237,12 +238,12 @@ def round_of(
         rng_key = keys.round_key(state.rng_key, t)
         assign_key = keys.assignment_key(rng_key)
         asked = look(stacks, state.rng_key, state.round, models, options)
-        groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
-        now = CurrentRound(t, rng_key, groups)
-        trained = train(stacks, now, models, options)
+        cohort, assigned = assign(assignment, assign_key, t, state.assignment, asked)
+        now = CurrentRound(t, rng_key, cohort)
+        trained = train_cohort(stacks, now, models, options)
         models = aggregate(stacks, now, models, trained)
         assigned = observe(assignment, stacks, now, assigned, trained, like=state.assignment)
-        counted = count(stacks, groups, models, [each.total for each in trained])
+        counted = count(stacks, cohort, models, [each.total for each in trained])
         return state._replace(round=t, models=models, assignment=assigned), counted
 
     return one_round

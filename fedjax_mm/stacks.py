@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm import checks
-from fedjax_mm.base import Algorithm, Assignment, ClientState, Groups, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, Assignment, ClientState, Cohort, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
 from fedjax_mm.parts import check_parts
 
@@ -80,14 +80,22 @@ class Stack(NamedTuple):
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
-    def groups(self, groups: Groups) -> Groups:
-        """Returns the groups of this stack's models, which are numbered by their rows."""
-        groups = groups._replace(num_gradients=None)
-        if groups.models is None:
-            return self.rows(groups)
-        is_mine = groups.models[:, None] == np.array(self.models)
-        clients = jnp.where(is_mine.any(1), groups.clients, -1)
-        return groups._replace(clients=clients, models=jnp.argmax(is_mine, axis=1))
+    def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
+        """Returns the cohort of this stack's models, numbered by their rows, and its slots.
+
+        If models are traced these are all slots, with padding for the clients of other stacks.
+        """
+        models = cohort.models if cohort.is_known else jnp.asarray(cohort.models)
+        is_mine = models[:, None] == np.array(self.models)
+        row = is_mine.argmax(1)
+        if cohort.is_known:
+            (slots,) = np.nonzero(is_mine.any(1))
+            clients, scale = cohort.clients, cohort.scale
+            if len(slots) < len(row):
+                clients, scale = jax.tree.map(itemgetter(slots), (clients, scale))
+            return Cohort(clients, row[slots], scale), slots
+        clients = jnp.where(is_mine.any(1), cohort.clients, -1)
+        return Cohort(clients, row, cohort.scale), np.arange(len(clients))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
         """Returns the task of one of the stack's models; `row` may be traced."""

@@ -44,7 +44,7 @@ def stalevr(
     """StaleVR and its kin: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
 
     ``d_k = n_k / sum n``, G_k is the client's update of this round, h_k the last one that it sent,
-    at first 0, and s_k the factor of the assignment (`Groups.scale`), which is 1/p in
+    at first 0, and s_k the factor of the assignment (`Cohort.scale`), which is 1/p in
     `variance_reduced` and in ``mfa_rand(..., unbiased=True)``: over their draws, the mean step is
     that of full participation. An assignment without factors is refused, because the step would be
     too small by 1/p. The server also steps in rounds in which nobody trains the model. The h_k are

@@ -86,8 +86,8 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     }
     coords["round"] = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords["model"] = np.arange(1, num_models + 1)
-    for name in metrics.keys() & set(trace.per_client):
-        coords["client"] = np.arange(np.shape(trace.metrics[name])[len(axes)])
+    for metric in metrics.keys() & set(trace.per_client):
+        coords["client"] = np.arange(np.shape(trace.metrics[metric])[len(axes)])
     dataset = xr.Dataset(
         {name: (dims, np.asarray(x)) for name, (dims, x) in metrics.items()}
         | {name: (axes, x) for name, x in (counts | sizes).items()},

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
-from fedjax_mm.base import Batching, Groups, LocalProblem
+from fedjax_mm.base import Batching, Cohort, LocalProblem
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks import Quadratic, least_squares, quadratic
 from tests.helpers import Towards, roll_out
@@ -45,7 +45,7 @@ def averages(client_map="vmap"):
     def run(clients, scale):
         def assign(rng_key, round, state, look):
             groups = jnp.tile(clients, (4, 1)), None if scale is None else jnp.tile(scale, (4, 1))
-            return Groups(*groups), state
+            return Cohort.of_rows(*groups), state
 
         assignment = full_participation(4)._replace(num_models=4, assign=assign)
         start = [{"w": jnp.zeros(3)}] * 4
@@ -177,7 +177,7 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
     scale = jnp.linspace(0.5, 2.0, groups[0].size).reshape(groups[0].shape)
 
     def assign(rng_key, round, state, look):
-        return Groups(jnp.asarray(groups)[round - 1], scale), state
+        return Cohort.of_rows(jnp.asarray(groups)[round - 1], scale), state
 
     assignment = full_participation(5)._replace(num_models=2, assign=assign)
 

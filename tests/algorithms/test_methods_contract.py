@@ -1,5 +1,6 @@
 """What every method owes the contract, however its clients are computed."""
 
+import dataclasses
 import functools
 
 import chex
@@ -95,7 +96,7 @@ def assignment_of(groups, is_free, num_models):
     def assign(*args):
         (all_of_them, _), (some, state) = given.assign(*args), flexible.assign(*args)
         clients = jnp.where(is_free, some.clients, all_of_them.clients)
-        return all_of_them._replace(clients=clients), state
+        return dataclasses.replace(all_of_them, clients=clients), state
 
     nothing = jnp.zeros((num_models, N)), jnp.zeros(())
     return Assignment(N, num_models, lambda rng_key: nothing, assign, remember)
@@ -105,7 +106,7 @@ def remember(round, groups, reports, state):
     """The sum of what every client reported of every model, and of what padding did."""
     (losses,) = jax.tree.leaves(reports)
     present = groups.clients >= 0
-    rows = jnp.arange(len(groups.clients))[:, None], jnp.where(present, groups.clients, N)
+    rows = groups.models, jnp.where(present, groups.clients, N)
     by_client = state[0].at[rows].add(losses, mode="drop")
     return by_client, state[1] + jnp.sum(jnp.where(present, 0, jnp.abs(losses)))
 
@@ -224,7 +225,7 @@ def with_factors(clients, scale):
 
     def assign(rng_key, t, state, look):
         groups, state = given.assign(rng_key, t, state, look)
-        return groups._replace(scale=scale[t - 1, None]), state
+        return dataclasses.replace(groups, scale=scale[t - 1]), state
 
     return given._replace(assign=assign)
 
@@ -254,7 +255,7 @@ def test_all_report_alike():
     """An assignment may look at models that are trained by different methods."""
     strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
     strategy = strategy._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
-    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"][:, 0])
+    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"])
     task = requiring(Measured(jnp.arange(1.0, 1 + len(METHODS))), jnp.ones(len(METHODS)))
     algorithms = [row.build(0.1, 2) for row in METHODS.values()]
 

@@ -22,7 +22,7 @@ from fedjax_mm import (
     stalevr,
     variance_reduced,
 )
-from fedjax_mm.base import Groups
+from fedjax_mm.base import Cohort
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
@@ -222,7 +222,7 @@ def test_exact_factors_need_everybody():
     everybody = mfa_rand(N, 1, unbiased=True)
 
     def assign(rng_key, round, state, look):
-        return Groups(jnp.arange(N)[None, : N - 1], jnp.ones((1, N - 1))), state
+        return Cohort.of_rows(jnp.arange(N)[None, : N - 1], jnp.ones((1, N - 1))), state
 
     ends = [
         jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(

@@ -19,10 +19,10 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Look
-from fedjax_mm.parts import in_rows
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares
+from tests import helpers
 from tests.helpers import (
     NOTHING_TO_SEE,
     Towards,
@@ -197,7 +197,7 @@ def replayed(assignment, losses, rng_key=None):
         groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
         told = loss[groups.models, jnp.maximum(groups.clients, 0)]
         reports = {"loss": jnp.where(groups.clients >= 0, told, 0)}
-        rows = in_rows(groups, assignment.num_models).clients
+        rows = helpers.rows_of(groups, assignment.num_models)
         return assignment.observe(t, groups, reports, state), rows
 
     given = jnp.arange(1, len(losses) + 1), losses
@@ -268,7 +268,7 @@ def test_the_random_policy_and_alpha_1_are_uniform():
     @jax.vmap
     def draw(key):
         return [
-            in_rows(strategy.assign(key, M + 1, strategy.init(key), look)[0], M).clients
+            helpers.rows_of(strategy.assign(key, M + 1, strategy.init(key), look)[0], M)
             for strategy, look in strategies
         ]
 

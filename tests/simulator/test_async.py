@@ -19,7 +19,7 @@ from fedjax_mm.asynchrony import (
     simulate_async,
 )
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.base import Assignment, Batching, Groups
+from fedjax_mm.base import Assignment, Batching, Cohort
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
@@ -423,7 +423,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
 
 def test_padding_of_a_list_takes_no_time():
     """A place is padding without a client, and without a model."""
-    listed = Groups(jnp.array([3, -1]), models=jnp.array([-1, 1]))
+    listed = Cohort(jnp.array([3, -1]), jnp.array([-1, 1]))
     waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
     delay = shifted_exponential(24, 0.0, shift=1.0)
     clock = on_clock(waiting, delay)
@@ -432,14 +432,15 @@ def test_padding_of_a_list_takes_no_time():
 
 
 def test_the_clock_passes_on_what_an_assignment_observes_and_records():
-    def observe(round, groups, reports, state):
-        return state + jnp.where(groups.clients >= 0, 1 + reports["loss"], 0).sum(1)
+    def observe(round, cohort, reports, state):
+        told = jnp.where(cohort.clients >= 0, 1 + reports["loss"], 0)
+        return state + told.reshape(2, 2).sum(1)
 
     counting = Assignment(
         24,
         2,
         lambda rng_key: jnp.zeros(2),
-        lambda rng_key, t, state, look: (Groups(jnp.array([[1, 2], [3, -1]])), state),
+        lambda rng_key, t, state, look: (Cohort.of_rows(jnp.array([[1, 2], [3, -1]])), state),
         observe,
         lambda state: {"seen": state},
     )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm import fedavg, full_participation, keys, mfa_rand, mfa_rr, sequential, simulate
-from fedjax_mm.base import Assignment, Groups, LocalProblem
+from fedjax_mm.base import Assignment, Cohort, LocalProblem
 from fedjax_mm.chunks import chunks_of
 from fedjax_mm.data import client_data
 from fedjax_mm.data.synthetic import sample_counts
@@ -176,11 +176,11 @@ def watching(groups, scale):
 
     def assign(rng_key, round, state, look):
         state = state._replace(assigned=state.assigned + 1)
-        return Groups(groups[round - 1], scale[round - 1]), state
+        return Cohort.of_rows(groups[round - 1], scale[round - 1]), state
 
-    def observe(round, groups, reports, state):
-        losses = reports["loss"]
-        rows = (groups.clients, losses)
+    def observe(round, cohort, reports, state):
+        rows = [x.reshape(M, -1) for x in (cohort.clients, reports["loss"])]
+        losses = rows[1]
         seen = [x.at[round - 1].set(row) for x, row in zip(state[:2], rows, strict=True)]
         return Seen(*seen, state.sums + losses.sum(1), state.assigned)
 

@@ -22,7 +22,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.assignments.sampling import draw_models, optimal_probabilities
-from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.tasks import least_squares
 from tests.helpers import slow_unless
 from tests.oracles import sampling as oracle
@@ -90,7 +90,7 @@ def uniform(expected):
         drawn = draw_models(rng_key, jnp.asarray(p))
         counts = jnp.zeros((M, N)).at[drawn, owners].add(1, mode="drop")
         clients = jnp.where(counts > 0, jnp.arange(N), -1)
-        return Groups(clients, counts / (np.array(PROCESSORS) * p[0, 0])), state
+        return Cohort.of_rows(clients, counts / (np.array(PROCESSORS) * p[0, 0])), state
 
     return Assignment(N, M, no_state, assign)
 
