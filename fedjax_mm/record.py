@@ -17,7 +17,7 @@ from fedjax_mm.base import Assignment, Cohort, Contribution, Metrics, Params, Ro
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
-from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
+from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 
 
@@ -145,7 +145,7 @@ def measure(
     stacks: list[Stack],
     rng_key: PRNGKeyArray,
     round: Round,
-    models: Models,
+    states: Sequence[StackState],
     client_map: ClientMap,
     own: Metrics | None = None,
 ) -> Measured:
@@ -155,7 +155,7 @@ def measure(
       stacks: the models' tasks.
       rng_key: the seed's.
       round: t.
-      models: their parameters.
+      states: the models' state.
       client_map: as in `simulate`.
       own: further metrics ``[models, ...]``, which are not the tasks'.
     """
@@ -165,12 +165,12 @@ def measure(
         leaves += [metrics["loss"]] if "loss" in metrics else []
         return Measured(metrics, jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves])))
 
-    def of_stack(stack: Stack, models: Models) -> Measured:
-        chunk_size = chunk_size_of(client_map, stack.task, models.params, len(stack.models))
+    def of_stack(stack: Stack, state: StackState) -> Measured:
+        chunk_size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
-        return over_models(of_model, stack, key, models.params, one_by_one=chunk_size is not None)
+        return over_models(of_model, stack, key, state.params, one_by_one=chunk_size is not None)
 
-    metrics, finite = zip(*(of_stack(*each) for each in split(stacks, models)), strict=True)
+    metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
 
     of_clients = metrics_per_client(stacks)
 
@@ -221,7 +221,10 @@ def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
 
 
 def count(
-    stacks: Sequence[Stack], cohort: Cohort, models: Models, totals: Sequence[Contribution]
+    stacks: Sequence[Stack],
+    cohort: Cohort,
+    states: Sequence[StackState],
+    totals: Sequence[Contribution],
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
     participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
@@ -230,7 +233,7 @@ def count(
         gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
     up = message_sizes(stacks, [total.update for total in totals])
-    down = message_sizes(stacks, [each.params for _, each in split(stacks, models)])
+    down = message_sizes(stacks, [state.params for state in states])
     return counts, Sizes(up, down)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from fedjax_mm import base, checks, keys, sums
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
 from fedjax_mm.parts import after_observing
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
 
@@ -30,12 +30,17 @@ class CurrentRound(NamedTuple):
 
 
 def look(
-    stacks: Sequence[Stack], rng_key: PRNGKeyArray, round: Round, models: Models, options: Options
+    stacks: Sequence[Stack],
+    rng_key: PRNGKeyArray,
+    round: Round,
+    states: Sequence[StackState],
+    options: Options,
 ) -> Look:
     """Returns answers to the assignment's questions about the models as they are after a round."""
-    parts, num_models = split(stacks, models), sum(len(each.models) for each in stacks)
+    num_models = sum(len(stack.models) for stack in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
+        parts = zip(stacks, states, strict=True)
         return by_model(stacks, [over_models(question, stack, of.params) for stack, of in parts])
 
     def updates() -> base.Updates:
@@ -44,7 +49,7 @@ def look(
         everybody = Cohort.of_rows(jnp.broadcast_to(clients, (num_models, num_clients)))
         now = CurrentRound(round + 1, keys.round_key(rng_key, round + 1), everybody)
         how = options._replace(with_reports=True)
-        trained = train_cohort(stacks, now, models, how, message=_norm_alone, keeps_states=False)
+        trained = train_cohort(stacks, now, states, how, message=_norm_alone, keeps_states=False)
         total = by_model(stacks, [each.total for each in trained])
         norms = by_model(stacks, [each.reports.reshape(-1, num_clients) for each in trained])
         return base.Updates(norms / total.weight[:, None], total.num_gradients)
@@ -52,11 +57,11 @@ def look(
     def metric(*names: str) -> Array:
         key, one = keys.round_key(rng_key, round), partial(metric_of, names)
 
-        def of_stack(stack: Stack, models: Models) -> Array:
+        def of_stack(stack: Stack, state: StackState) -> Array:
             each = keys.metrics_keys(key, stack.models)
-            return over_models(one, stack, each, models.params)
+            return over_models(one, stack, each, state.params)
 
-        return by_model(stacks, [of_stack(*each) for each in parts])
+        return by_model(stacks, list(map(of_stack, stacks, states)))
 
     return Look(
         losses=partial(ask, client_losses),
@@ -98,7 +103,7 @@ def metric_of(
 def train_cohort(
     stacks: Sequence[Stack],
     now: CurrentRound,
-    models: Models,
+    states: Sequence[StackState],
     options: Options,
     *,
     message: MessageFn = as_it_is,
@@ -106,30 +111,33 @@ def train_cohort(
 ) -> list[Trained]:
     """Trains a round's cohort; returns the result of each stack."""
 
-    def start(model_key: PRNGKeyArray, model: Models, job: Jobs) -> Start:
+    def start(model_key: PRNGKeyArray, model: StackState, job: Jobs) -> Start:
         key = keys.client_key(model_key, job.client)
         return Start(key, now.round, model.params, model.server)
 
-    def of_stack(stack: Stack, models: Models) -> Trained:
+    def of_stack(stack: Stack, state: StackState) -> Trained:
         mine, _ = stack.slots(now.cohort)
         jobs = Jobs(mine.clients, mine.models, mine.scale)
         shared = keys.model_keys(now.rng_key, stack.models)
         how: Any = {"shared": shared, "message": message, "keeps_states": keeps_states}
-        return train(stack, models, jobs, start, options, **how)
+        return train(stack, state, jobs, start, options, **how)
 
-    return [of_stack(*each) for each in split(stacks, models)]
+    return list(map(of_stack, stacks, states))
 
 
 def aggregate(
-    stacks: Sequence[Stack], now: CurrentRound, models: Models, trained: list[Trained]
-) -> Models:
+    stacks: Sequence[Stack],
+    now: CurrentRound,
+    states: Sequence[StackState],
+    trained: Sequence[Trained],
+) -> tuple[StackState, ...]:
     """Applies the server's step to every model.
 
     A model that nobody trained is not changed, unless its algorithm says so.
     """
 
-    def of_stack(stack: Stack, models: Models, trained: Trained) -> Models:
-        def of_model(task: Task, size: Array, trained: Trained, model: Models) -> Models:
+    def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
+        def of_model(task: Task, size: Array, trained: Trained, model: StackState) -> StackState:
             is_trained = stack.algorithm.steps_idle or size > 0
             # The sums of an idle model are 0. Replace them by 1, because the gradient of 0/0 is NaN
             # even if `where` discards the value.
@@ -138,14 +146,13 @@ def aggregate(
             given = base.Aggregation(now.round, task, *old, states, total)
             new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
-            return Models(params, server_state, states)
+            return StackState(params, server_state, states, stack.models)
 
         trained = trained._replace(reports=())  # which have no models axis
-        return over_models(of_model, stack, stack.rows(sizes), trained, models)
+        return over_models(of_model, stack, stack.rows(sizes), trained, state)
 
     sizes = now.cohort.sizes(sum(len(stack.models) for stack in stacks))
-    parts = zip(split(stacks, models), trained, strict=True)
-    return join([of_stack(*part, new) for part, new in parts])
+    return tuple(map(of_stack, stacks, states, trained))
 
 
 def observe(

@@ -31,15 +31,7 @@ from fedjax_mm.record import (
     own_metrics,
 )
 from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, train_cohort
-from fedjax_mm.stacks import (
-    Models,
-    Order,
-    Stack,
-    join,
-    order_of,
-    over_models,
-    stacks_of,
-)
+from fedjax_mm.stacks import Stack, StackState, each_params, over_models, stacks_of
 from fedjax_mm.train import Options
 
 
@@ -48,9 +40,8 @@ class State(NamedTuple):
 
     rng_key: PRNGKeyArray
     round: Int[Array, ""]  # rounds done
-    models: Models
+    models: tuple[StackState, ...]  # one for each stack
     assignment: Any
-    order: Order  # of the models in their stacks
 
 
 def simulate(
@@ -131,30 +122,31 @@ def init(
     models = init_models(rng_key, stacks, params)
     with checks.tracing("the start of a run"):
         assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
+    return State(rng_key, jnp.asarray(0), models, assigned)
 
 
 @checks.tracing("the start of a run")
 def init_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None = None
-) -> Models:
+) -> tuple[StackState, ...]:
     """Returns the models before round 1, from the user's parameters or from the tasks' own."""
 
-    def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
+    def init_model(stack: Stack, task: Task, params: Params) -> StackState:
+        algorithm = stack.algorithm
         server, client = algorithm.init(task, params)
         # Now and not where a round is traced: epochs may have too many steps.
         jax.eval_shape(lambda: algorithm.num_steps(task, jnp.int32(0), server))
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
-        return Models(params, server, own)
+        return StackState(params, server, own, stack.models)
 
-    def init_stack(stack: Stack, given: Params | None) -> Models:
+    def init_stack(stack: Stack, given: Params | None) -> StackState:
         each = keys.start_keys(rng_key, stack.models)
         draw = partial(over_models, lambda task, key: task.init(key), stack, each)
         start = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
-        return over_models(partial(init_model, stack.algorithm), stack, start)
+        return over_models(partial(init_model, stack), stack, start)
 
     given = checks.given_params(params, stacks)
-    return join([init_stack(*each) for each in zip(stacks, given, strict=True)])
+    return tuple(map(init_stack, stacks, given))
 
 
 def advance(
@@ -218,7 +210,7 @@ def params_of(state: State, model: int | None = None) -> Params:
       ...     jax.random.key(1), task, algorithm, mfa_rr(6, 2), 20, params=params_of(state))
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
-    each = state.order.each(state.models.params, jnp.ndim(state.round))
+    each = each_params(state.models, jnp.ndim(state.round))
     if model is None:
         return each
     if model not in range(len(each)):

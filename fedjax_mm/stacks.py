@@ -18,42 +18,45 @@ from fedjax_mm.chunks import vmap_unless_one
 from fedjax_mm.parts import check_parts
 
 
-class Models(NamedTuple):
-    """State of the M models; every leaf has a leading models axis.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StackState:
+    """State of the models of one stack; every leaf has a leading axis of these models.
 
-    Where models differ in structure, each field is a tuple with one entry per stack.
+    Attributes:
+      params: the models' parameters.
+      server: the server's state of each model.
+      clients: the states of all clients, on the second axis.
+      models: the numbers of the models, from 0; static.
     """
 
     params: Params
     server: ServerState
-    clients: ClientState  # second axis: all clients
+    clients: ClientState
+    models: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """Numbers of the models in each stack; static, as the structure of `Models` is."""
+def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
+    """Returns the parameters of every model, in the order of the tasks.
 
-    of_stacks: tuple[tuple[int, ...], ...]
+    Args:
+      states: of all stacks.
+      axis: where the models axis is, behind those of replicas.
+    """
 
-    def each(self, params: Params, axis: int = 0) -> list[Params]:
-        """Returns the parameters of every model, in the order of the tasks.
+    def at(row: int, params: Params) -> Params:
+        return jax.tree.map(lambda x: x[(slice(None),) * axis + (row,)], params)
 
-        Args:
-          params: of all models, as in `Models`.
-          axis: where the models axis is, behind those of replicas.
-        """
+    found = {
+        model: at(row, state.params) for state in states for row, model in enumerate(state.models)
+    }
+    return [found[model] for model in sorted(found)]
 
-        def at(row: int, part: Params) -> Params:
-            return jax.tree.map(lambda x: x[(slice(None),) * axis + (row,)], part)
 
-        parts = (params,) if len(self.of_stacks) == 1 else params
-        found = {
-            model: at(row, part)
-            for models, part in zip(self.of_stacks, parts, strict=True)
-            for row, model in enumerate(models)
-        }
-        return [found[model] for model in sorted(found)]
+def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple[StackState, ...]:
+    """Returns the states with the parameters of each stack."""
+    pairs = zip(states, params, strict=True)
+    return tuple(dataclasses.replace(state, params=own) for state, own in pairs)
 
 
 class Stack(NamedTuple):
@@ -147,32 +150,16 @@ def make_stacks(
     ]
 
 
-def order_of(stacks: Sequence[Stack]) -> Order:
-    """Returns the numbers of the models in each stack."""
-    return Order(tuple(stack.models for stack in stacks))
-
-
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     # Identity, not equality: comparing values would read device arrays, and fail where traced.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 
 
-def is_lockstep(stack: Stack, models: Models) -> bool:
+def is_lockstep(stack: Stack, state: StackState) -> bool:
     """Returns whether all clients of a stack's models take the same number of local steps."""
-    server_state = jax.tree.map(itemgetter(0), models.server)
+    server_state = jax.tree.map(itemgetter(0), state.server)
     return isinstance(stack.algorithm.num_steps(stack.task, jnp.int32(0), server_state), int)
-
-
-def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
-    """Returns each stack with the state of its models."""
-    parts = [models] if len(stacks) == 1 else [Models(*part) for part in zip(*models, strict=True)]
-    return list(zip(stacks, parts, strict=True))
-
-
-def join(parts: Sequence[Models]) -> Models:
-    """Returns the state of all models, from that of each stack."""
-    return parts[0] if len(parts) == 1 else Models(*zip(*parts, strict=True))
 
 
 def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:

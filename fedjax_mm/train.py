@@ -5,6 +5,7 @@ contribution is added to its model's sum. Among arrivals a job has a version of 
 has a sum for each step.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
@@ -19,7 +20,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import base, chunks, sums
 from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.stacks import Models, Stack, is_lockstep, over_models
+from fedjax_mm.stacks import Stack, StackState, is_lockstep, over_models
 
 
 class Options(NamedTuple):
@@ -58,7 +59,7 @@ class Start(NamedTuple):
     server_state: ServerState
 
 
-StartFn: TypeAlias = Callable[[Any, Models, Jobs], Start]
+StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
 """Function of what a model's jobs share, of the model, and of one job."""
 
 SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
@@ -90,7 +91,7 @@ def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution,
 
 def train(
     stack: Stack,
-    models: Models,
+    state: StackState,
     jobs: Jobs,
     start: StartFn,
     options: Options,
@@ -109,7 +110,7 @@ def train(
 
     Args:
       stack: the models.
-      models: their state.
+      state: their state.
       jobs: what is trained.
       start: says what a client begins with.
       options: of the run.
@@ -119,21 +120,21 @@ def train(
       message: what a client sends.
       keeps_states: whether clients keep their new states.
     """
-    size = chunks.chunk_size_of(options.client_map, stack.task, models.params, len(jobs.client))
+    size = chunks.chunk_size_of(options.client_map, stack.task, state.params, len(jobs.client))
     how = _How(stack, start, options, size, num_segments, message, keeps_states)
     is_known, num_models = isinstance(jobs.model, np.ndarray), len(stack.models)
     is_mixed = not is_known or size not in (None, 1)
     if num_models > 1 and is_mixed and all(jax.tree.leaves(stack.shared)):
         jobs = jobs._replace(model=jnp.asarray(jobs.model))
-        return _train_list(how, _Models(stack.task_at, shared, models), jobs)
+        return _train_list(how, _Models(stack.task_at, shared, state), jobs)
 
-    def train_row(task: Task, jobs: Jobs, shared: Any, model: Models) -> Trained:
+    def train_row(task: Task, jobs: Jobs, shared: Any, model: StackState) -> Trained:
         return _train_list(how, _Models(lambda _: task, shared, model), jobs)
 
     places = places_of(jobs.client, jobs.model, num_models, most_per_model)
     rows = by_rows(jobs._replace(model=None), places)
-    one_by_one = size is not None or not is_lockstep(stack, models)
-    trained = over_models(train_row, stack, rows, shared, models, one_by_one=one_by_one)
+    one_by_one = size is not None or not is_lockstep(stack, state)
+    trained = over_models(train_row, stack, rows, shared, state, one_by_one=one_by_one)
     return trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
 
 
@@ -154,11 +155,11 @@ class _Models(NamedTuple):
 
     task_at: Callable[[Any], Task]
     shared: Any
-    state: Models
+    state: StackState
 
     def begin(self, start: StartFn, job: Jobs) -> tuple[Task, Start]:
         """Returns what a client learns, and what it begins with."""
-        shared, model = self.shared, self.state._replace(clients=())
+        shared, model = self.shared, dataclasses.replace(self.state, clients=())
         if row := _row(job):
             shared, model = jax.tree.map(itemgetter(row), (shared, model))
         return self.task_at(job.model), start(shared, model, job)

@@ -54,7 +54,7 @@ def afl(
       >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
       >>> state, _ = simulate(
       ...     jax.random.key(0), task, afl(0.1, mixture_rate=0.1), full_participation(2), 10)
-      >>> bool(state.models.server.mixture[0, 0] > 0.5)  # the first client loses more
+      >>> bool(state.models[0].server.mixture[0, 0] > 0.5)  # the first client loses more
       True
 
     Reference: Mohri, Sivek, Suresh, "Agnostic Federated Learning" (2019), Stochastic-AFL.

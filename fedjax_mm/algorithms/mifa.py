@@ -39,7 +39,7 @@ def mifa(
       >>> state, _ = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), mifa(0.1, local_steps=5),
       ...     mfa_rand(24, 2), 10)
-      >>> state.models.clients.shape  # models, clients, parameters
+      >>> state.models[0].clients.shape  # models, clients, parameters
       (2, 24, 97)
 
     Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device

@@ -11,6 +11,7 @@ update, would take as much memory, but only the jobs that began since the last s
 together, and R jobs that never arrive would be trained for nothing.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -28,7 +29,7 @@ from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, share_
 from fedjax_mm.base import Cohort, Contribution, Params, Scalar, Task
 from fedjax_mm.record import Counts, Tally
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Stack, by_model, join, over_models, split
+from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, train
 
 
@@ -73,19 +74,21 @@ class Received(NamedTuple):
     recent: Any
 
 
-def first_store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models: Models) -> Store:
+def first_store(
+    dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, state: StackState
+) -> Store:
     """Returns a stack's store at time 0: the first versions, and nothing else."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
         return places.at[np.array(stack.models)].set(x)
 
-    versions = jax.tree.map(put, Version(models.params, models.server))
+    versions = jax.tree.map(put, Version(state.params, state.server))
     jobs, options = (
         Arrivals(*[jnp.zeros(1, jnp.int32)] * len(Arrivals._fields)),
         Options("vmap", None),
     )
-    train_one = partial(_train, stack, models, versions, options, Bounds(1, 1, 0))
+    train_one = partial(_train, stack, state, versions, options, Bounds(1, 1, 0))
     sent = jax.eval_shape(lambda key: train_one(jobs, key[None]).total, rng_key)
 
     def zeros(x: Any, *axes: int) -> Array:
@@ -123,24 +126,22 @@ def batches_of(
         if dispatch.reallocate:
             limit = jnp.minimum(limit, period - state.round % period)
         clock, batch = next_batch(dispatch, clock, draws, bounds, done, limit)
-        parts = [
-            (*part, store) for part, store in zip(split(stacks, state.models), stores, strict=True)
-        ]
+        parts = list(zip(stacks, state.models, stores, strict=True))
         received = [_receive(*part, options, bounds, batch) for part in parts]
         tally = _add_work(stacks, tally, batch, received)
         stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
-        models, stores = join([each[0] for each in stepped]), tuple(each[1] for each in stepped)
+        models, stores = zip(*stepped, strict=True)
         number = state.round + batch.size
         if dispatch.reallocate:
             clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
-        return State(state.rng_key, number, models, AsyncState(clock, stores), state.order), tally
+        return State(state.rng_key, number, models, AsyncState(clock, stores)), tally
 
     return one_batch
 
 
 def _train(
     stack: Stack,
-    models: Models,
+    state: StackState,
     versions: Version,
     options: Options,
     bounds: Bounds,
@@ -149,7 +150,7 @@ def _train(
 ) -> Trained:
     """Trains those arrivals whose models are in a stack."""
 
-    def start(_: Any, model: Models, job: Jobs) -> Start:
+    def start(_: Any, model: StackState, job: Jobs) -> Start:
         del model
         number, version, place = job.origin
         began = jax.tree.map(itemgetter(place), versions)
@@ -164,7 +165,7 @@ def _train(
         origin=(numbers, arrivals.version, arrivals.place),
     )
     how: Any = {"num_segments": bounds.steps + 1, "most_per_model": bounds.per_model}
-    return train(stack, models, jobs, start, options, **how, message=_dense)
+    return train(stack, state, jobs, start, options, **how, message=_dense)
 
 
 def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
@@ -180,11 +181,11 @@ def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, b
 
 
 def _receive(
-    stack: Stack, models: Models, store: Store, options: Options, bounds: Bounds, batch: Batch
+    stack: Stack, state: StackState, store: Store, options: Options, bounds: Bounds, batch: Batch
 ) -> Received:
     """Trains a batch, and keeps the last updates of the models of a stack."""
     arrivals, mine = batch.jobs, _of_stack(stack, batch.jobs)
-    trained = _train(stack, models, store.versions, options, bounds, arrivals, batch.keys)
+    trained = _train(stack, state, store.versions, options, bounds, arrivals, batch.keys)
     if not options.with_reports:
         return Received(trained.total, store.recent)
     slots = jnp.asarray(mine.models), jnp.where(mine.clients >= 0, arrivals.slot, WINDOW)
@@ -192,8 +193,8 @@ def _receive(
 
 
 def _step(
-    stack: Stack, models: Models, store: Store, batch: Batch, received: Received
-) -> tuple[Models, Store]:
+    stack: Stack, state: StackState, store: Store, batch: Batch, received: Received
+) -> tuple[StackState, Store]:
     """Returns the models of a stack after the servers' steps, and the store after them."""
     steps_before, new_steps, places = stack.rows(
         (batch.steps_before, batch.new_steps, batch.places)
@@ -201,11 +202,11 @@ def _step(
     total = jax.tree.map(lambda x, y: x.at[:, 0].add(y), received.total, store.buffer)
     nowhere = len(jax.tree.leaves(store.versions)[0])
 
-    def is_missing(carry: tuple[Array, Models, Version]) -> Array:
+    def is_missing(carry: tuple[Array, Version, Version]) -> Array:
         return chunks.is_any(carry[0] < new_steps)
 
-    def step(carry: tuple[Array, Models, Version]) -> tuple[Array, Models, Version]:
-        i, models, versions = carry
+    def step(carry: tuple[Array, Version, Version]) -> tuple[Array, Version, Version]:
+        i, old, versions = carry
         is_due = i < new_steps
 
         def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Version) -> Version:
@@ -215,15 +216,15 @@ def _step(
             new = Version(*stack.algorithm.server(given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
-        old = Version(models.params, models.server)
         new = over_models(of_model, stack, is_due, steps_before + i + 1, total, old)
         versions = chunks.put_rows(versions, jnp.where(is_due, places[:, i], nowhere), new)
-        return i + 1, Models(new.params, new.server, models.clients), versions
+        return i + 1, new, versions
 
-    start = jnp.int32(0), models, store.versions
-    _, models, versions = lax.while_loop(is_missing, step, start)
+    start = jnp.int32(0), Version(state.params, state.server), store.versions
+    _, new, versions = lax.while_loop(is_missing, step, start)
+    state = dataclasses.replace(state, params=new.params, server=new.server)
     buffer = jax.tree.map(lambda x: x[jnp.arange(len(new_steps)), new_steps], total)
-    return models, Store(versions, buffer, received.recent)
+    return state, Store(versions, buffer, received.recent)
 
 
 def _add_work(

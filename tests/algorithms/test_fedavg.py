@@ -51,7 +51,7 @@ def averages(client_map="vmap"):
         start = [{"w": jnp.zeros(3)}] * 4
         task, how = Heavy(TARGETS), {"params": start, "client_map": client_map}
         state, _ = simulate(jax.random.key(0), task, algorithms, assignment, 1, **how)
-        return jnp.stack([each["w"][0, 0] for each in state.models.params])
+        return jnp.stack([each.params["w"][0, 0] for each in state.models])
 
     program = jax.jit(run)
     return lambda clients, scale=None: program(
@@ -186,7 +186,9 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
         options = {"server_scale": server_scale, "local_optimizer": optimizer}
         algorithm = fedavg(0.2, local_steps=3, **options)
         how = {"params": jnp.arange(11.0)}
-        return simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models.params
+        return (
+            simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models[0].params
+        )
 
     sparse, dense = end(optax.sgd), end(lambda rate: optax.sgd(rate))
     np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
@@ -222,7 +224,7 @@ def test_traced_learning_rates_are_accepted():
         algorithm = fedavg(learning_rate, local_steps=1)
         return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
 
-    assert end(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)
+    assert end(jnp.array([0.1, 0.2])).models[0].params["w"].shape == (2, 2, 3)
 
 
 @dataclasses.dataclass(frozen=True)

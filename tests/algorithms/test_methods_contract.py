@@ -126,7 +126,7 @@ def program(method, client_map, num_models):
         gradients = trace.client_updates, trace.gradients, trace.idle_rounds
         metrics = trace.metrics["loss"], trace.metrics["train_appeal"]
         by_model = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (gradients, metrics))
-        return (state.models, by_model, state.assignment[0]), state.assignment[1]
+        return (state.models[0], by_model, state.assignment[0]), state.assignment[1]
 
     return run
 
@@ -245,7 +245,7 @@ def test_the_server_is_the_same_without_those_who_take_no_part(method):
     def run(clients, scale):
         strategy = with_factors(clients, scale)
         state, _ = simulate(jax.random.key(0), task, algorithm_of(method, 0.1), strategy, ROUNDS)
-        return state.models.params, state.models.server
+        return state.models[0].params, state.models[0].server
 
     padded = np.where(takes_part, everybody, -1)
     assert_close(run(everybody, factors), run(padded, factors))
@@ -279,7 +279,7 @@ def test_single_precision_in_a_double_precision_program(method):
             algorithm = algorithm_of(method, lambda t: 0.1 / t) if method != "noisy" else None
             algorithm = algorithm or noisy(ALGORITHMS[method].build(0.1, 2), ATTACKS)
             strategy = appealing(mfa_rand(N, 1, unbiased=True), cohort_size=2)
-            return simulate(rng_key, task, algorithm, strategy, 2)[0].models
+            return simulate(rng_key, task, algorithm, strategy, 2)[0].models[0]
 
         models = jax.eval_shape(run, jax.random.key(0))
         assert {leaf.dtype for leaf in jax.tree.leaves(models.params)} == {jnp.dtype("float32")}

@@ -132,7 +132,7 @@ def test_equals_its_loop(case, name, client_map):
     start = compared.start(start_of(name))
     state, trace = program(case, client_map)(compared.task, start)
     expected = expected_run(case, name)
-    models = state.models
+    models = state.models[0]
     params = compared.flat(models.params)
     for m in range(M):
         assert error(params[m], expected.w[-1][m]) < 1e-10
@@ -227,7 +227,9 @@ def test_exact_factors_need_everybody():
     ends = [
         jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
             jax.random.key(0)
-        ).models.params
+        )
+        .models[0]
+        .params
         for who in (everybody, everybody._replace(assign=assign))
     ]
     assert np.isfinite(ends[0]).all()
@@ -250,7 +252,7 @@ def test_negative_losses_are_not_sampled_in_silence():
     state = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 1, params=start)[0])(
         jax.random.key(0)
     )
-    assert np.isnan(state.models.params).any()
+    assert np.isnan(state.models[0].params).any()
 
 
 FILE = """

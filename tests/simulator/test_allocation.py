@@ -126,7 +126,7 @@ def run_of(assignment, width=None):
     @jax.jit
     def run(rng_key, tasks, start):
         state, _ = simulate(rng_key, tasks, algorithm, kept, ROUNDS, params=start)
-        return state.models.params, *state.assignment[1:]
+        return state.models[0].params, *state.assignment[1:]
 
     return jax.device_get(run(jax.random.key(SEED), tasks(), start()))
 
@@ -310,7 +310,7 @@ def one_run(name, client_map, client_axis=None):
         how = {"client_map": client_map, "client_axis": client_axis}
         algorithm = fedavg(0.3, epochs=1, batch_size=2)
         state, trace = simulate(rng_key, tasks, algorithm, assignment, SHORT, **how)
-        return state.models.params, state.assignment[1:], trace
+        return state.models, state.assignment[1:], trace
 
     return run
 

@@ -150,7 +150,7 @@ def test_arrivals_in_batches_are_the_event_loops(name):
     at_work, _, reallocate, num_arrivals, alike = CASES[name]
     every, (_, expected) = num_arrivals // 4, event_loop(name)
     state, together = simulated(name, 12, every)
-    assert len(state.order.of_stacks) == (1 if alike else len(at_work))
+    assert len(state.models) == (1 if alike else len(at_work))
     for m in range(len(at_work)):
         for i in range(1, 5):
             so_far = expected[: i * every]

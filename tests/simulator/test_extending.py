@@ -144,7 +144,7 @@ def test_the_page_runs_and_prints(capsys, shorter):
 
 def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected):
     """Parameters, states of server and clients, groups and losses of all rounds, and traces."""
-    (controls,) = jax.tree.leaves(expected[0].models.clients[0])
+    (controls,) = jax.tree.leaves(expected[0].models[0].clients)
     assert np.all(np.abs(controls).max((2, 3)) > 0.1)  # every model has moved clients' states
     program = jax.jit(one_run(page, "scan"))
     for seed, key in enumerate(seed_keys(0, SEEDS)):
@@ -321,7 +321,7 @@ def test_scaffold_is_the_papers_loop(page, x64, scale):
             changes.append(y - x)
         x, mean = x + np.mean(changes, 0), mean + (new_own - own).mean(0)
         own = new_own
-    np.testing.assert_allclose(state.models.params[0], x, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(state.models.clients[0], own, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(state.models.server[1][0], mean, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].params[0], x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].clients[0], own, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].server[1][0], mean, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state.assignment[2], losses, rtol=0, atol=1e-12)

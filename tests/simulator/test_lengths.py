@@ -265,7 +265,7 @@ def test_reports_come_in_the_order_of_groups(expected):
     present = groups >= 0
     np.testing.assert_array_equal(seen.losses[~present], 0)
     np.testing.assert_allclose(seen.sums, seen.losses.sum((1, 3)), rtol=1e-12)
-    assert np.isfinite(np.asarray(expected[0].models.params[0])).all(), "padding has no scale"
+    assert np.isfinite(np.asarray(expected[0].models[0].params)).all(), "padding has no scale"
     # In round 1 all start at 0.
     with jax.enable_x64(True):
         for m, algorithm in enumerate(EACH):

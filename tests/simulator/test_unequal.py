@@ -129,18 +129,18 @@ def steps(case):
     @jax.jit
     def run(task):
         state = init(jax.random.key(3), task, algorithm, strategy, start)
-        if jax.tree.leaves(state.models.clients):
+        if jax.tree.leaves(state.models[0].clients):
             state, _ = advance(state, task, algorithm, strategy, 8)
 
         def step(key):
             again = state._replace(rng_key=key)
-            return advance(again, task, algorithm, strategy, 1)[0].models.params
+            return advance(again, task, algorithm, strategy, 1)[0].models[0].params
 
         def full(params):
             how = task, plain, full_participation(N), 1
-            return simulate(jax.random.key(0), *how, params=params)[0].models.params[0]
+            return simulate(jax.random.key(0), *how, params=params)[0].models[0].params[0]
 
-        before = state.models.params
+        before = state.models[0].params
         drawn = jax.vmap(step)(jax.random.split(jax.random.key(1), DRAWS))
         return drawn - before, jax.vmap(full)(before) - before
 

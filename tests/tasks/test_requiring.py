@@ -262,7 +262,7 @@ def tuned_run():
 def test_tuning_draws_batches_with_keys_of_its_own():
     """By (seed, round, model, client): that of the metrics, after the models' own."""
     task, (state, trace) = learners(double=False), tuned_run()
-    models = jax.device_get(state.models.params)
+    models = jax.device_get(state.models[0].params)
     for m in range(2):
         params, losses = jax.tree.map(lambda x, m=m: x[m], models), []
         for k in range(N):
@@ -352,7 +352,7 @@ def test_unseen_clients_never_train():
         return simulate(rng_key, task, [counting(), averaged], mfa_rand(SEEN, 2), 6)
 
     state, trace = run(KEY)
-    (counted, _) = state.models.clients
+    counted = state.models[0].clients
     assert counted.count.shape == (1, SEEN)
     assert trace.client_updates[1:].sum(1).tolist() == [SEEN] * 6
     start = {"w": jnp.zeros(3)}
@@ -361,7 +361,9 @@ def test_unseen_clients_never_train():
     @jax.jit
     def once(rng_key):
         everybody = full_participation(SEEN)
-        return simulate(rng_key, task, averaged, everybody, 1, params=start)[0].models.params["w"]
+        return (
+            simulate(rng_key, task, averaged, everybody, 1, params=start)[0].models[0].params["w"]
+        )
 
     np.testing.assert_allclose(once(KEY), np.mean(targets[:SEEN]) / 2)
 
@@ -416,7 +418,7 @@ def test_only_clients_to_whom_the_model_appeals_train():
     assert trace.client_updates[3:, 0].tolist() == [0] * (ROUNDS - 2)
     at_once, trace = six(1, 6)(SIX, rho)
     assert trace.client_updates[1:, 0].tolist() == [3, 2] + [0] * (ROUNDS - 2)
-    np.testing.assert_array_equal(at_once.models.clients.count[0], [0, 1, 0, 2, 2, 0])
+    np.testing.assert_array_equal(at_once.models[0].clients.count[0], [0, 1, 0, 2, 2, 0])
 
 
 @pytest.mark.parametrize("method", [fedavg, mwfed])
