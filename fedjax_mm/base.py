@@ -21,13 +21,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from fedjax_mm.checks import needs
 
 __all__ = [
-    "Aggregation",
     "Algorithm",
     "AnalyticTask",
     "AssignFn",
     "Assignment",
     "BatchSize",
     "Batching",
+    "ClientContext",
     "ClientFn",
     "ClientState",
     "Cohort",
@@ -36,7 +36,6 @@ __all__ = [
     "EpochTask",
     "Index",
     "InitFn",
-    "LocalProblem",
     "Look",
     "MeasuredTask",
     "Metrics",
@@ -45,6 +44,7 @@ __all__ = [
     "Params",
     "Round",
     "Scalar",
+    "ServerContext",
     "ServerFn",
     "ServerState",
     "SparseUpdate",
@@ -176,7 +176,7 @@ class AnalyticTask(Task, Protocol):
         """Returns local minus global parameters after full-gradient steps, dense or sparse."""
 
 
-class LocalProblem(NamedTuple):
+class ClientContext(NamedTuple):
     """Inputs of one client's local training in one round.
 
     Attributes:
@@ -185,7 +185,10 @@ class LocalProblem(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: a factor of the client's weight: 1, unless `Cohort.scale` is set.
+      scale: a factor of the client's weight: 1, unless `Cohort.scale` is set; 0 if the client
+        does not take part.
+      takes_part: whether the client takes part; see `Cohort.takes_part`.
+      is_scaled: whether the assignment gives factors.
     """
 
     rng_key: PRNGKeyArray
@@ -194,15 +197,12 @@ class LocalProblem(NamedTuple):
     client: Index
     params: Params
     scale: Scalar = 1.0
+    takes_part: bool | Bool[Array, ""] = True
+    is_scaled: bool = True
 
     def weight(self) -> Float[Array, ""]:
         """Returns n_k times the scale."""
         return self.task.weight(self.client) * self.scale
-
-    @property
-    def is_scaled(self) -> bool:
-        """Whether the assignment gives factors, which the simulator then passes as arrays."""
-        return not isinstance(self.scale, int | float)
 
     def loss(self) -> Float[Array, ""]:
         """Returns F_k(w) at the global parameters; `ValueError` if the task has no such loss."""
@@ -255,12 +255,12 @@ class ClientFn(Protocol):
     """Function that trains one client."""
 
     def __call__(
-        self, local: LocalProblem, server_state: ServerState, client_state: ClientState
+        self, local: ClientContext, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         """Returns the client's message and its new state."""
 
 
-class Aggregation(NamedTuple):
+class ServerContext(NamedTuple):
     """Inputs of the server's step of one model in one round.
 
     Attributes:
@@ -286,7 +286,7 @@ class ServerFn(Protocol):
     Models that nobody trained keep theirs, unless `Algorithm.steps_idle` is set.
     """
 
-    def __call__(self, given: Aggregation) -> tuple[Params, ServerState]:
+    def __call__(self, given: ServerContext) -> tuple[Params, ServerState]:
         """Returns the new parameters and the server's new state."""
 
 
@@ -297,8 +297,11 @@ class Algorithm(NamedTuple):
       init: makes the states before round 1; ``()`` is an empty state.
       client: computes one client's contribution.
       server: applies the sum of the contributions.
-      num_steps: returns the number of local steps that a client will take. Clients with similar
-        numbers are computed together. Any int means that all clients take equally many.
+      num_steps: returns the number of local steps that a client will take, where clients take
+        different numbers: those with similar numbers are computed together. None if all take
+        equally many.
+      equal_steps: whether all clients of a task take equally many after all, as in epochs of equal
+        stores; `num_steps` does not count then.
       steps_idle: whether the server also steps in rounds in which nobody trains the model, as
         methods do that use earlier updates; the sums are then 0.
     """
@@ -306,7 +309,8 @@ class Algorithm(NamedTuple):
     init: InitFn
     client: ClientFn
     server: ServerFn
-    num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] = lambda *_: 1
+    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
+    equal_steps: Callable[[Task], bool] = lambda task: False
     steps_idle: bool = False
 
 
@@ -324,10 +328,11 @@ class Cohort:
       clients: client numbers. -1 is padding, at any slot, and contributes nothing. A client may
         train several models, but each only once.
       models: model numbers; -1 is padding.
-      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1. Clients
-        with a factor of 0 train, and their gradients count, but they do not take part.
+      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
       num_gradients: all gradients of the round, where clients computed some before they were
         chosen; None counts those of the cohort.
+      takes_part: whether clients take part; None is all. The others train, and their gradients
+        count, but their weight is 0.
       is_known: whether models are known while tracing.
 
     Example:
@@ -340,6 +345,7 @@ class Cohort:
     models: Int[Array, " slots"] | Int[np.ndarray, " slots"]
     scale: Float[Array, " slots"] | None = None
     num_gradients: Int[Array, " models"] | None = None
+    takes_part: Bool[Array, " slots"] | None = None
     is_known: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -355,17 +361,18 @@ class Cohort:
         clients: Int[Array, "models width"] | Int[np.ndarray, "models width"],
         scale: Float[Array, "models width"] | None = None,
         num_gradients: Int[Array, " models"] | None = None,
+        takes_part: Bool[Array, "models width"] | None = None,
     ) -> Self:
         """Returns the cohort of a row of clients for each model."""
         models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
-        scale = None if scale is None else scale.ravel()
-        return cls(clients.ravel(), models, scale, num_gradients)
+        scale, takes_part = jax.tree.map(jnp.ravel, (scale, takes_part))
+        return cls(clients.ravel(), models, scale, num_gradients, takes_part)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
         """Returns the arrays, and models that are known."""
         known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
         models = None if self.is_known else self.models
-        return (self.clients, models, self.scale, self.num_gradients), known
+        return (self.clients, models, self.scale, self.num_gradients, self.takes_part), known
 
     @classmethod
     def tree_unflatten(cls, models: bytes | None, fields: Sequence[Any]) -> Self:
@@ -378,9 +385,9 @@ class Cohort:
         return cohort
 
     def participates(self) -> Bool[Array, " slots"]:
-        """Returns the slots of clients with a factor other than 0."""
+        """Returns the slots of clients that take part."""
         is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
-        return is_there if self.scale is None else is_there & (self.scale != 0)
+        return is_there if self.takes_part is None else is_there & self.takes_part
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:
         """Returns the number of participants of each model."""

@@ -184,8 +184,14 @@ def count_steps(
     )
     server = jax.tree.map(itemgetter(0), state.server)
     size = chunk_size_of(client_map, task, state.params, len(group))
-    order = longest_first(lambda k: algorithm.num_steps(task, k, server), clients, clients)
-    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server)
+    (stack,) = stacks_of(task, algorithm, assignment)
+    count = algorithm.num_steps or (lambda *_: 1)
+
+    def num_steps(client: Any) -> Any:
+        return count(task, client, server)
+
+    order = None if stack.has_equal_steps else longest_first(num_steps, clients, clients)
+    steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:
         # `in_chunks` asks for the axis of the devices, which `jax.vmap` names here.

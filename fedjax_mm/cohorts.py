@@ -56,7 +56,11 @@ def by_rows(tree: Any, places: Places) -> Any:
         return jax.tree.map(lambda x: x.reshape(*places.shape, *x.shape[1:]), tree)
     # Index -1 would read the last slot; one out of range is filled.
     where = jnp.where(places >= 0, places, jnp.iinfo(jnp.int32).max)
-    return jax.tree.map(lambda x: x.at[where].get(mode="fill", fill_value=-1), tree)
+
+    def get(x: Array) -> Array:
+        return x.at[where].get(mode="fill", fill_value=False if x.dtype == bool else -1)
+
+    return jax.tree.map(get, tree)
 
 
 def by_slots(tree: Any, places: Places, num_slots: int) -> Any:

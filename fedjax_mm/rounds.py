@@ -46,7 +46,8 @@ def look(
     def updates() -> base.Updates:
         num_clients = stacks[0].num_clients
         clients = jnp.arange(num_clients, dtype=jnp.int32)
-        everybody = Cohort.of_rows(jnp.broadcast_to(clients, (num_models, num_clients)))
+        shape = num_models, num_clients
+        everybody = Cohort.of_rows(jnp.broadcast_to(clients, shape), jnp.ones(shape))
         now = CurrentRound(round + 1, keys.round_key(rng_key, round + 1), everybody)
         how = options._replace(with_reports=True)
         trained = train_cohort(stacks, now, states, how, message=_norm_alone, keeps_states=False)
@@ -117,7 +118,7 @@ def train_cohort(
 
     def of_stack(stack: Stack, state: StackState) -> Trained:
         mine, _ = stack.slots(now.cohort)
-        jobs = Jobs(mine.clients, mine.models, mine.scale)
+        jobs = Jobs(mine.clients, mine.models, mine.scale, mine.takes_part)
         shared = keys.model_keys(now.rng_key, stack.models)
         how: Any = {"shared": shared, "message": message, "keeps_states": keeps_states}
         return train(stack, state, jobs, start, options, **how)
@@ -143,7 +144,7 @@ def aggregate(
             # even if `where` discards the value.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
-            given = base.Aggregation(now.round, task, *old, states, total)
+            given = base.ServerContext(now.round, task, *old, states, total)
             new = stack.algorithm.server(given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)

@@ -134,8 +134,9 @@ def init_models(
     def init_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm
         server, client = algorithm.init(task, params)
-        # Now and not where a round is traced: epochs may have too many steps.
-        jax.eval_shape(lambda: algorithm.num_steps(task, jnp.int32(0), server))
+        if algorithm.num_steps is not None:
+            # Trace it here, because epochs with too many steps should fail before the first round.
+            jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)
 

@@ -79,6 +79,11 @@ class Stack(NamedTuple):
         """N, the same for all models."""
         return self.task.num_clients
 
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether all clients take the same number of local steps."""
+        return self.algorithm.num_steps is None or self.algorithm.equal_steps(self.task)
+
     def rows(self, tree: Any) -> Any:
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
@@ -93,12 +98,14 @@ class Stack(NamedTuple):
         row = is_mine.argmax(1)
         if cohort.is_known:
             (slots,) = np.nonzero(is_mine.any(1))
-            clients, scale = cohort.clients, cohort.scale
+            arrays = cohort.clients, cohort.scale, cohort.takes_part
             if len(slots) < len(row):
-                clients, scale = jax.tree.map(itemgetter(slots), (clients, scale))
-            return Cohort(clients, row[slots], scale), slots
+                arrays = jax.tree.map(itemgetter(slots), arrays)
+            clients, scale, takes_part = arrays
+            return Cohort(clients, row[slots], scale, takes_part=takes_part), slots
         clients = jnp.where(is_mine.any(1), cohort.clients, -1)
-        return Cohort(clients, row, cohort.scale), np.arange(len(clients))
+        mine = dataclasses.replace(cohort, clients=clients, models=row, num_gradients=None)
+        return mine, np.arange(len(clients))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
         """Returns the task of one of the stack's models; `row` may be traced."""
@@ -154,12 +161,6 @@ def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     # Identity, not equality: comparing values would read device arrays, and fail where traced.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
-
-
-def is_lockstep(stack: Stack, state: StackState) -> bool:
-    """Returns whether all clients of a stack's models take the same number of local steps."""
-    server_state = jax.tree.map(itemgetter(0), state.server)
-    return isinstance(stack.algorithm.num_steps(stack.task, jnp.int32(0), server_state), int)
 
 
 def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:

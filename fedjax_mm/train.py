@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
 from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.stacks import Stack, StackState, is_lockstep, over_models
+from fedjax_mm.stacks import Stack, StackState, over_models
 
 
 class Options(NamedTuple):
@@ -39,6 +39,7 @@ class Jobs(NamedTuple):
       model: the row of the model in its stack; a NumPy array is known while tracing, and None are
         the jobs of one model.
       scale: factors of the clients' weights; None gives none.
+      takes_part: whether clients take part; None is all.
       segment: which of its model's sums a contribution is added to; None if there is one.
       origin: whatever `StartFn` needs to know of a job.
     """
@@ -46,6 +47,7 @@ class Jobs(NamedTuple):
     client: Any
     model: Any
     scale: Float[Array, " slots"] | None = None
+    takes_part: Bool[Array, " slots"] | None = None
     segment: Int[Array, " slots"] | None = None
     origin: Any = ()
 
@@ -133,7 +135,7 @@ def train(
 
     places = places_of(jobs.client, jobs.model, num_models, most_per_model)
     rows = by_rows(jobs._replace(model=None), places)
-    one_by_one = size is not None or not is_lockstep(stack, state)
+    one_by_one = size is not None or not stack.has_equal_steps
     trained = over_models(train_row, stack, rows, shared, state, one_by_one=one_by_one)
     return trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
 
@@ -179,10 +181,6 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     # and of the states of all clients only the participants' rows are written.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
-    def num_steps(job: Jobs) -> int | Int[Array, ""]:
-        task, began = models.begin(how.start, job)
-        return how.stack.algorithm.num_steps(task, job.client, began.server_state)
-
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
     def contribute(job: Jobs, state: ClientState) -> Trained:
         return _contribute(how, models, job, state)
@@ -205,7 +203,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         sum_of = _row(jobs) if how.num_segments is None else (*_row(jobs), jobs.segment)
         return Trained(sums.add_chunk(so_far.total, new.total, present, *sum_of), *put), None
 
-    order = chunks.longest_first(num_steps, jobs.client, jobs)
+    order = _longest_first(how, models, jobs)
     may_skip = how.chunk_size is not None or order is not None
     first = jax.tree.map(itemgetter(0), jobs)
     state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
@@ -223,16 +221,36 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     return trained._replace(total=total if axis is None else lax.psum(total, axis))
 
 
+def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
+    """Returns the slots in decreasing order of local steps; None if all clients take as many."""
+    count = how.stack.algorithm.num_steps
+    if count is None or how.stack.has_equal_steps:
+        return None
+
+    def num_steps(job: Jobs) -> base.Steps:
+        task, began = models.begin(how.start, job)
+        return count(task, job.client, began.server_state)
+
+    return chunks.longest_first(num_steps, jobs.client, jobs)
+
+
 def _contribute(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
     """Trains one client."""
     task, began = models.begin(how.start, job)
-    context = base.LocalProblem(began.rng_key, began.round, task, job.client, began.params)
+    takes_part, scale = job.takes_part, 1.0 if job.scale is None else job.scale
+    if takes_part is not None:
+        scale = jnp.where(takes_part, scale, 0)
+    context = base.ClientContext(
+        *(began.rng_key, began.round, task, job.client, began.params),
+        takes_part=True if takes_part is None else takes_part,
+        is_scaled=job.scale is not None,
+    )
 
     def send(scale: Scalar) -> tuple[Contribution, ClientState]:
         local = context._replace(scale=scale)
         return how.stack.algorithm.client(local, began.server_state, state)
 
-    sent, new = how.message(send, 1.0 if job.scale is None else job.scale, began.params)
+    sent, new = how.message(send, scale, began.params)
     reports = sent.report if how.options.with_reports else ()
     return Trained(sent._replace(report=()), new if how.keeps_states else (), reports)
 

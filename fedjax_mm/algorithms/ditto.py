@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import local_sgd, plain_server, proximal
 from fedjax_mm.schedules import Schedule
@@ -54,7 +54,7 @@ def ditto(
         return (), params
 
     def client(
-        local: LocalProblem, server_state: ServerState, client_state: Params
+        local: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, change = local.weight(), sgd.train(local)

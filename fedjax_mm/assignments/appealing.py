@@ -50,16 +50,16 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
         draw_key, lots_key = jax.random.split(rng_key)
         drawn, state = ask(assignment, draw_key, round, state, look)
         places = places_of(drawn.clients, drawn.models, assignment.num_models)
-        clients, scale = by_rows((drawn.clients, drawn.scale), places)
+        arrays = drawn.clients, drawn.scale, drawn.takes_part
+        clients, scale, takes_part = by_rows(arrays, places)
         is_there = clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
         # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        rows = clients, scale, stays
-        clients, scale, stays = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
-        clients = jnp.where(stays, clients, -1)
-        return Cohort.of_rows(clients, scale, drawn.num_gradients), state
+        rows = jnp.where(stays, clients, -1), scale, takes_part
+        clients, *rest = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
+        return Cohort.of_rows(clients, rest[0], drawn.num_gradients, rest[1]), state
 
     return assignment._replace(assign=assign)

@@ -43,7 +43,7 @@ def variance_reduced(
         (GVR) has all clients train all models in every round, and the gradients that they compute
         are counted; see `Look.updates`.
       processors: B_k, one number, or one for each client.
-      inactive: "rest", or "train": clients that are not drawn train too, with a factor of 0, as
+      inactive: "rest", or "train": clients that are not drawn train too, without taking part, as
         `stalevr` with exact factors needs it.
 
     Raises:
@@ -86,7 +86,7 @@ def variance_reduced(
         scale = jnp.where(counts > 0, counts / (number_of * p[:, firsts]), 0)
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
-            return Cohort.of_rows(everybody, scale, num_gradients), state
+            return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
         # Those who train come first, so that whole chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)
         clients = jnp.where(counts > 0, everybody, -1)

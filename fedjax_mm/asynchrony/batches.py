@@ -212,7 +212,7 @@ def _step(
         def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Version) -> Version:
             # A buffer that is not full may be empty. Replace it by 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
-            given = base.Aggregation(number, task, old.params, old.server, (), full)
+            given = base.ServerContext(number, task, old.params, old.server, (), full)
             new = Version(*stack.algorithm.server(given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 

@@ -22,7 +22,7 @@ from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
 from fedjax_mm.record import Counts, Sizes, Tally, measure, metrics_per_client
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import StackState, is_lockstep
+from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.course import Course, course_of
 from fedjax_mm.sweeps.devices import Layout
 
@@ -272,7 +272,7 @@ class Program:
             facts["per_client"] = metrics_per_client(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
-                is_lockstep(stack, each)
+                stack.has_equal_steps
                 and chunk_size_of("auto", stack.task, each.params, updates) is None
                 for stack, each in zip(stacks, carry.models, strict=True)
             )

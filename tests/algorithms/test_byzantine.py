@@ -19,7 +19,7 @@ from fedjax_mm import (
     noisy,
     simulate,
 )
-from fedjax_mm.base import LocalProblem
+from fedjax_mm.base import ClientContext
 from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
@@ -40,7 +40,7 @@ def sender(algorithm):
 
     def send(task, rng_key, client):
         server, state = algorithm.init(task, PARAMS)
-        local = LocalProblem(rng_key, 1, task, client, PARAMS)
+        local = ClientContext(rng_key, 1, task, client, PARAMS)
         return dense_update(algorithm.client(local, server, state)[0], PARAMS)
 
     program = jax.jit(send)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
-from fedjax_mm.base import Batching, Cohort, LocalProblem
+from fedjax_mm.base import Batching, ClientContext, Cohort
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks import Quadratic, least_squares, quadratic
 from tests.helpers import Towards, roll_out
@@ -116,7 +116,7 @@ def test_the_mean_training_loss_is_reported():
 
     @jax.jit
     def send(client):
-        local = LocalProblem(key, 1, task, client, jnp.asarray(start))
+        local = ClientContext(key, 1, task, client, jnp.asarray(start))
         sent = [each.client(local, each.init(task, start)[0], ())[0] for each in algorithms]
         batches = [task.batch(key, client, jnp.int32(i), Batching(2, "epochs")) for i in range(6)]
         return [each.report["loss"] for each in sent], batches
@@ -145,7 +145,7 @@ def test_closed_forms_report_the_loss_at_the_start():
 
     @functools.partial(jax.jit, static_argnums=0)
     def reported(algorithm, task):
-        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(2), params)
+        local = ClientContext(jax.random.key(0), 1, task, jnp.int32(2), params)
         return algorithm.client(local, algorithm.init(task, params)[0], ())[0].report["loss"]
 
     by_steps = fedavg(0.1, local_steps=1, local_optimizer=lambda rate: optax.sgd(rate))
@@ -255,7 +255,7 @@ def test_large_models():
 
     def run(params):
         sgd, how = optax.sgd(0.01), Batching(20)
-        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(0), params)
+        local = ClientContext(jax.random.key(0), 1, task, jnp.int32(0), params)
         return train_locally(local, sgd, 3, how)
 
     expected, losses, gradient = params, [], jax.jit(jax.value_and_grad(task.loss))

@@ -19,7 +19,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.base import Assignment, LocalProblem
+from fedjax_mm.base import Assignment, ClientContext
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -198,7 +198,7 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
     def send(scale):
         key, algorithm, params = jax.random.key(0), algorithm_of(method, 0.1), jnp.ones(2)
         server, client_state = algorithm.init(task, params)
-        local = LocalProblem(key, jnp.int32(1), task, jnp.int32(1), params, scale)
+        local = ClientContext(key, jnp.int32(1), task, jnp.int32(1), params, scale)
         return algorithm.client(local, server, client_state)
 
     compiled = jax.jit(send)
@@ -219,13 +219,15 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
 
 
 def with_factors(clients, scale):
-    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``."""
+    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``; 0 is no part."""
     clients, scale = jnp.asarray(clients, jnp.int32), jnp.asarray(scale)
     given = replay(clients[:, None], N)
 
     def assign(rng_key, t, state, look):
         groups, state = given.assign(rng_key, t, state, look)
-        return dataclasses.replace(groups, scale=scale[t - 1]), state
+        takes_part = scale[t - 1] > 0
+        now = jnp.where(takes_part, scale[t - 1], 9.0)  # which does not count
+        return dataclasses.replace(groups, scale=now, takes_part=takes_part), state
 
     return given._replace(assign=assign)
 
@@ -235,7 +237,7 @@ def with_factors(clients, scale):
     "method", [slow_unless(m in QUICK | {"afl", "mifa"}, m) for m in ALGORITHMS]
 )
 def test_the_server_is_the_same_without_those_who_take_no_part(method):
-    """A factor of 0 is like padding, also where nobody takes part in a round."""
+    """A client that takes no part is like padding, also where nobody does in a round."""
     task = requiring(tasks()[0], RHO)
     everybody = np.tile(np.arange(4), (ROUNDS, 1))
     takes_part = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 1]]) > 0

@@ -18,6 +18,7 @@ from fedjax_mm import (
     mfa_rand,
     mifa,
     run,
+    scaffold,
     simulate,
     stalevr,
     variance_reduced,
@@ -234,6 +235,27 @@ def test_exact_factors_need_everybody():
     ]
     assert np.isfinite(ends[0]).all()
     assert np.isnan(ends[1]).all()
+
+
+def test_norms_leave_out_what_factors_do_not_multiply():
+    """SCAFFOLD's control variates; its first round is that of FedAvg without weights."""
+    everybody, task = full_participation(N), Quiet(PROBLEMS["least squares"]().task, N)
+
+    def assign(rng_key, round, state, look):
+        return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
+
+    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
+
+    @jax.jit
+    def norms(rng_key):
+        how = {"local_steps": E, "batch_size": BATCH}
+        algorithms = scaffold(0.1, **how), fedavg(0.1, weighted=False, **how)
+        runs = [simulate(rng_key, task, algorithm, strategy, 1)[0] for algorithm in algorithms]
+        return [state.assignment for state in runs]
+
+    one, other = norms(jax.random.key(0))
+    np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert (one > 0).all()
 
 
 def test_steps_without_the_factors_of_a_draw_are_refused():

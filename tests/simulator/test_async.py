@@ -56,6 +56,11 @@ def drawn_rows(store, client, how):
     return jax.device_get(jax.jit(over)(jnp.arange(len(client)), client, jnp.arange(NUM_STEPS)))
 
 
+def falling(t):
+    """Rates of the rounds: that of a job is the step that its model makes next."""
+    return 0.2 / (1 + t)
+
+
 def fed(server_rate=SERVER_RATE, **options):
     """FedAvg of equally weighted clients."""
     options = {"local_steps": NUM_STEPS, "server_optimizer": optax.sgd(server_rate)} | options
@@ -208,7 +213,7 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
 
     def run(rng_key):
         how = {"record_every": record_every, "client_map": client_map}
-        return simulate_async(rng_key, TASK, fed(1.0, rate=0.1), dispatch, num_arrivals, **how)
+        return simulate_async(rng_key, TASK, fed(1.0, rate=falling), dispatch, num_arrivals, **how)
 
     return jax.jit(run)
 
@@ -235,7 +240,7 @@ def test_a_run_that_is_continued_is_the_same_run():
     whole, trace = program(TWO, 120, 40)(KEY)
     state, first = program(TWO, 80, 40)(KEY)
     go_on = jax.jit(
-        lambda state: advance_async(state, TASK, fed(1.0, rate=0.1), TWO, 40, record_every=40)
+        lambda state: advance_async(state, TASK, fed(1.0, rate=falling), TWO, 40, record_every=40)
     )
     state, later = go_on(state)
     chex.assert_trees_all_equal(state, whole)
@@ -299,7 +304,7 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     # The same number of clients in every group that is averaged: none is padded by -1 alone.
     rounds = on_clock(replay(groups, 24), delay)
     expected, records = jax.jit(
-        lambda: simulate(KEY, TASK, fed(1.0, rate=0.1), rounds, num_rounds)
+        lambda: simulate(KEY, TASK, fed(1.0, rate=falling), rounds, num_rounds)
     )()
     chex.assert_trees_all_close(params_of(state), params_of(expected), rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(trace.metrics["steps"][:, 0], range(num_rounds + 1))

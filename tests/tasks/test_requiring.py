@@ -31,7 +31,7 @@ from fedjax_mm import (
     simulate,
     sweep,
 )
-from fedjax_mm.base import Batching, Cohort, DemandingTask, LocalProblem, Look
+from fedjax_mm.base import Batching, ClientContext, Cohort, DemandingTask, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
@@ -89,7 +89,7 @@ def descend(task, params, client):
 @partial(jax.jit, static_argnums=4)
 def train(rng_key, task, params, client, num_steps):
     """The client's parameters after steps on batches of two."""
-    local = LocalProblem(rng_key, 0, task, client, params)
+    local = ClientContext(rng_key, 0, task, client, params)
     return train_locally(local, optax.sgd(RATE), num_steps, Batching(2))[0]
 
 
