@@ -24,7 +24,7 @@ from rich.table import Table
 from fedjax_mm import fedavg, keys
 from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.base import Algorithm, LocalProblem
+from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.data import synthetic
 from fedjax_mm.sums import dense_update
 from fedjax_mm.sweeps.devices import layout, use_cpu_devices
@@ -70,7 +70,7 @@ def event_loop(
     @jax.jit
     def update(task: Any, params: Any, number: Any, client: Any, step: Any) -> Any:
         key = keys.training_key(keys.job_key(rng_key, number))
-        local = LocalProblem(key, step, task, client, params)
+        local = ClientContext(key, step, task, client, params)
         sent, _ = algorithm.client(local, (), ())
         return dense_update(sent, params).update
 

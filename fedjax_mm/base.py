@@ -6,36 +6,36 @@ contributions. A `Task` describes the learning problem and its data. Tasks and a
 written for one model, one client and one seed; only `fedjax_mm.simulate` adds those axes. An
 assignment sees all models and all clients. The simulator passes arguments by position.
 
-Axes:  ``models`` M models · ``clients`` N clients · ``group`` n clients per model, padded with -1
+Axes:  ``models`` M models · ``clients`` N clients · ``slots`` of a cohort, padded with -1
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeAlias, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm.checks import needs
 
 __all__ = [
-    "Aggregation",
     "Algorithm",
     "AnalyticTask",
     "AssignFn",
     "Assignment",
     "BatchSize",
     "Batching",
+    "ClientContext",
     "ClientFn",
     "ClientState",
+    "Cohort",
     "Contribution",
     "DemandingTask",
     "EpochTask",
-    "Groups",
     "Index",
     "InitFn",
-    "LocalProblem",
     "Look",
     "MeasuredTask",
     "Metrics",
@@ -44,6 +44,7 @@ __all__ = [
     "Params",
     "Round",
     "Scalar",
+    "ServerContext",
     "ServerFn",
     "ServerState",
     "SparseUpdate",
@@ -133,7 +134,8 @@ class Task(Protocol):
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns one global model's metrics by name; `rng_key` is for metrics that draw.
 
-        A metric is a number or an array, such as one number for each client.
+        A metric is a number or an array. A task with numbers for each client names these metrics
+        in an attribute `per_client`, a tuple; their first axis is the clients'.
         """
 
 
@@ -174,7 +176,7 @@ class AnalyticTask(Task, Protocol):
         """Returns local minus global parameters after full-gradient steps, dense or sparse."""
 
 
-class LocalProblem(NamedTuple):
+class ClientContext(NamedTuple):
     """Inputs of one client's local training in one round.
 
     Attributes:
@@ -183,7 +185,10 @@ class LocalProblem(NamedTuple):
       task: the learning problem.
       client: k.
       params: w, the global parameters.
-      scale: a factor of the client's weight: 1, unless `Groups.scale` is set.
+      scale: a factor of the client's weight: 1, unless `Cohort.scale` is set; 0 if the client
+        does not take part.
+      takes_part: whether the client takes part; see `Cohort.takes_part`.
+      is_scaled: whether the assignment gives factors.
     """
 
     rng_key: PRNGKeyArray
@@ -192,6 +197,8 @@ class LocalProblem(NamedTuple):
     client: Index
     params: Params
     scale: Scalar = 1.0
+    takes_part: bool | Bool[Array, ""] = True
+    is_scaled: bool = True
 
     def weight(self) -> Float[Array, ""]:
         """Returns n_k times the scale."""
@@ -248,12 +255,12 @@ class ClientFn(Protocol):
     """Function that trains one client."""
 
     def __call__(
-        self, local: LocalProblem, server_state: ServerState, client_state: ClientState
+        self, local: ClientContext, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         """Returns the client's message and its new state."""
 
 
-class Aggregation(NamedTuple):
+class ServerContext(NamedTuple):
     """Inputs of the server's step of one model in one round.
 
     Attributes:
@@ -279,7 +286,7 @@ class ServerFn(Protocol):
     Models that nobody trained keep theirs, unless `Algorithm.steps_idle` is set.
     """
 
-    def __call__(self, given: Aggregation) -> tuple[Params, ServerState]:
+    def __call__(self, given: ServerContext) -> tuple[Params, ServerState]:
         """Returns the new parameters and the server's new state."""
 
 
@@ -290,8 +297,11 @@ class Algorithm(NamedTuple):
       init: makes the states before round 1; ``()`` is an empty state.
       client: computes one client's contribution.
       server: applies the sum of the contributions.
-      num_steps: returns the number of local steps that a client will take. Clients with similar
-        numbers are computed together. Any int means that all clients take equally many.
+      num_steps: returns the number of local steps that a client will take, where clients take
+        different numbers: those with similar numbers are computed together. None if all take
+        equally many.
+      equal_steps: whether all clients of a task take equally many after all, as in epochs of equal
+        stores; `num_steps` does not count then.
       steps_idle: whether the server also steps in rounds in which nobody trains the model, as
         methods do that use earlier updates; the sums are then 0.
     """
@@ -299,44 +309,93 @@ class Algorithm(NamedTuple):
     init: InitFn
     client: ClientFn
     server: ServerFn
-    num_steps: Callable[[Task, Index, ServerState], int | Int[Array, ""]] = lambda *_: 1
+    num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
+    equal_steps: Callable[[Task], bool] = lambda task: False
     steps_idle: bool = False
 
 
-class Groups(NamedTuple):
-    """Clients that train each model in a round: a row for each model, or one list of them all.
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True, eq=False)
+class Cohort:
+    """Clients that train in a round, and the model that each of them trains.
 
-    A list costs one local training for each place, whatever the sizes of the groups, which may be
-    traced; rows cost as many as the largest group has, for every model, and may be computed faster.
-    Where models differ in structure or have data of their own, a list is computed as rows.
+    Models that are given as a NumPy array are known while tracing: where each has a row of slots,
+    as in `of_rows`, they are computed side by side. Such models are part of the pytree's structure
+    and stay known in states and in `jax.lax.cond`. Traced models cost one local training for each
+    slot, whatever the number of clients of each model.
 
     Attributes:
-      clients: client numbers. -1 is padding, at any place, and contributes nothing. A client may
+      clients: client numbers. -1 is padding, at any slot, and contributes nothing. A client may
         train several models, but each only once.
-      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1. Clients
-        with a factor of 0 train, and their gradients count, but they do not take part.
+      models: model numbers; -1 is padding.
+      scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
       num_gradients: all gradients of the round, where clients computed some before they were
-        chosen; None counts those of the groups.
-      models: the model that each client of a list trains, or -1 as padding; None if there is a row
-        for each model.
+        chosen; None counts those of the cohort.
+      takes_part: whether clients take part; None is all. The others train, and their gradients
+        count, but their weight is 0.
+      is_known: whether models are known while tracing.
+
+    Example:
+      >>> cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]))
+      >>> cohort.clients.tolist(), cohort.models.tolist(), cohort.sizes(2).tolist()
+      ([4, -1, 0, 2], [0, 0, 1, 1], [1, 2])
     """
 
-    clients: Int[Array, "models group"] | Int[Array, " places"]
-    scale: Float[Array, "models group"] | Float[Array, " places"] | None = None
+    clients: Int[Array, " slots"] | Int[np.ndarray, " slots"]
+    models: Int[Array, " slots"] | Int[np.ndarray, " slots"]
+    scale: Float[Array, " slots"] | None = None
     num_gradients: Int[Array, " models"] | None = None
-    models: Int[Array, " places"] | None = None
+    takes_part: Bool[Array, " slots"] | None = None
+    is_known: bool = dataclasses.field(init=False)
 
-    def participates(self) -> Bool[Array, "*axes"]:
-        """Returns the places of clients with a factor other than 0."""
-        is_there = jnp.asarray(self.clients) >= 0
-        is_there = is_there if self.models is None else is_there & (self.models >= 0)
-        return is_there if self.scale is None else is_there & (self.scale != 0)
+    def __post_init__(self) -> None:
+        """Notes whether models are known, which the kind of array would not tell later.
+
+        Traced models become a NumPy array, too, where a state is fetched from a device.
+        """
+        object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
+
+    @classmethod
+    def of_rows(
+        cls,
+        clients: Int[Array, "models width"] | Int[np.ndarray, "models width"],
+        scale: Float[Array, "models width"] | None = None,
+        num_gradients: Int[Array, " models"] | None = None,
+        takes_part: Bool[Array, "models width"] | None = None,
+    ) -> Self:
+        """Returns the cohort of a row of clients for each model."""
+        models = np.repeat(np.arange(len(clients), dtype=np.int32), clients.shape[1])
+        scale, takes_part = jax.tree.map(jnp.ravel, (scale, takes_part))
+        return cls(clients.ravel(), models, scale, num_gradients, takes_part)
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
+        """Returns the arrays, and models that are known."""
+        known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
+        models = None if self.is_known else self.models
+        return (self.clients, models, self.scale, self.num_gradients, self.takes_part), known
+
+    @classmethod
+    def tree_unflatten(cls, models: bytes | None, fields: Sequence[Any]) -> Self:
+        """Returns the cohort again, of whatever JAX puts in the place of its arrays."""
+        cohort, (clients, given, *rest) = object.__new__(cls), fields
+        given = given if models is None else np.frombuffer(models, np.int32)
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name, value in zip(names, (clients, given, *rest, models is not None), strict=True):
+            object.__setattr__(cohort, name, value)
+        return cohort
+
+    def participates(self) -> Bool[Array, " slots"]:
+        """Returns the slots of clients that take part."""
+        is_there = (jnp.asarray(self.clients) >= 0) & (self.models >= 0)
+        return is_there if self.takes_part is None else is_there & self.takes_part
 
     def sizes(self, num_models: int) -> Int[Array, " models"]:
         """Returns the number of participants of each model."""
         counted = self.participates().astype(jnp.int32)
-        if self.models is None:
-            return counted.sum(1)
+        width = len(counted) // num_models
+        rows = np.repeat(np.arange(num_models), width)
+        if self.is_known and np.array_equal(self.models, rows):
+            return counted.reshape(num_models, width).sum(1)
         return jnp.zeros(num_models, jnp.int32).at[self.models].add(counted, mode="drop")
 
 
@@ -344,7 +403,7 @@ class Updates(NamedTuple):
     """Updates that all clients would send in a round.
 
     Attributes:
-      norms: of the part that `Groups.scale` multiplies, divided by the weights of all clients:
+      norms: of the part that `Cohort.scale` multiplies, divided by the weights of all clients:
         ``d_k |w_k - w|`` in FedAvg.
       num_gradients: what they cost.
     """
@@ -385,18 +444,17 @@ class AssignFn(Protocol):
 
     def __call__(
         self, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
-    ) -> tuple[Groups, Any]:
-        """Returns the groups of round t, of the same shape in all rounds, and the new state."""
+    ) -> tuple[Cohort, Any]:
+        """Returns the cohort of round t, of the same shape in all rounds, and the new state."""
 
 
 class ObserveFn(Protocol):
     """Function that updates the state of an assignment after a round."""
 
-    def __call__(self, round: Round, groups: Groups, reports: Any, state: Any) -> Any:
+    def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         """Returns the new state, from the one that `assign` returned.
 
-        Reports ``[models, group, ...]``, or ``[places, ...]`` of a list, are in the order of the
-        groups; padding has zeros.
+        Reports ``[slots, ...]`` are in the order of the cohort; padding has zeros.
         """
 
 
@@ -439,7 +497,7 @@ class Trace:
         trained the model.
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
-      num_clients: N; metrics with an axis of this length are numbers for each client.
+      per_client: names of metrics with a number for each client, in the axis behind the models'.
     """
 
     round: Array
@@ -449,4 +507,4 @@ class Trace:
     idle_rounds: Array
     upload_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     download_size: tuple[int, ...] = dataclasses.field(metadata={"static": True})
-    num_clients: int = dataclasses.field(default=0, metadata={"static": True})
+    per_client: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
-from fedjax_mm.simulate import init, round_of, simulate
+from fedjax_mm.simulate import init, params_of, round_of, simulate
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import Execution, carry_out
@@ -137,7 +137,7 @@ def learning_program(
         stacks = stacks_of(task, algorithm, assignment)
         one_round = round_of(stacks, assignment, client_map, where.client_axis)
         state, _ = lax.scan(one_round, state, length=workload.num_rounds)
-        return jax.tree.map(itemgetter(0), state.models.params)
+        return params_of(state, 0)
 
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
@@ -178,11 +178,20 @@ def count_steps(
       >>> count_steps(range(24), quadratic(24, 4, mu=1), algorithm, assignment, client_map=5)
       (125, 120)
     """
-    models, clients = init(jax.random.key(0), task, algorithm, assignment).models, jnp.array(group)
-    server = jax.tree.map(itemgetter(0), models.server)
-    size = chunk_size_of(client_map, task, models.params, len(group))
-    order = longest_first(lambda k, _: algorithm.num_steps(task, k, server), clients, None)
-    steps = jax.vmap(algorithm.num_steps, (None, 0, None))(task, clients, server)
+    (state,), clients = (
+        init(jax.random.key(0), task, algorithm, assignment).models,
+        jnp.array(group),
+    )
+    server = jax.tree.map(itemgetter(0), state.server)
+    size = chunk_size_of(client_map, task, state.params, len(group))
+    (stack,) = stacks_of(task, algorithm, assignment)
+    count = algorithm.num_steps or (lambda *_: 1)
+
+    def num_steps(client: Any) -> Any:
+        return count(task, client, server)
+
+    order = None if stack.has_equal_steps else longest_first(num_steps, clients, clients)
+    steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:
         # `in_chunks` asks for the axis of the devices, which `jax.vmap` names here.

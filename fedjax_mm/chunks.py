@@ -11,7 +11,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array, Bool, Int
 
-from fedjax_mm.base import AnalyticTask, Params, Task
+from fedjax_mm.base import AnalyticTask, Params, Steps, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
@@ -43,18 +43,16 @@ def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size:
 
 
 def longest_first(
-    num_steps: Callable[..., int | Int[Array, ""]], clients: Int[Array, " group"], models: Any
-) -> Int[Array, " group"] | None:
-    """Returns a group's places, most local steps first; None if all clients take equally many.
+    num_steps: Callable[[Any], Steps], clients: Int[Array, " slots"], jobs: Any
+) -> Int[Array, " slots"]:
+    """Returns the slots in decreasing order of local steps.
 
     Args:
-      num_steps: of a client and its model.
+      num_steps: of a job.
       clients: their numbers; -1 is padding.
-      models: of the clients of a list, else None.
+      jobs: ``[slots, ...]``.
     """
-    if isinstance(num_steps(*jax.tree.map(itemgetter(0), (clients, models))), int):
-        return None
-    steps = jax.vmap(num_steps)(clients, models)
+    steps = jax.vmap(num_steps)(jobs)
     return jnp.argsort(-jnp.where(clients >= 0, steps, 0))
 
 
@@ -83,7 +81,8 @@ def _cut(rows: Any, width: int) -> Any:
     """Returns rows as ``[chunks, width, ...]``, filled with -1."""
 
     def cut(x: Array) -> Array:
-        return jnp.pad(x, (0, -len(x) % width), constant_values=-1).reshape(-1, width)
+        fill = False if x.dtype == bool else -1
+        return jnp.pad(x, (0, -len(x) % width), constant_values=fill).reshape(-1, width)
 
     return jax.tree.map(cut, rows)
 
@@ -120,9 +119,13 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
     """Returns a chunk's rows with its first client in place of padding."""
+
     # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
     # chunk's first client, which takes the most.
-    return jax.tree.map(lambda x: jnp.where(present, x, jnp.maximum(x[0], 0)), rows)
+    def repeat(x: Array) -> Array:
+        return jnp.where(present, x, jnp.maximum(x[0], jnp.zeros_like(x[0])))
+
+    return jax.tree.map(repeat, rows)
 
 
 def compute_chunk(

@@ -1,9 +1,9 @@
 """Random keys: every draw depends on the seed, the round, the model and the client only.
 
-A round's key folds 0 for the assignment, 1 + m for model m, and M + 2 for the metrics. A model's
-key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have no
-round: the seed's key folds `_JOBS` in its place, then the job's number, then 0 for the client, 1
-for the delay and 2 for the training.
+A round's key folds 0 for the assignment, 1 + m for model m, and `_METRICS` for the metrics. A
+model's key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have
+no round: the seed's key folds `_JOBS` instead, then the job's number, then 0 for the client, 1 for
+the delay and 2 for the training.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from fedjax_mm.base import Index, Round
 
 ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
+_METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from the numbers of rounds
 _DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
@@ -42,9 +43,9 @@ def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
     return jax.vmap(jax.random.fold_in, (None, 0))(round_key, 1 + jnp.asarray(models))
 
 
-def metrics_keys(round_key: PRNGKeyArray, models: ModelNumbers, num_models: int) -> PRNGKeyArray:
-    """Returns the keys of the metrics of some of the M models after a round."""
-    return model_keys(jax.random.fold_in(round_key, 2 + num_models), models)
+def metrics_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
+    """Returns the keys of some models' metrics after a round."""
+    return model_keys(jax.random.fold_in(round_key, _METRICS), models)
 
 
 def start_keys(rng_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:

@@ -14,8 +14,8 @@ from fedjax_mm.base import (
     Algorithm,
     Batching,
     BatchSize,
+    ClientContext,
     Contribution,
-    LocalProblem,
     Padded,
     Params,
     Scalar,
@@ -55,7 +55,7 @@ class Change(NamedTuple):
 
 
 def train_locally(
-    local: LocalProblem,
+    local: ClientContext,
     optimizer: optax.GradientTransformation,
     num_steps: int | Int[Array, ""],
     how: Batching,
@@ -137,6 +137,10 @@ class LocalSGD(NamedTuple):
         check_epochs(self.epochs, most)
         return self.epochs * batches
 
+    def equal_steps(self, task: Task) -> bool:
+        """Returns whether all clients take equally many steps, traced ones included."""
+        return self.epochs is None or isinstance(self.num_steps(task, jnp.int32(0)), int)
+
     def batching(self, round: base.Round) -> Batching:
         """Returns the rule by which clients' batches are drawn in a round."""
         if callable(self.batch_size):
@@ -147,7 +151,7 @@ class LocalSGD(NamedTuple):
 
     def train(
         self,
-        local: LocalProblem,
+        local: ClientContext,
         *,
         direction: Direction | None = None,
         num_batches: int = 1,
@@ -170,7 +174,7 @@ class LocalSGD(NamedTuple):
         )
         return Change.between(start, *trained)
 
-    def train_or_solve(self, local: LocalProblem) -> Change:
+    def train_or_solve(self, local: ClientContext) -> Change:
         """Trains a client, by the task's closed form of local SGD if it has one.
 
         The change may then be sparse, and the report is the loss at the global parameters, or NaN
@@ -244,7 +248,7 @@ def local_sgd(
     return LocalSGD(learning_rate, local_steps, epochs, batch_size, order, optimizer)
 
 
-def proximal(local: LocalProblem, strength: Scalar) -> Direction:
+def proximal(local: ClientContext, strength: Scalar) -> Direction:
     """Returns the direction ``grad F_k(w_k) + strength (w_k - w)``, which stays near w."""
 
     def direction(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
@@ -255,7 +259,7 @@ def proximal(local: LocalProblem, strength: Scalar) -> Direction:
     return direction
 
 
-def equal_weight(local: LocalProblem) -> Float[Array, ""]:
+def equal_weight(local: ClientContext) -> Float[Array, ""]:
     """Returns 1 times the scale, the weight of a client in an unweighted mean."""
     return jnp.ones(()) * local.scale
 
@@ -267,8 +271,8 @@ def add_mean(params: Params, total: Contribution) -> Params:
 
 
 def averaging(
-    change: Callable[[LocalProblem], Change],
-    weight: Callable[[LocalProblem], Float[Array, ""]] = LocalProblem.weight,
+    change: Callable[[ClientContext], Change],
+    weight: Callable[[ClientContext], Float[Array, ""]] = ClientContext.weight,
     *,
     num_gradients: Steps,
     server: Callable[[Params, Contribution], Params] = add_mean,
@@ -292,7 +296,7 @@ def averaging(
       True
     """
 
-    def client(local: LocalProblem) -> Contribution:
+    def client(local: ClientContext) -> Contribution:
         factor, trained = weight(local), change(local)
         update = scale_update(trained.update, factor)
         return Contribution(update, factor, jnp.int32(num_gradients), trained.report)
@@ -301,7 +305,7 @@ def averaging(
 
 
 def stateless(
-    client: Callable[[LocalProblem], Contribution],
+    client: Callable[[ClientContext], Contribution],
     server: Callable[[Params, Contribution], Params],
 ) -> Algorithm:
     """Returns the method without states at the clients and at the server.
@@ -316,7 +320,7 @@ def stateless(
         return (), ()
 
     def contribute(
-        local: LocalProblem, server_state: base.ServerState, client_state: base.ClientState
+        local: ClientContext, server_state: base.ServerState, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         del server_state
         return client(local), client_state
@@ -327,7 +331,7 @@ def stateless(
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
     """Returns a server function without a state, from a step on w and the sums."""
 
-    def server(given: base.Aggregation) -> tuple[Params, base.ServerState]:
+    def server(given: base.ServerContext) -> tuple[Params, base.ServerState]:
         return step(given.params, given.total), given.server_state
 
     return server

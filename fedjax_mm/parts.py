@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import Algorithm, Assignment, Groups, Look, Round, Task
+from fedjax_mm.base import Algorithm, Assignment, Cohort, Look, Round, Task
 from fedjax_mm.checks import NO_VALUE, check_alike, check_numbers, check_positive, described, whole
 
 T = TypeVar("T")
@@ -47,10 +47,10 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     return assignment
 
 
-def groups_of(
+def assign(
     assignment: Assignment, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
-) -> tuple[Groups, Any]:
-    """Returns the groups of a round and the assignment's new state, both checked.
+) -> tuple[Cohort, Any]:
+    """Returns the cohort of a round and the assignment's new state, both checked.
 
     What is traced has no value yet, so that clients' numbers are not looked at.
 
@@ -58,125 +58,65 @@ def groups_of(
       TypeError: if `assign` returns something else.
       ValueError: if shapes do not fit.
     """
-    what, wanted = _name_of(assignment), "return two from assign: Groups(clients), and the state"
+    what, wanted = _name_of(assignment), "return two from assign: a Cohort, and the state"
     match assignment.assign(rng_key, round, state, look):
-        case Groups() as found:
+        case Cohort() as found:
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
-        case Groups() as groups, new:
+        case Cohort() as cohort, new:
             pass
         case [first, _] as found if isinstance(found, tuple | list):  # jax's arrays are sequences
-            raise TypeError(f"{what} returns as groups {described(first)}; {wanted}")
+            raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    _check_groups(what, groups, assignment.num_models)
+    _check_cohort(what, cohort)
     if assignment.observe is None:  # which else makes the state of the next round
         _check_state(f"{what} returns", state, new)
-    return groups, new
+    return cohort, new
 
 
-def _check_groups(what: str, groups: Groups, num_models: int) -> None:
-    """Raises an error unless groups consist of arrays that fit each other."""
-    clients: Any = groups.clients  # whatever it is
-    scale = groups.scale
-    wanted = "int32[models, group]" if groups.models is None else "int32[places]"
-    numbers: dict[str, Any] = {"clients": clients}
-    if groups.models is not None:
-        numbers["models"] = groups.models
+def _check_cohort(what: str, cohort: Cohort) -> None:
+    """Raises an error unless a cohort consists of arrays that fit each other."""
+    numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
     for name, given in numbers.items():
         if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
             kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
             raise TypeError(
                 f"{what} returns as {name} {described(given)}{kind}; give an array of their "
-                f"numbers, {wanted}"
+                "numbers, int32[slots]"
             )
-    if groups.models is None and (clients.ndim != 2 or len(clients) != num_models):
+    shape = cohort.clients.shape
+    if len(shape) != 1 or cohort.models.shape != shape:
         raise ValueError(
-            f"{what} returns clients of shape {clients.shape}; give [models, group], a row for "
-            f"each of {num_models} models, or a list with the model of each"
+            f"{what} returns clients of shape {shape} and models of shape {cohort.models.shape}; "
+            "give a client and a model for each slot, or Cohort.of_rows(clients[models, width])"
         )
-    if groups.models is not None and (clients.ndim != 1 or clients.shape != groups.models.shape):
+    if not shape[0]:
         raise ValueError(
-            f"{what} returns clients of shape {clients.shape} and models of shape "
-            f"{groups.models.shape}; give a list of clients, and the model of each"
+            f"{what} returns no slots, room for nobody; give at least one, with the client -1 if "
+            "nobody trains"
         )
-    if not clients.size:
+    if cohort.scale is not None and np.shape(cohort.scale) != shape:
         raise ValueError(
-            f"{what} returns clients of shape {clients.shape}, room for nobody; give at least one "
-            "place, with the client -1 if nobody trains"
+            f"{what} returns a scale of shape {np.shape(cohort.scale)}; give one number for each "
+            f"client, {shape}"
         )
-    if scale is not None and np.shape(scale) != clients.shape:
-        raise ValueError(
-            f"{what} returns a scale of shape {np.shape(scale)}; give one number for each client, "
-            f"{clients.shape}"
-        )
-
-
-def places_in_rows(
-    groups: Groups, num_models: int
-) -> tuple[Int[Array, " places"], Int[Array, " places"]]:
-    """Returns the row of each place of a list, and the place in the row; nobody's row is M."""
-    clients, models = groups.clients, groups.models
-    assert models is not None
-    row = jnp.where((clients >= 0) & (models >= 0), models, num_models)
-    mine = row[:, None] == jnp.arange(num_models)
-    before = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0]
-    return row, before - 1
-
-
-def in_rows(groups: Groups, num_models: int, width: int | None = None) -> Groups:
-    """Returns a list's groups as rows, in the order of the list; -1 fills them up.
-
-    Clients stand at the front, so that chunks of padding can be skipped. Rows stay as they are.
-
-    Args:
-      groups: a model has at most `width` clients.
-      num_models: M.
-      width: of the rows; by default the length of the list.
-
-    Example:
-      >>> listed = Groups(jnp.array([4, -1, 2, 0]), models=jnp.array([1, 0, 1, 0]))
-      >>> in_rows(listed, 2, 3).clients.tolist()
-      [[0, -1, -1], [4, 2, -1]]
-    """
-    if groups.models is None:
-        return groups
-    home, shape = places_in_rows(groups, num_models), (num_models, width or len(groups.clients))
-
-    # Index -1 would write to the last model; a row out of range is dropped.
-    def put(values: Array, fill: float) -> Array:
-        return jnp.full(shape, fill, values.dtype).at[home].set(values, mode="drop")
-
-    scale = None if groups.scale is None else put(groups.scale, 0)
-    return Groups(put(groups.clients, -1), scale, groups.num_gradients)
-
-
-def in_list(groups: Groups) -> Groups:
-    """Returns rows of groups as one list, row after row.
-
-    Example:
-      >>> in_list(Groups(jnp.array([[0, -1], [4, 2]]))).models.tolist()
-      [0, 0, 1, 1]
-    """
-    models = jnp.broadcast_to(jnp.arange(len(groups.clients))[:, None], groups.clients.shape)
-    scale = None if groups.scale is None else groups.scale.ravel()
-    return Groups(groups.clients.ravel(), scale, groups.num_gradients, models.ravel())
 
 
 def after_observing(
-    assignment: Assignment, round: Round, groups: Groups, reports: Any, state: Any, *, like: Any
+    assignment: Assignment, round: Round, cohort: Cohort, reports: Any, state: Any, *, like: Any
 ) -> Any:
     """Returns the state after an assignment observed a round; `ValueError` unless it is alike.
 
     Args:
       assignment: one that has `observe`.
       round: t.
-      groups: as `assign` returned them.
-      reports: of the clients, in the order of the groups.
+      cohort: as `assign` returned it.
+      reports: of the clients, in the order of the cohort.
       state: as `assign` returned it.
       like: the state before the round, whose form it keeps.
     """
     assert assignment.observe is not None
-    new = assignment.observe(round, groups, reports, state)
+    new = assignment.observe(round, cohort, reports, state)
     _check_state(f"{_name_of(assignment)} returns from observe", like, new)
     return new
 

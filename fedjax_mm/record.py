@@ -13,11 +13,12 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Assignment, Contribution, Groups, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import Assignment, Cohort, Contribution, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
-from fedjax_mm.stacks import Models, Stack, by_model, over_models, split
+from fedjax_mm.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm.tasks.view import per_client
 
 
 class Counts(NamedTuple):
@@ -76,7 +77,7 @@ class Record(NamedTuple):
     counts: Counts
 
 
-def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> Trace:
+def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: Sizes) -> Trace:
     """Returns the trace of a first entry and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
@@ -86,7 +87,7 @@ def make_trace(first: Record, rest: Record, sizes: Sizes, num_clients: int) -> T
         **made,
         upload_size=sizes.up,
         download_size=sizes.down,
-        num_clients=num_clients,
+        per_client=metrics_per_client(stacks),
     )
 
 
@@ -144,7 +145,7 @@ def measure(
     stacks: list[Stack],
     rng_key: PRNGKeyArray,
     round: Round,
-    models: Models,
+    states: Sequence[StackState],
     client_map: ClientMap,
     own: Metrics | None = None,
 ) -> Measured:
@@ -154,23 +155,24 @@ def measure(
       stacks: the models' tasks.
       rng_key: the seed's.
       round: t.
-      models: their parameters.
+      states: the models' state.
       client_map: as in `simulate`.
       own: further metrics ``[models, ...]``, which are not the tasks'.
     """
-    num_models = sum(len(stack.models) for stack in stacks)
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
         metrics, leaves = task.metrics(key, params), jax.tree.leaves(params)
         leaves += [metrics["loss"]] if "loss" in metrics else []
         return Measured(metrics, jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves])))
 
-    def of_stack(stack: Stack, models: Models) -> Measured:
-        chunk_size = chunk_size_of(client_map, stack.task, models.params, len(stack.models))
-        key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models, num_models)
-        return over_models(of_model, stack, key, models.params, one_by_one=chunk_size is not None)
+    def of_stack(stack: Stack, state: StackState) -> Measured:
+        chunk_size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
+        key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
+        return over_models(of_model, stack, key, state.params, one_by_one=chunk_size is not None)
 
-    metrics, finite = zip(*(of_stack(*each) for each in split(stacks, models)), strict=True)
+    metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
+
+    of_clients = metrics_per_client(stacks)
 
     def of_all(name: str) -> Array:
         shapes = {each[name].shape[1:] for each in metrics if name in each}
@@ -180,6 +182,11 @@ def measure(
                 "equal, or give it several names"
             )
         (shape,) = shapes
+        if name in of_clients and shape[:1] != (stacks[0].num_clients,):
+            raise ValueError(
+                f"the metric {name!r} has shape {shape} but is one of `per_client`; give a number "
+                f"for each of {stacks[0].num_clients} clients"
+            )
         each = [
             given[name] if name in given else jnp.full((len(stack.models), *shape), jnp.nan)
             for given, stack in zip(metrics, stacks, strict=True)
@@ -193,6 +200,11 @@ def measure(
         raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
+    """Returns the names of the metrics with a number for each client, of any model's task."""
+    return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
 
 
 @tracing("the record of a round")
@@ -209,16 +221,19 @@ def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
 
 
 def count(
-    stacks: Sequence[Stack], groups: Groups, models: Models, totals: Sequence[Contribution]
+    stacks: Sequence[Stack],
+    cohort: Cohort,
+    states: Sequence[StackState],
+    totals: Sequence[Contribution],
 ) -> tuple[Counts, Sizes]:
     """Returns one round's work for each model, and the sizes of the messages."""
-    participants = groups.sizes(sum(len(stack.models) for stack in stacks))
-    gradients = groups.num_gradients
+    participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
+    gradients = cohort.num_gradients
     if gradients is None:
         gradients = by_model(stacks, [total.num_gradients for total in totals])
     counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
     up = message_sizes(stacks, [total.update for total in totals])
-    down = message_sizes(stacks, [each.params for _, each in split(stacks, models)])
+    down = message_sizes(stacks, [state.params for state in states])
     return counts, Sizes(up, down)
 
 

@@ -5,7 +5,7 @@ differentiate it. The models axis is in `stacks.py`, the steps of a round in `ro
 records in `record.py`.
 
 Models of equal structure make a *stack*, which is computed together. The clients that train one
-model in a round make a *group*. A *chunk* is a part of a group that is computed at once.
+models in a round make a *cohort*. A *chunk* is a part of it that is computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, chunks, keys
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
-from fedjax_mm.parts import check_instance, groups_of, key_of
+from fedjax_mm.parts import assign, check_instance, key_of
 from fedjax_mm.record import (
     Counts,
     Record,
@@ -30,16 +30,9 @@ from fedjax_mm.record import (
     measure,
     own_metrics,
 )
-from fedjax_mm.rounds import CurrentRound, Options, aggregate, look, observe, train
-from fedjax_mm.stacks import (
-    Models,
-    Order,
-    Stack,
-    join,
-    order_of,
-    over_models,
-    stacks_of,
-)
+from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, train_cohort
+from fedjax_mm.stacks import Stack, StackState, each_params, over_models, stacks_of
+from fedjax_mm.train import Options
 
 
 class State(NamedTuple):
@@ -47,9 +40,8 @@ class State(NamedTuple):
 
     rng_key: PRNGKeyArray
     round: Int[Array, ""]  # rounds done
-    models: Models
+    models: tuple[StackState, ...]  # one for each stack
     assignment: Any
-    order: Order  # of the models in their stacks
 
 
 def simulate(
@@ -80,7 +72,7 @@ def simulate(
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters: of one model (shared by all), a list with one entry per model, as
         `params_of` returns it, or with a leading models axis; None lets the tasks draw them.
-      client_axis: inside `jax.shard_map`, the mesh axis whose devices share each group's clients;
+      client_axis: inside `jax.shard_map`, the mesh axis whose devices share the cohort's clients;
         everything else is replicated over it. Take gradients outside of `jax.shard_map`.
 
     Returns:
@@ -130,30 +122,32 @@ def init(
     models = init_models(rng_key, stacks, params)
     with checks.tracing("the start of a run"):
         assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return State(rng_key, jnp.asarray(0), models, assigned, order_of(stacks))
+    return State(rng_key, jnp.asarray(0), models, assigned)
 
 
 @checks.tracing("the start of a run")
 def init_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None = None
-) -> Models:
+) -> tuple[StackState, ...]:
     """Returns the models before round 1, from the user's parameters or from the tasks' own."""
 
-    def init_model(algorithm: Algorithm, task: Task, params: Params) -> Models:
+    def init_model(stack: Stack, task: Task, params: Params) -> StackState:
+        algorithm = stack.algorithm
         server, client = algorithm.init(task, params)
-        # Now and not where a round is traced: epochs may have too many steps.
-        jax.eval_shape(lambda: algorithm.num_steps(task, jnp.int32(0), server))
+        if algorithm.num_steps is not None:
+            # Trace it here, because epochs with too many steps should fail before the first round.
+            jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
-        return Models(params, server, own)
+        return StackState(params, server, own, stack.models)
 
-    def init_stack(stack: Stack, given: Params | None) -> Models:
+    def init_stack(stack: Stack, given: Params | None) -> StackState:
         each = keys.start_keys(rng_key, stack.models)
         draw = partial(over_models, lambda task, key: task.init(key), stack, each)
         start = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
-        return over_models(partial(init_model, stack.algorithm), stack, start)
+        return over_models(partial(init_model, stack), stack, start)
 
     given = checks.given_params(params, stacks)
-    return join([init_stack(*each) for each in zip(stacks, given, strict=True)])
+    return tuple(map(init_stack, stacks, given))
 
 
 def advance(
@@ -190,7 +184,7 @@ def advance(
     nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
     first = record(state, Counts(nothing, nothing, nothing))
     state, (rest, sizes) = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    return state, make_trace(first, rest, sizes, assignment.num_clients)
+    return state, make_trace(stacks, first, rest, sizes)
 
 
 def params_of(state: State, model: int | None = None) -> Params:
@@ -217,7 +211,7 @@ def params_of(state: State, model: int | None = None) -> Params:
       ...     jax.random.key(1), task, algorithm, mfa_rr(6, 2), 20, params=params_of(state))
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
-    each = state.order.each(state.models.params, jnp.ndim(state.round))
+    each = each_params(state.models, jnp.ndim(state.round))
     if model is None:
         return each
     if model not in range(len(each)):
@@ -237,12 +231,12 @@ def round_of(
         rng_key = keys.round_key(state.rng_key, t)
         assign_key = keys.assignment_key(rng_key)
         asked = look(stacks, state.rng_key, state.round, models, options)
-        groups, assigned = groups_of(assignment, assign_key, t, state.assignment, asked)
-        now = CurrentRound(t, rng_key, groups)
-        trained = train(stacks, now, models, options)
+        cohort, assigned = assign(assignment, assign_key, t, state.assignment, asked)
+        now = CurrentRound(t, rng_key, cohort)
+        trained = train_cohort(stacks, now, models, options)
         models = aggregate(stacks, now, models, trained)
         assigned = observe(assignment, stacks, now, assigned, trained, like=state.assignment)
-        counted = count(stacks, groups, models, [each.total for each in trained])
+        counted = count(stacks, cohort, models, [each.total for each in trained])
         return state._replace(round=t, models=models, assignment=assigned), counted
 
     return one_round

@@ -13,47 +13,50 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm import checks
-from fedjax_mm.base import Algorithm, Assignment, ClientState, Groups, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, Assignment, ClientState, Cohort, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
 from fedjax_mm.parts import check_parts
 
 
-class Models(NamedTuple):
-    """State of the M models; every leaf has a leading models axis.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class StackState:
+    """State of the models of one stack; every leaf has a leading axis of these models.
 
-    Where models differ in structure, each field is a tuple with one entry per stack.
+    Attributes:
+      params: the models' parameters.
+      server: the server's state of each model.
+      clients: the states of all clients, on the second axis.
+      models: the numbers of the models, from 0; static.
     """
 
     params: Params
     server: ServerState
-    clients: ClientState  # second axis: all clients
+    clients: ClientState
+    models: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """Numbers of the models in each stack; static, as the structure of `Models` is."""
+def each_params(states: Sequence[StackState], axis: int = 0) -> list[Params]:
+    """Returns the parameters of every model, in the order of the tasks.
 
-    of_stacks: tuple[tuple[int, ...], ...]
+    Args:
+      states: of all stacks.
+      axis: where the models axis is, behind those of replicas.
+    """
 
-    def each(self, params: Params, axis: int = 0) -> list[Params]:
-        """Returns the parameters of every model, in the order of the tasks.
+    def at(row: int, params: Params) -> Params:
+        return jax.tree.map(lambda x: x[(slice(None),) * axis + (row,)], params)
 
-        Args:
-          params: of all models, as in `Models`.
-          axis: where the models axis is, behind those of replicas.
-        """
+    found = {
+        model: at(row, state.params) for state in states for row, model in enumerate(state.models)
+    }
+    return [found[model] for model in sorted(found)]
 
-        def at(row: int, part: Params) -> Params:
-            return jax.tree.map(lambda x: x[(slice(None),) * axis + (row,)], part)
 
-        parts = (params,) if len(self.of_stacks) == 1 else params
-        found = {
-            model: at(row, part)
-            for models, part in zip(self.of_stacks, parts, strict=True)
-            for row, model in enumerate(models)
-        }
-        return [found[model] for model in sorted(found)]
+def with_params(states: Sequence[StackState], params: Sequence[Params]) -> tuple[StackState, ...]:
+    """Returns the states with the parameters of each stack."""
+    pairs = zip(states, params, strict=True)
+    return tuple(dataclasses.replace(state, params=own) for state, own in pairs)
 
 
 class Stack(NamedTuple):
@@ -76,18 +79,33 @@ class Stack(NamedTuple):
         """N, the same for all models."""
         return self.task.num_clients
 
+    @property
+    def has_equal_steps(self) -> bool:
+        """Whether all clients take the same number of local steps."""
+        return self.algorithm.num_steps is None or self.algorithm.equal_steps(self.task)
+
     def rows(self, tree: Any) -> Any:
         """Returns this stack's rows of arrays ``[models, ...]``."""
         return jax.tree.map(itemgetter(np.array(self.models)), tree)
 
-    def groups(self, groups: Groups) -> Groups:
-        """Returns the groups of this stack's models, which are numbered by their rows."""
-        groups = groups._replace(num_gradients=None)
-        if groups.models is None:
-            return self.rows(groups)
-        is_mine = groups.models[:, None] == np.array(self.models)
-        clients = jnp.where(is_mine.any(1), groups.clients, -1)
-        return groups._replace(clients=clients, models=jnp.argmax(is_mine, axis=1))
+    def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
+        """Returns the cohort of this stack's models, numbered by their rows, and its slots.
+
+        If models are traced these are all slots, with padding for the clients of other stacks.
+        """
+        models = cohort.models if cohort.is_known else jnp.asarray(cohort.models)
+        is_mine = models[:, None] == np.array(self.models)
+        row = is_mine.argmax(1)
+        if cohort.is_known:
+            (slots,) = np.nonzero(is_mine.any(1))
+            arrays = cohort.clients, cohort.scale, cohort.takes_part
+            if len(slots) < len(row):
+                arrays = jax.tree.map(itemgetter(slots), arrays)
+            clients, scale, takes_part = arrays
+            return Cohort(clients, row[slots], scale, takes_part=takes_part), slots
+        clients = jnp.where(is_mine.any(1), cohort.clients, -1)
+        mine = dataclasses.replace(cohort, clients=clients, models=row, num_gradients=None)
+        return mine, np.arange(len(clients))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
         """Returns the task of one of the stack's models; `row` may be traced."""
@@ -139,32 +157,10 @@ def make_stacks(
     ]
 
 
-def order_of(stacks: Sequence[Stack]) -> Order:
-    """Returns the numbers of the models in each stack."""
-    return Order(tuple(stack.models for stack in stacks))
-
-
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
     # Identity, not equality: comparing values would read device arrays, and fail where traced.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
-
-
-def is_lockstep(stack: Stack, models: Models) -> bool:
-    """Returns whether all clients of a stack's models take the same number of local steps."""
-    server_state = jax.tree.map(itemgetter(0), models.server)
-    return isinstance(stack.algorithm.num_steps(stack.task, jnp.int32(0), server_state), int)
-
-
-def split(stacks: Sequence[Stack], models: Models) -> list[tuple[Stack, Models]]:
-    """Returns each stack with the state of its models."""
-    parts = [models] if len(stacks) == 1 else [Models(*part) for part in zip(*models, strict=True)]
-    return list(zip(stacks, parts, strict=True))
-
-
-def join(parts: Sequence[Models]) -> Models:
-    """Returns the state of all models, from that of each stack."""
-    return parts[0] if len(parts) == 1 else Models(*zip(*parts, strict=True))
 
 
 def by_model(stacks: Sequence[Stack], trees: Sequence[Any]) -> Any:

@@ -12,11 +12,11 @@ import pytest
 from jax import lax
 
 from fedjax_mm import Experiment, fedcluster, full_participation, keys, mfa_rand, mfa_rr, sequential
-from fedjax_mm.base import Algorithm, Assignment, Contribution, Groups, Look
+from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Look
+from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
-from fedjax_mm.parts import in_rows
 from fedjax_mm.sweeps import plan
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.tasks.networks import LogisticRegression
@@ -44,13 +44,19 @@ def slow_unless(is_quick: bool, *values: Any) -> Any:
     return pytest.param(*values, marks=() if is_quick else pytest.mark.slow)
 
 
+def rows_of(cohort: Cohort, num_models: int, width: int | None = None) -> Any:
+    """The clients of each model ``[M, n]``, padded with -1."""
+    places = places_of(cohort.clients, cohort.models, num_models, width)
+    return by_rows(cohort.clients, places)
+
+
 def rounds_of(assignment: Assignment, rng_key: Any, num_rounds: int) -> Any:
     """The groups ``[T, M, n]`` that `simulate` uses with this key, for use in a larger program."""
 
     def one_round(state: Any, t: Any) -> Any:
         key = keys.assignment_key(keys.round_key(rng_key, t))
-        groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
-        return state, in_rows(groups, assignment.num_models).clients
+        cohort, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
+        return state, rows_of(cohort, assignment.num_models)
 
     start = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
     return lax.scan(one_round, start, jnp.arange(1, num_rounds + 1))[1]
@@ -65,13 +71,14 @@ def roll_out(assignment: Assignment, rng_key: Any, num_rounds: int) -> np.ndarra
 
 
 def replay(groups: Any, num_clients: int) -> Assignment:
-    """An assignment that reads its groups ``[T, M, n]`` from an array."""
+    """An assignment that reads its groups ``[T, M, n]`` from an array; all clients count once."""
     groups = jnp.asarray(groups, jnp.int32)
+    ones = jnp.broadcast_to(jnp.asarray(1.0), groups.shape[1:])  # of a weak type
     return Assignment(
         num_clients,
         groups.shape[1],
         lambda rng_key: (),
-        lambda rng_key, t, state, look: (Groups(groups[t - 1]), state),
+        lambda rng_key, t, state, look: (Cohort.of_rows(groups[t - 1], ones), state),
     )
 
 
@@ -93,9 +100,12 @@ def remembering(assignment, num_rounds, width=None):
         inner, clients, losses = state
         if assignment.observe is not None:
             inner = assignment.observe(t, groups, reports, inner)
-        told = groups._replace(scale=reports["loss"])
-        told = in_rows(told, assignment.num_models, clients.shape[-1])
-        clients, losses = clients.at[t - 1].set(told.clients), losses.at[t - 1].set(told.scale)
+        places = places_of(
+            groups.clients, jnp.asarray(groups.models), assignment.num_models, clients.shape[-1]
+        )
+        rows, told = by_rows((groups.clients, reports["loss"]), places)
+        told = jnp.where(places >= 0, told, 0)
+        clients, losses = clients.at[t - 1].set(rows), losses.at[t - 1].set(told)
         return inner, clients, losses
 
     return assignment._replace(init=init, assign=assign, observe=observe)

@@ -23,7 +23,7 @@ from fedjax_mm import (
     stalevr,
 )
 from fedjax_mm.base import Algorithm
-from fedjax_mm.simulate import Models
+from fedjax_mm.stacks import StackState
 from tests.oracles import maxfl as oracle
 from tests.oracles import sampling
 
@@ -49,7 +49,7 @@ class Method(NamedTuple):
     numbers: Mapping[str, float] = {}
     choices: Mapping[str, Any] = {}
     num_gradients: Callable[[int], int] | None = lambda E: E
-    states: Callable[[Models], tuple[Any, ...]] = lambda models: ()
+    states: Callable[[StackState], tuple[Any, ...]] = lambda models: ()
     is_demanding: bool = False
     is_measured: bool = False
     has_steps: bool = True

@@ -20,10 +20,10 @@ ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
     {"base", "checks", "files", "interrupts", "metrics", "parts", "schedules", "shuffles"},
-    {"chunks", "keys", "local", "stacks", "sums"},
+    {"chunks", "cohorts", "keys", "local", "stacks", "sums"},
     {"assignments", "data", "tasks"},
     {"algorithms", "theory"},
-    {"record", "rounds", "simulate"},
+    {"record", "rounds", "simulate", "train"},
     {"asynchrony"},
     {"results"},
     {"plots", "sweeps"},

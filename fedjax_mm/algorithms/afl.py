@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.checks import check_positive
 from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule
@@ -54,7 +54,7 @@ def afl(
       >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
       >>> state, _ = simulate(
       ...     jax.random.key(0), task, afl(0.1, mixture_rate=0.1), full_participation(2), 10)
-      >>> bool(state.models.server.mixture[0, 0] > 0.5)  # the first client loses more
+      >>> bool(state.models[0].server.mixture[0, 0] > 0.5)  # the first client loses more
       True
 
     Reference: Mohri, Sivek, Suresh, "Agnostic Federated Learning" (2019), Stochastic-AFL.
@@ -67,17 +67,17 @@ def afl(
         return AFLState(params, uniform, jnp.int32(0)), LastLoss(jnp.int32(0), jnp.zeros(()))
 
     def client(
-        local: LocalProblem, server_state: AFLState, client_state: LastLoss
+        local: ClientContext, server_state: AFLState, client_state: LastLoss
     ) -> tuple[Contribution, LastLoss]:
         local = local._replace(params=server_state.iterate)
         loss, change = local.loss().astype(client_state.loss.dtype), sgd.train(local)
         update = scale_update(change.update, local.scale * server_state.mixture[local.client])
         sent = Contribution(update, jnp.ones(()), jnp.int32(1), change.report)
-        # With a factor of 0 a client takes no part, so that its loss does not count in this round.
-        last = jnp.where(local.scale != 0, local.round, client_state.round)
+        # The loss of a client that takes no part does not count in this round.
+        last = jnp.where(local.takes_part, local.round, client_state.round)
         return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 
-    def server(given: base.Aggregation) -> tuple[Params, AFLState]:
+    def server(given: base.ServerContext) -> tuple[Params, AFLState]:
         iterate, mixture, count = given.server_state
         iterate, count = optax.apply_updates(iterate, given.total.update), count + 1
         step = jax.tree.map(lambda new, old: (new - old) / count, iterate, given.params)

@@ -10,7 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
-from fedjax_mm.base import Algorithm, Contribution, Index, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Index, Params, Scalar, Task
 from fedjax_mm.checks import check_flags, check_not_negative, check_positive
 from fedjax_mm.parts import check_algorithm, check_task
 from fedjax_mm.sums import dense_update
@@ -116,7 +116,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     attacks = check_flags("clients", clients)
 
     def client(
-        local: LocalProblem, server_state: base.ServerState, client_state: base.ClientState
+        local: ClientContext, server_state: base.ServerState, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, local.task.num_clients)
         contribution, state = algorithm.client(local, server_state, client_state)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import local_sgd, plain_server, proximal
 from fedjax_mm.schedules import Schedule
@@ -22,7 +22,7 @@ def ditto(
 
     Personal models start from the global one's parameters. In each round in which a client trains,
     its personal model takes equally many steps on the same batches. Personal models are the
-    clients' states, ``state.models.clients`` of `simulate`; metrics are the global model's.
+    clients' states, ``state.models[0].clients`` of `simulate`; metrics are the global model's.
 
     Args:
       learning_rate: eta for both models, a number (it may be traced) or a schedule of the round.
@@ -40,7 +40,7 @@ def ditto(
       >>> algorithm = ditto(0.1, lam=0.1, local_steps=5)
       >>> state, _ = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
-      >>> state.models.clients.shape  # models, clients, parameters
+      >>> state.models[0].clients.shape  # models, clients, parameters
       (1, 24, 97)
 
     Reference: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
@@ -54,7 +54,7 @@ def ditto(
         return (), params
 
     def client(
-        local: LocalProblem, server_state: ServerState, client_state: Params
+        local: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, change = local.weight(), sgd.train(local)

@@ -5,10 +5,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.checks import check_choice
 from fedjax_mm.local import LocalOptimizer, equal_weight, local_sgd
 from fedjax_mm.parts import check_optimizer
@@ -65,20 +64,18 @@ def fedavg(
     check_choice("server_scale", server_scale, "mean", "1/N")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     check_optimizer("server_optimizer", optimizer)
-    weight_of = LocalProblem.weight if weighted else equal_weight
+    weight_of = ClientContext.weight if weighted else equal_weight
 
-    # Clients differ in their steps if they take epochs: see `Algorithm.num_steps`.
-    def num_steps(task: Task, client: base.Index, server_state: Any) -> int | Int[Array, ""]:
+    def num_steps(task: Task, client: base.Index, server_state: Any) -> base.Steps:
         del server_state
-        # Traced steps are equal for all clients too: any int says so.
-        return sgd.num_steps(task, client) if epochs or isinstance(sgd.local_steps, int) else 1
+        return sgd.num_steps(task, client)
 
     def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
         del task
         return optimizer.init(params), ()
 
     def client(
-        local: LocalProblem, server_state: Any, client_state: base.ClientState
+        local: ClientContext, server_state: Any, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         del server_state
         change, weight = sgd.train_or_solve(local), weight_of(local)
@@ -86,7 +83,7 @@ def fedavg(
         update = scale_update(change.update, weight)
         return Contribution(update, weight, num_gradients, change.report), client_state
 
-    def server(given: base.Aggregation) -> tuple[Params, Any]:
+    def server(given: base.ServerContext) -> tuple[Params, Any]:
         weight = given.total.weight
         if server_scale == "1/N":
             weights = client_weights(given.task)
@@ -96,4 +93,4 @@ def fedavg(
         updates, state = optimizer.update(gradient, given.server_state, given.params)
         return optax.apply_updates(given.params, updates), state
 
-    return Algorithm(init, client, server, num_steps)
+    return Algorithm(init, client, server, num_steps, sgd.equal_steps)

@@ -1,7 +1,7 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, LocalProblem, Scalar
+from fedjax_mm.base import Algorithm, ClientContext, Scalar
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import Change, averaging, local_sgd, proximal
 from fedjax_mm.schedules import Schedule
@@ -40,7 +40,7 @@ def fedprox(
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("mu", mu)
 
-    def change(local: LocalProblem) -> Change:
+    def change(local: ClientContext) -> Change:
         return sgd.train(local, direction=proximal(local, mu))
 
     return averaging(change, num_gradients=local_steps)

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar
 from fedjax_mm.checks import check_choice, check_count, check_not_negative, check_positive
 from fedjax_mm.local import averaging, local_sgd
 from fedjax_mm.schedules import Schedule
@@ -65,13 +65,13 @@ def maxfl(
     check_choice("weight", weight, "derivative", "sigmoid")
     tuning_steps = check_count("tuning_steps", tuning_steps, optional=True)
 
-    def tuned(local: LocalProblem) -> LocalProblem:
+    def tuned(local: ClientContext) -> ClientContext:
         if tuning_steps is None:
             return local
         change = sgd.train(local, num_steps=jnp.asarray(tuning_steps, jnp.int32)).update
         return local._replace(params=optax.apply_updates(local.params, change))
 
-    def q(local: LocalProblem) -> Float[Array, ""]:
+    def q(local: ClientContext) -> Float[Array, ""]:
         x = slope * (tuned(local).loss() - local.threshold())
         s = jax.nn.sigmoid(x)  # 1 - s loses all digits for large x; sigmoid(-x) does not
         return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)

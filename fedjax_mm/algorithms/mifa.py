@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, ServerState, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -22,7 +22,8 @@ def mifa(
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
     rounds in which nobody trains the model. The updates are the clients' states: with N clients
     and M models they take the memory of N M models, in every run. Factors of the
-    assignment do not count, but one of 0 leaves h_k as it was. `noisy` leaves the h_k honest.
+    assignment do not count, and clients that take no part keep their h_k. `noisy` leaves the h_k
+    honest.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
@@ -39,7 +40,7 @@ def mifa(
       >>> state, _ = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), mifa(0.1, local_steps=5),
       ...     mfa_rand(24, 2), 10)
-      >>> state.models.clients.shape  # models, clients, parameters
+      >>> state.models[0].clients.shape  # models, clients, parameters
       (2, 24, 97)
 
     Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device
@@ -52,17 +53,17 @@ def mifa(
         return (), jax.tree.map(jnp.zeros_like, params)
 
     def client(
-        local: LocalProblem, server_state: ServerState, client_state: Params
+        local: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
         change, weight = sgd.train(local), local.weight()
         update = scale_update(change.update, weight)
         sent = Contribution(update, weight, jnp.int32(local_steps), change.report)
-        is_active = jnp.asarray(local.scale != 0)
+        is_active = jnp.asarray(local.takes_part)
         new = jax.tree.map(partial(jnp.where, is_active), change.update, client_state)
         return sent, new
 
-    def server(given: base.Aggregation) -> tuple[Params, ServerState]:
+    def server(given: base.ServerContext) -> tuple[Params, ServerState]:
         # A sum that only gets differences would keep the rounding errors of all rounds.
         step = weighted_sum(given.task, given.client_states)
         return optax.apply_updates(given.params, step), given.server_state

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.checks import check_numbers
 from fedjax_mm.local import add_mean, local_sgd
 from fedjax_mm.schedules import Schedule
@@ -72,7 +72,7 @@ def mwfed(
         return jnp.clip(jnp.round(local_steps * share), 1, _MOST * local_steps).astype(jnp.int32)
 
     def client(
-        local: LocalProblem, server_state: Weights, client_state: base.ClientState
+        local: ClientContext, server_state: Weights, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         steps = num_steps(local.task, local.client, server_state)
         change = sgd.train(local, num_steps=steps)
@@ -80,7 +80,7 @@ def mwfed(
         update = scale_update(change.update, weight)
         return Contribution(update, weight, steps, change.report), client_state
 
-    def server(given: base.Aggregation) -> tuple[Params, Weights]:
+    def server(given: base.ServerContext) -> tuple[Params, Weights]:
         params, old = add_mean(given.params, given.total), given.server_state
         return params, grown(given.task, params, old).astype(old.dtype)
 

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, LocalProblem, Params, Scalar
+from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
 from fedjax_mm.checks import check_choice, check_not_negative, check_positive
 from fedjax_mm.local import Change, averaging, equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
@@ -57,7 +57,7 @@ def perfedavg(
     check_choice("variant", variant, "FO", "HF")
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
-    def change(local: LocalProblem) -> Change:
+    def change(local: ClientContext) -> Change:
         gradient = jax.grad(local.task.loss)
 
         def direction(

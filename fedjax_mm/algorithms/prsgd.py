@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.local import equal_weight, local_sgd, plain_server, train_locally
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -54,7 +54,7 @@ def prsgd(
         return (), jax.tree.map(jnp.zeros_like, params)  # the last step
 
     def client(
-        local: LocalProblem, server_state: tuple[()], client_state: Params
+        local: ClientContext, server_state: tuple[()], client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
         task, rate, how = local.task, sgd.rate(local.round), sgd.batching(local.round)
@@ -70,8 +70,8 @@ def prsgd(
         report = {"loss": (last * loss + last_loss) / local_steps}
         update = scale_update(change, local.scale)
         message = Contribution(update, equal_weight(local), jnp.int32(local_steps), report)
-        # With a factor of 0 a client takes no part, and its last step still waits to be applied.
-        is_active = jnp.asarray(local.scale != 0)
+        # If a client takes no part its last step still waits to be applied.
+        is_active = jnp.asarray(local.takes_part)
         return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 
     return Algorithm(init, client, plain_server())

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar
 from fedjax_mm.checks import check_not_negative
 from fedjax_mm.local import local_sgd, stateless
 from fedjax_mm.schedules import Schedule
@@ -52,7 +52,7 @@ def qffl(
     sgd = local_sgd(learning_rate, local_steps, batch_size)
     check_not_negative("q", q)
 
-    def client(local: LocalProblem) -> Contribution:
+    def client(local: ClientContext) -> Contribution:
         loss = local.loss() + _LEAST_LOSS
         change, rate, power = sgd.train(local), sgd.rate(local.round), loss**q
         step = jax.tree.map(lambda x: x / rate, change.update)  # -dw

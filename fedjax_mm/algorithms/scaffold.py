@@ -9,7 +9,7 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.checks import check_choice, check_positive
 from fedjax_mm.local import equal_weight, local_sgd
 from fedjax_mm.schedules import Schedule
@@ -63,7 +63,7 @@ def scaffold(
         return zeros, zeros  # c, c_k
 
     def client(
-        local: LocalProblem, server_state: Params, client_state: Params
+        local: ClientContext, server_state: Params, client_state: Params
     ) -> tuple[Contribution, Params]:
         c_k, task = client_state, local.task
         drift = jax.tree.map(jnp.subtract, c_k, server_state)
@@ -81,14 +81,14 @@ def scaffold(
             new = jax.tree.map(lambda d, x: d - (x / steps).astype(d.dtype), drift, change.update)
         # c must remain the mean of all c_k. If all factors are 0, the server makes no step and c
         # stays: so does the c_k of a client with such a factor. Others do not apply to the share.
-        is_active = jnp.asarray(local.scale != 0)
+        is_active = jnp.asarray(local.takes_part)
         new = jax.tree.map(partial(jnp.where, is_active), new, c_k)
         share = jax.tree.map(lambda new, old: (new - old) / task.num_clients, new, c_k)
         sent = {"params": scale_update(change.update, local.scale), "c": share}
         num_gradients = jnp.int32(local_steps + (option == "I"))
         return Contribution(sent, equal_weight(local), num_gradients, change.report), new
 
-    def server(given: base.Aggregation) -> tuple[Params, Params]:
+    def server(given: base.ServerContext) -> tuple[Params, Params]:
         total = given.total
         change = jax.tree.map(lambda x: server_rate / total.weight * x, total.update["params"])
         c = jax.tree.map(jnp.add, given.server_state, total.update["c"])

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm import base
 from fedjax_mm.algorithms.mifa import weighted_sum
-from fedjax_mm.base import Algorithm, Contribution, LocalProblem, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
 from fedjax_mm.checks import check_choice
 from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule
@@ -44,26 +44,27 @@ def stalevr(
     """StaleVR and its kin: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
 
     ``d_k = n_k / sum n``, G_k is the client's update of this round, h_k the last one that it sent,
-    at first 0, and s_k the factor of the assignment (`Groups.scale`), which is 1/p in
-    `variance_reduced`: over its draws, the mean step is that of full participation. Assignments
-    without factors, such as `mfa_rand`, count every participant once. The server also steps in
-    rounds in which nobody trains the model. The h_k are the clients' states: with N
-    clients and M models they take the memory of N M models, in every run. `noisy` leaves them
-    honest.
+    at first 0, and s_k the factor of the assignment (`Cohort.scale`), which is 1/p in
+    `variance_reduced` and in ``mfa_rand(..., unbiased=True)``: over their draws, the mean step is
+    that of full participation. An assignment without factors is refused, because the step would be
+    too small by 1/p. The server also steps in rounds in which nobody trains the model. The h_k are
+    the clients' states: with N clients and M models they take the memory of N M models, in every
+    run. `noisy` leaves them honest.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
       local_steps: E, SGD steps of every client.
       batch_size: B examples per local step, drawn independently; None takes the full gradient.
       beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
-        round, those who are not drawn with a factor of 0, as ``variance_reduced(inactive="train")``
-        has them do; else the model becomes NaN. "estimated" is StaleVRE: participants measure
+        round, also those who are not drawn, as ``variance_reduced(inactive="train")`` has them do;
+        else the model becomes NaN. "estimated" is StaleVRE: participants measure
         ``(1 - beta_k) / age``, the decline of their beta in each round since they sent h_k, and
         ``beta_k = 1 - c age_k``, kept between 0 and 1, where c is the mean of all clients' last
         measurements; before the first one it is 0. "one" is FedVARP, ``beta_k = 1``.
 
     Raises:
-      ValueError: if a number is not positive or `beta` is unknown.
+      ValueError: if a number is not positive or `beta` is unknown; in a run, if the assignment
+        gives no factors.
 
     Example:
       >>> import jax
@@ -90,10 +91,11 @@ def stalevr(
         return Stale(zeros, zero), Past(zeros, jnp.int32(0), zero, jnp.asarray(False))
 
     def client(
-        local: LocalProblem, server_state: Stale, client_state: Past
+        local: ClientContext, server_state: Stale, client_state: Past
     ) -> tuple[Contribution, Past]:
+        _check_factors(local)
         (h, last, decline, is_measured), change = client_state, sgd.train(local)
-        t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.scale != 0)
+        t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.takes_part)
         measured, is_known = _regression(change.update, h)
         beta_k = measured if beta == "exact" else _faded(server_state.decline, t - last)
         stale = scale_update(h, beta_k)
@@ -112,7 +114,7 @@ def stalevr(
         message = Contribution(sent, local.weight(), num_gradients, change.report)
         return message, Past(new, last, decline, is_measured)
 
-    def server(given: base.Aggregation) -> tuple[Params, Stale]:
+    def server(given: base.ServerContext) -> tuple[Params, Stale]:
         t, past = jnp.asarray(given.round, jnp.int32), given.client_states
         old, weight = given.server_state, client_weights(given.task).sum()
         step = jax.tree.map(lambda s, x: s + x / weight, old.update, given.total.update)
@@ -127,6 +129,15 @@ def stalevr(
         return optax.apply_updates(given.params, step), Stale(stale, decline)
 
     return Algorithm(init, client, server, steps_idle=True)
+
+
+def _check_factors(local: ClientContext) -> None:
+    if not local.is_scaled:
+        raise ValueError(
+            "stalevr needs the factors 1/p of its assignment, which gives none; take "
+            "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), also with one "
+            "model and all clients"
+        )
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:

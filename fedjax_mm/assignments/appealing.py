@@ -7,18 +7,18 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Groups, Look, Round
-from fedjax_mm.parts import check_assignment, groups_of, in_rows
+from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.cohorts import by_rows, places_of
+from fedjax_mm.parts import assign as ask
+from fedjax_mm.parts import check_assignment
 
 
 def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
     """Flexible participation: from some round on only clients to whom a model appeals train it.
 
-    The assignment draws a group for each model. Of the group's clients to whom the model appeals in
+    The assignment draws a group of clients for each model. Of those to whom the model appeals in
     this round, m are drawn uniformly without replacement, or all where there are fewer; where there
     is none, the model stays as it is. Before that round all clients of the group may be drawn.
-
-    Groups are rows, also for the `observe` of an assignment that gives a list.
 
     Args:
       assignment: who may train what, such as all clients: ``full_participation(N)``.
@@ -35,9 +35,9 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
       >>> strategy = appealing(full_participation(6), cohort_size=2, from_round=1)
       >>> appeals = jnp.array([[False, True, False, False, False, False]])
       >>> look = Look(losses=None, appeals=lambda: appeals, metric=None)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
-      >>> groups.clients.tolist()
-      [[1, -1]]
+      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), look)
+      >>> cohort.clients.tolist()
+      [1, -1]
 
     Reference: Cho et al., section 4, Tables 1 and 2.
     """
@@ -46,18 +46,20 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
     from_round = checks.check_count("from_round", from_round)
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         draw_key, lots_key = jax.random.split(rng_key)
-        drawn, state = groups_of(assignment, draw_key, round, state, look)
-        groups = in_rows(drawn, assignment.num_models)
-        is_there = groups.clients >= 0
-        wants = jnp.take_along_axis(look.appeals(), jnp.maximum(groups.clients, 0), axis=1)
+        drawn, state = ask(assignment, draw_key, round, state, look)
+        places = places_of(drawn.clients, drawn.models, assignment.num_models)
+        arrays = drawn.clients, drawn.scale, drawn.takes_part
+        clients, scale, takes_part = by_rows(arrays, places)
+        is_there = clients >= 0
+        wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
         # A sort by random words is a uniform order; those who stay come first in it.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
-        rows = groups.clients, groups.scale, stays
-        clients, scale, stays = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
-        return Groups(jnp.where(stays, clients, -1), scale, groups.num_gradients), state
+        rows = jnp.where(stays, clients, -1), scale, takes_part
+        clients, *rest = jax.tree.map(lambda x: jnp.take_along_axis(x, order, axis=1), rows)
+        return Cohort.of_rows(clients, rest[0], drawn.num_gradients, rest[1]), state
 
     return assignment._replace(assign=assign)

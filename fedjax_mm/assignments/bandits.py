@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.shuffles import permutation
 
 Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
@@ -72,9 +72,9 @@ def bandit(
       >>> import jax
       >>> import jax.numpy as jnp
       >>> strategy, key = bandit(3, 1, cohort_size=1), jax.random.key(0)
-      >>> groups, state = strategy.assign(key, 1, strategy.init(key), None)
+      >>> cohort, state = strategy.assign(key, 1, strategy.init(key), None)
       >>> reports = {"loss": jnp.array([0.1, 0.9, 0.5])}
-      >>> state = strategy.observe(1, groups, reports, state)
+      >>> state = strategy.observe(1, cohort, reports, state)
       >>> strategy.assign(key, 2, state, None)[0].clients.tolist()
       [1, -1, -1]
 
@@ -95,7 +95,7 @@ def bandit(
         nothing = jnp.zeros(shape)
         return Heard(nothing, nothing, jnp.zeros(()), jnp.zeros(shape, jnp.int32))
 
-    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Groups:
+    def choose(rng_key: PRNGKeyArray, round: Array, heard: Heard) -> Cohort:
         if policy == "random":
             return at_random(rng_key, num_clients, num_models, cohort_size)
         bounds = upper_bounds(heard)
@@ -105,24 +105,22 @@ def bandit(
             return pareto(rng_key, bounds, heard.last, cohort_size)
         return rank_list(bounds, round - 1 if num_models > 2 else jnp.int32(0), cohort_size)
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         t = jnp.asarray(round, jnp.int32)
         everybody = jnp.arange(num_clients, dtype=jnp.int32)
-        first = Groups(everybody, models=jnp.broadcast_to(t - 1, everybody.shape))
+        first = Cohort(everybody, jnp.broadcast_to(t - 1, everybody.shape))
         fill = partial(jnp.pad, pad_width=(0, num_clients - cohort_size), constant_values=-1)
-        groups = lax.cond(
+        cohort = lax.cond(
             t <= num_models,
             lambda: first,
             lambda: jax.tree.map(fill, choose(rng_key, t, state)),
         )
-        return groups, state
+        return cohort, state
 
-    def observe(round: Round, groups: Groups, reports: Any, state: Any) -> Heard:
+    def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Heard:
         # Index -1 would write to the last client; an index out of range is dropped.
-        home = jnp.where(groups.clients >= 0, groups.clients, num_clients)
-        models = jnp.arange(num_models)[:, None] if groups.models is None else groups.models
-        pairs = models, home
+        pairs = cohort.models, jnp.where(cohort.clients >= 0, cohort.clients, num_clients)
         loss = jnp.zeros(shape).at[pairs].set(_loss_in(reports), mode="drop")
         last = state.last.at[pairs].set(jnp.asarray(round, jnp.int32), mode="drop")
         passed = jnp.sum(jnp.asarray(discount) ** jnp.arange(ticks))
@@ -142,20 +140,20 @@ def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
 
-def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Groups:
+def at_random(rng_key: PRNGKeyArray, num_clients: int, num_models: int, cohort_size: int) -> Cohort:
     """Draws K clients without replacement, and a model for each."""
     client_key, model_key = jax.random.split(rng_key)
     models = jax.random.randint(model_key, (cohort_size,), 0, num_models, jnp.int32)
-    return Groups(permutation(client_key, num_clients, cohort_size), models=models)
+    return Cohort(permutation(client_key, num_clients, cohort_size), models)
 
 
 def weighted_sum(
     bounds: Float[Array, "models clients"], shares: Float[Array, " models"], cohort_size: int
-) -> Groups:
+) -> Cohort:
     """Takes the K clients with the largest ``sum_m p_m A_m``, for their models of largest A."""
     _, clients = lax.top_k(shares @ bounds, cohort_size)
     models = jnp.argmax(bounds[:, clients], axis=0).astype(jnp.int32)
-    return Groups(clients.astype(jnp.int32), models=models)
+    return Cohort(clients.astype(jnp.int32), models)
 
 
 def pareto(
@@ -163,7 +161,7 @@ def pareto(
     bounds: Float[Array, "models clients"],
     last: Int[Array, "models clients"],
     cohort_size: int,
-) -> Groups:
+) -> Cohort:
     """Draws K clients of the Pareto set, for the models that they trained least recently."""
 
     def is_dominated(own: Float[Array, " models"]) -> Bool[Array, ""]:
@@ -175,21 +173,21 @@ def pareto(
     lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
     clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
     models = jnp.argmin(last[:, clients], axis=0).astype(jnp.int32)
-    return Groups(jnp.where(outside[clients], -1, clients), models=models)
+    return Cohort(jnp.where(outside[clients], -1, clients), models)
 
 
 def rank_list(
     bounds: Float[Array, "models clients"], first: Int[Array, ""], cohort_size: int
-) -> Groups:
+) -> Cohort:
     """Lets the models in turn, from `first` on, take the free client of their largest A."""
 
-    def take(is_taken: Array, turn: Array) -> tuple[Array, Groups]:
+    def take(is_taken: Array, turn: Array) -> tuple[Array, tuple[Array, Array]]:
         model = (first + turn) % len(bounds)
         client = jnp.argmax(jnp.where(is_taken, -jnp.inf, bounds[model])).astype(jnp.int32)
-        return is_taken.at[client].set(True), Groups(client, models=model)
+        return is_taken.at[client].set(True), (client, model)
 
     turns = jnp.arange(cohort_size, dtype=jnp.int32)
-    return lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1]
+    return Cohort(*lax.scan(take, jnp.zeros(bounds.shape[1], bool), turns)[1])
 
 
 def _shares(weights: Any, policy: Policy, num_models: int) -> Any:

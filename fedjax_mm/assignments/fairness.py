@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.base import Assignment, Groups, Look, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.shuffles import permutation
 
 
@@ -42,8 +42,8 @@ def fedfair(
       >>> import jax
       >>> import jax.numpy as jnp
       >>> look = Look(None, None, metric=lambda *names: jnp.array([0.01, 2.0]))
-      >>> groups, _ = fedfair(3, 2).assign(jax.random.key(0), 1, (), look)
-      >>> sorted(groups.clients.tolist()), groups.models.tolist()
+      >>> cohort, _ = fedfair(3, 2).assign(jax.random.key(0), 1, (), look)
+      >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2], [1, 1, 1])
 
     Reference: Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning"
@@ -52,24 +52,24 @@ def fedfair(
     num_clients = checks.check_count("num_clients", num_clients)
     num_models = checks.check_count("num_models", num_models)
     given = checks.check_count("cohort_size", cohort_size, optional=True)
-    cohort = num_clients if given is None else given
-    checks.check_between("cohort_size", cohort, 1, num_clients, "num_clients")
+    number = num_clients if given is None else given
+    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
     checks.check_numbers("alpha", alpha, lambda x: x >= 1, "be at least 1")
     checks.check_choice("by", by, "loss", "accuracy")
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
         client_key, model_key = jax.random.split(rng_key)
-        clients = permutation(client_key, num_clients, cohort)
+        clients = permutation(client_key, num_clients, number)
         if by == "loss":
             lack = look.metric("loss")
         else:
             lack = 100 * (1 - look.metric("test_accuracy", "accuracy"))
         up_to = jnp.cumsum(chances(lack, alpha))
-        lot = jax.random.uniform(model_key, (cohort, 1), jnp.float32)
+        lot = jax.random.uniform(model_key, (number, 1), jnp.float32)
         # Rounding may leave the last sum below 1.
         models = jnp.minimum(jnp.sum(lot >= up_to, axis=1), num_models - 1)
-        return Groups(clients, models=models.astype(jnp.int32)), state
+        return Cohort(clients, models.astype(jnp.int32)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 

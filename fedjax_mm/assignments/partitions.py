@@ -4,6 +4,7 @@ Groups are near-equal: sizes differ by at most 1, and shorter groups are padded 
 partition draws which models get the larger groups.
 """
 
+import dataclasses
 from typing import Any, Literal
 
 import jax
@@ -13,12 +14,16 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Groups, Look, Padded, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round
 from fedjax_mm.shuffles import permutation
 
 
 def mfa_rand(
-    num_clients: int, num_models: int | Padded, *, cohort_size: int | None = None
+    num_clients: int,
+    num_models: int | Padded,
+    *,
+    cohort_size: int | None = None,
+    unbiased: bool = False,
 ) -> Assignment:
     """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
 
@@ -28,25 +33,38 @@ def mfa_rand(
       num_clients: N.
       num_models: M <= cohort size. Of a padded number the models from M on train nothing.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
+      unbiased: whether the clients' weights are multiplied by 1/p, where ``p = K / (N M)`` is the
+        probability with which a client trains a model. `stalevr` needs it, and with
+        ``fedavg(server_scale="1/N")`` the mean step is then that of full participation.
 
     Raises:
-      ValueError: if the sizes do not fit.
+      ValueError: if the sizes do not fit, or `unbiased` is no truth value.
 
     Example:
       >>> import jax
       >>> strategy = mfa_rand(6, 3)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 1, (), None)
-      >>> groups.clients.shape, sorted(groups.clients.ravel().tolist())
-      ((3, 2), [0, 1, 2, 3, 4, 5])
+      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), None)
+      >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
+      ([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2])
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
     num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    if not isinstance(unbiased, bool):
+        raise ValueError(f"unbiased is {checks.described(unbiased)}; it must be True or False")
+    number = num_models.number if isinstance(num_models, Padded) else num_models
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
-        return draw_groups(rng_key, num_clients, num_models, cohort_size), state
+        cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
+        if unbiased:
+            # A weak type, so that contributions in single precision stay so.
+            factor = jnp.asarray(num_clients / cohort_size) * number
+            scale = jnp.broadcast_to(factor, cohort.clients.shape)
+            cohort = dataclasses.replace(cohort, scale=scale)
+        return cohort, state
 
     return _partition(num_clients, num_models, no_state, assign)
 
@@ -80,7 +98,8 @@ def mfa_rr(
       >>> key, state = jax.random.key(0), strategy.init(jax.random.key(0))
       >>> first, state = strategy.assign(key, 1, state, None)
       >>> second, state = strategy.assign(key, 2, state, None)
-      >>> bool((first.clients == second.clients[::-1]).all())
+      >>> rows = first.clients.reshape(2, 2), second.clients.reshape(2, 2)
+      >>> bool((rows[0] == rows[1][::-1]).all())
       True
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
@@ -91,21 +110,22 @@ def mfa_rr(
     number = num_models.number if isinstance(num_models, Padded) else num_models
     rounds_held = number if redraw == "frame" else 1
 
-    def draw(rng_key: PRNGKeyArray) -> Groups:
-        return draw_groups(rng_key, num_clients, num_models, cohort_size)
+    def draw(rng_key: PRNGKeyArray) -> Cohort:
+        return draw_cohort(rng_key, num_clients, num_models, cohort_size)
 
-    def init(rng_key: PRNGKeyArray) -> Any:
-        groups = jax.eval_shape(draw, rng_key)
-        return jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), groups)
+    def init(rng_key: PRNGKeyArray) -> Cohort:
+        cohort = jax.eval_shape(draw, rng_key)
+        return jax.tree.map(lambda x: jnp.full(x.shape, -1, x.dtype), cohort)
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         turn = jnp.asarray(round, jnp.int32) - 1
         # The state is the partition before the rotation, so that it can be rotated in every round.
-        groups = lax.cond(turn % rounds_held == 0, lambda: draw(rng_key), lambda: state)
-        if groups.models is None:
-            return Groups(jnp.roll(groups.clients, turn % number, axis=0)), groups
-        return groups._replace(models=(groups.models + turn) % number), groups
+        held = lax.cond(turn % rounds_held == 0, lambda: draw(rng_key), lambda: state)
+        if isinstance(num_models, Padded):
+            return Cohort(held.clients, (held.models + turn) % number), held
+        rows = held.clients.reshape(number, -1)
+        return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
     return _partition(num_clients, num_models, init, assign)
 
@@ -125,10 +145,10 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
     Example:
       >>> import jax
       >>> strategy = fedcluster(6, 3)
-      >>> groups, _ = strategy.assign(
+      >>> cohort, _ = strategy.assign(
       ...     jax.random.key(1), 1, strategy.init(jax.random.key(0)), None)
-      >>> groups.clients.shape
-      (1, 2)
+      >>> cohort.clients.shape
+      (2,)
 
     Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
     """
@@ -137,15 +157,16 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
     )
 
     def init(rng_key: PRNGKeyArray) -> Any:
-        clusters = draw_groups(rng_key, num_clients, num_clusters, num_clients).clients
+        cohort = draw_cohort(rng_key, num_clients, num_clusters, num_clients)
+        clusters = cohort.clients.reshape(num_clusters, -1)
         return clusters, jnp.arange(num_clusters, dtype=jnp.int32)
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         clusters, order = state
         visit = (jnp.asarray(round, jnp.int32) - 1) % num_clusters
         order = lax.cond(visit == 0, lambda: permutation(rng_key, num_clusters), lambda: order)
-        return Groups(clusters[order[visit]][None, :]), (clusters, order)
+        return Cohort.of_rows(clusters[order[visit]][None]), (clusters, order)
 
     return Assignment(num_clients, 1, init, assign)
 
@@ -158,7 +179,7 @@ def full_participation(num_clients: int) -> Assignment:
     Example:
       >>> import jax
       >>> full_participation(3).assign(jax.random.key(0), 1, (), None)[0].clients.tolist()
-      [[0, 1, 2]]
+      [0, 1, 2]
 
     Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks ..." (2017).
     """
@@ -184,8 +205,8 @@ def sequential(
     Example:
       >>> import jax
       >>> strategy = sequential(2, 2, rounds_per_model=10)
-      >>> groups, _ = strategy.assign(jax.random.key(0), 11, (), None)
-      >>> groups.clients.tolist(), groups.models.tolist()
+      >>> cohort, _ = strategy.assign(jax.random.key(0), 11, (), None)
+      >>> cohort.clients.tolist(), cohort.models.tolist()
       ([0, 1], [1, 1])
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
@@ -197,25 +218,25 @@ def sequential(
     if num_drawn is not None:
         checks.check_between("cohort_size", num_drawn, 1, num_clients, "num_clients")
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
-        cohort = jnp.arange(num_clients, dtype=jnp.int32)
+        clients = jnp.arange(num_clients, dtype=jnp.int32)
         if num_drawn is not None:
-            cohort = permutation(rng_key, num_clients, num_drawn)
+            clients = permutation(rng_key, num_clients, num_drawn)
         if num_models == 1:
-            return Groups(cohort[None]), state
-        return Groups(cohort, models=jnp.broadcast_to(turn, cohort.shape)), state
+            return Cohort.of_rows(clients[None]), state
+        return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 
 
-def draw_groups(
+def draw_cohort(
     rng_key: PRNGKeyArray, num_clients: int, num_models: int | Padded, cohort_size: int
-) -> Groups:
+) -> Cohort:
     """Draws a uniform cohort, divides it into M near-equal groups and matches them to models.
 
-    With a padded number of models the same groups are a list.
+    With a padded number of models the same models are traced.
     """
     cohort_key, order_key = jax.random.split(rng_key)
     cohort = permutation(cohort_key, num_clients, cohort_size)
@@ -224,13 +245,13 @@ def draw_groups(
         order = permutation(order_key, num_models)
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
-        return Groups(cohort, models=jnp.where(is_equal, group, models[group]))
+        return Cohort(cohort, jnp.where(is_equal, group, models[group]))
     # Equal groups of a random order need no second shuffle: the match is random already.
     if cohort_size % num_models == 0:
-        return Groups(cohort.reshape(num_models, -1))
+        return Cohort.of_rows(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
     groups = jnp.where(slots >= 0, cohort[slots], -1)
-    return Groups(groups[permutation(order_key, num_models)])
+    return Cohort.of_rows(groups[permutation(order_key, num_models)])
 
 
 def _parts(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.base import Assignment, Groups, Look, Round, Scalar
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
 
 
 def variance_reduced(
@@ -30,7 +30,7 @@ def variance_reduced(
     once, and its update is multiplied by ``c / (B_k p)``: with ``fedavg(server_scale="1/N")`` the
     mean over all draws is the update of full participation, whatever the losses are.
 
-    Groups have a place for every client, of which few are taken. Chunks nobody of whom trains are
+    A model has a slot for every client, of which few are taken. Chunks nobody of whom trains are
     left out: with many clients choose a chunk size as `client_map`.
 
     Args:
@@ -43,7 +43,7 @@ def variance_reduced(
         (GVR) has all clients train all models in every round, and the gradients that they compute
         are counted; see `Look.updates`.
       processors: B_k, one number, or one for each client.
-      inactive: "rest", or "train": clients that are not drawn train too, with a factor of 0, as
+      inactive: "rest", or "train": clients that are not drawn train too, without taking part, as
         `stalevr` with exact factors needs it.
 
     Raises:
@@ -75,7 +75,7 @@ def variance_reduced(
     checks.check_choice("inactive", inactive, "rest", "train")
     number_of = np.bincount(owners)  # B_k
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
         sizes, num_gradients = _sizes(by, look)
         shares = sizes / number_of
@@ -86,12 +86,12 @@ def variance_reduced(
         scale = jnp.where(counts > 0, counts / (number_of * p[:, firsts]), 0)
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
-            return Groups(everybody, scale, num_gradients), state
+            return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
         # Those who train come first, so that whole chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)
         clients = jnp.where(counts > 0, everybody, -1)
         clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
-        return Groups(clients, scale, num_gradients), state
+        return Cohort.of_rows(clients, scale, num_gradients), state
 
     return Assignment(num_clients, num_models, no_state, assign)
 

@@ -11,6 +11,7 @@ update, would take as much memory, but only the jobs that began since the last s
 together, and R jobs that never arrive would be trained for nothing.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -25,10 +26,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import base, chunks, sums
 from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, share_out
-from fedjax_mm.base import Contribution, Params, Task
+from fedjax_mm.base import Cohort, Contribution, Params, Scalar, Task
 from fedjax_mm.record import Counts, Tally
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Stack, by_model, is_lockstep, join, over_models, split
+from fedjax_mm.stacks import Stack, StackState, by_model, over_models
+from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, train
 
 
 class Version(NamedTuple):
@@ -59,24 +61,6 @@ class AsyncState(NamedTuple):
     stores: tuple[Store, ...]
 
 
-class Options(NamedTuple):
-    """Settings of the training that are known while tracing.
-
-    Attributes:
-      num_models: M, of all stacks.
-      client_map: as in `simulate_async`.
-      client_axis: as in `simulate_async`.
-      is_list: whether the jobs of all models are trained as one list, or each model's as a row.
-      bounds: the bounds of a batch.
-    """
-
-    num_models: int
-    client_map: chunks.ClientMap
-    client_axis: str | None
-    is_list: bool
-    bounds: Bounds
-
-
 class Received(NamedTuple):
     """Contributions of a batch's jobs to the models of one stack.
 
@@ -90,21 +74,25 @@ class Received(NamedTuple):
     recent: Any
 
 
-def first_store(dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, models: Models) -> Store:
+def first_store(
+    dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, state: StackState
+) -> Store:
     """Returns a stack's store at time 0: the first versions, and nothing else."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
         return places.at[np.array(stack.models)].set(x)
 
-    versions = jax.tree.map(put, Version(models.params, models.server))
-    number = jnp.int32(0)
-    job = Arrivals(*[number] * len(Arrivals._fields))
-    train = partial(_contribute, stack.algorithm, versions, rng_key)
-    sent = jax.eval_shape(lambda: train(stack.task_at(number), job))
+    versions = jax.tree.map(put, Version(state.params, state.server))
+    jobs, options = (
+        Arrivals(*[jnp.zeros(1, jnp.int32)] * len(Arrivals._fields)),
+        Options("vmap", None),
+    )
+    train_one = partial(_train, stack, state, versions, options, Bounds(1, 1, 0))
+    sent = jax.eval_shape(lambda key: train_one(jobs, key[None]).total, rng_key)
 
     def zeros(x: Any, *axes: int) -> Array:
-        return jnp.zeros((len(stack.models), *axes, *x.shape), x.dtype)
+        return jnp.zeros((len(x), *axes, *x.shape[2:]), x.dtype)
 
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
@@ -126,7 +114,7 @@ def batches_of(
     per_model = min(num_arrivals, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(num_arrivals, dispatch.num_jobs, dispatch.num_models * per_model)
     bounds = Bounds(most, per_model, min(per_model, dispatch.ratio))
-    options = Options(dispatch.num_models, client_map, client_axis, is_list, bounds)
+    options = Options(client_map, client_axis, with_reports=dispatch.reallocate)
 
     def one_batch(
         draws: Draws, first: Int[Array, ""], carry: tuple[State, Tally]
@@ -138,103 +126,75 @@ def batches_of(
         if dispatch.reallocate:
             limit = jnp.minimum(limit, period - state.round % period)
         clock, batch = next_batch(dispatch, clock, draws, bounds, done, limit)
-        parts = [
-            (*part, store) for part, store in zip(split(stacks, state.models), stores, strict=True)
-        ]
-        received = [_train(*part, options, batch) for part in parts]
+        parts = list(zip(stacks, state.models, stores, strict=True))
+        received = [_receive(*part, options, bounds, batch) for part in parts]
         tally = _add_work(stacks, tally, batch, received)
         stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
-        models, stores = join([each[0] for each in stepped]), tuple(each[1] for each in stepped)
+        models, stores = zip(*stepped, strict=True)
         number = state.round + batch.size
         if dispatch.reallocate:
             clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
-        return State(state.rng_key, number, models, AsyncState(clock, stores), state.order), tally
+        return State(state.rng_key, number, models, AsyncState(clock, stores)), tally
 
     return one_batch
 
 
-def _train(stack: Stack, models: Models, store: Store, options: Options, batch: Batch) -> Received:
-    """Trains the jobs of a batch whose models are in a stack."""
-    jobs, job_keys, bounds = batch.jobs, batch.keys, options.bounds
-
-    def zeros(x: Array) -> Array:
-        return jnp.zeros((len(x), bounds.steps + 1, *x.shape[1:]), x.dtype)
-
-    def train_row(task: Task, job_keys: PRNGKeyArray, jobs: Arrivals, old: Received) -> Received:
-        alone = jax.tree.map(lambda x: x[None], old)
-        return jax.tree.map(itemgetter(0), train_list(task, job_keys, jobs, alone))
-
-    nothing = Received(jax.tree.map(zeros, store.buffer), store.recent)
-    size = chunks.chunk_size_of(options.client_map, stack.task, models.params, bounds.arrivals)
-    train_list = partial(_train_list, stack.algorithm, options, size, store.versions)
-    if options.is_list:
-        return train_list(stack.task, job_keys, jobs, nothing)
-    model = jnp.where(jobs.number >= 0, jobs.model, options.num_models)
-    empty = jnp.full((options.num_models, bounds.per_model), -1)
-    at = stack.rows(empty.at[model, jobs.rank].set(jnp.arange(len(model)), mode="drop"))
-    alone = jobs._replace(model=jnp.zeros_like(jobs.model))  # a row is a list of one model
-    rows = jax.tree.map(lambda x: jnp.where(at >= 0, x[at], -1), alone)
-    one_by_one = size is not None or not is_lockstep(stack, models)
-    return over_models(train_row, stack, job_keys[at], rows, nothing, one_by_one=one_by_one)
-
-
-def _train_list(
-    algorithm: base.Algorithm,
-    options: Options,
-    chunk_size: int | None,
+def _train(
+    stack: Stack,
+    state: StackState,
     versions: Version,
-    task: Task,
+    options: Options,
+    bounds: Bounds,
+    arrivals: Arrivals,
     job_keys: PRNGKeyArray,
-    jobs: Arrivals,
-    received: Received,
+) -> Trained:
+    """Trains those arrivals whose models are in a stack."""
+
+    def start(_: Any, model: StackState, job: Jobs) -> Start:
+        del model
+        number, version, place = job.origin
+        began = jax.tree.map(itemgetter(place), versions)
+        return Start(job_keys[number], version + 1, began.params, began.server)
+
+    numbers = jnp.arange(len(arrivals.client), dtype=jnp.int32)
+    mine = _of_stack(stack, arrivals)
+    jobs = Jobs(
+        mine.clients,
+        mine.models,
+        segment=arrivals.step,
+        origin=(numbers, arrivals.version, arrivals.place),
+    )
+    how: Any = {"num_segments": bounds.steps + 1, "most_per_model": bounds.per_model}
+    return train(stack, state, jobs, start, options, **how, message=_dense)
+
+
+def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
+    clients = jnp.where(arrivals.number >= 0, arrivals.client, -1)
+    return stack.slots(Cohort(clients, arrivals.model))[0]
+
+
+def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, base.ClientState]:
+    """Sends a dense update, because versions differ, and reports it without its weight."""
+    sent, state = send(scale)
+    sent = sums.dense_update(sent._replace(report=()), params)
+    return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state
+
+
+def _receive(
+    stack: Stack, state: StackState, store: Store, options: Options, bounds: Bounds, batch: Batch
 ) -> Received:
-    """Trains jobs of models that share a task, and adds what they contribute."""
-
-    def num_steps(client: base.Index, place: Any) -> int | Int[Array, ""]:
-        server_state = jax.tree.map(itemgetter(place), versions.server)
-        return algorithm.num_steps(task, client, server_state)
-
-    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
-    def contribute(i: Int[Array, ""], job: Arrivals) -> Contribution:
-        return _contribute(algorithm, versions, job_keys[i], task, job)
-
-    def add_jobs(old: Received, chunk: tuple[Array, Arrivals]) -> tuple[Received, None]:
-        present = chunk[1].number >= 0
-        i, jobs = chunks.repeat_first(present, chunk)
-        sent = chunks.compute_chunk(contribute, present, i, jobs, skip=may_skip)
-        total = sums.add_chunk(old.total, sent, present, jobs.model, jobs.step)
-        if not jax.tree.leaves(old.recent):
-            return Received(total, old.recent), None
-        slots = jobs.model, jnp.where(present, jobs.slot, WINDOW)
-        new = slots, jax.vmap(_unweighted_update)(sent)
-        if options.client_axis is not None:
-            new = lax.all_gather(new, options.client_axis, tiled=True)
-        return Received(total, chunks.put_rows(old.recent, *new)), None
-
-    clients = jnp.where(jobs.number >= 0, jobs.client, -1)
-    order = chunks.longest_first(num_steps, clients, jobs.place)
-    may_skip = chunk_size is not None or order is not None
-    rows = jnp.arange(len(clients)), jobs
-    for some in chunks.in_chunks(rows, order, chunk_size, options.client_axis):
-        received, _ = lax.scan(add_jobs, received, some)
-    if options.client_axis is None:
-        return received
-    return received._replace(total=lax.psum(received.total, options.client_axis))
-
-
-def _contribute(
-    algorithm: base.Algorithm, versions: Version, key: PRNGKeyArray, task: Task, job: Arrivals
-) -> Contribution:
-    """Returns the contribution of a job, with dense arrays in place of sparse ones."""
-    given = jax.tree.map(itemgetter(job.place), versions)
-    local = base.LocalProblem(key, job.version + 1, task, job.client, given.params)
-    sent, _ = algorithm.client(local, given.server, ())
-    return sums.dense_update(sent._replace(report=()), given.params)
+    """Trains a batch, and keeps the last updates of the models of a stack."""
+    arrivals, mine = batch.jobs, _of_stack(stack, batch.jobs)
+    trained = _train(stack, state, store.versions, options, bounds, arrivals, batch.keys)
+    if not options.with_reports:
+        return Received(trained.total, store.recent)
+    slots = jnp.asarray(mine.models), jnp.where(mine.clients >= 0, arrivals.slot, WINDOW)
+    return Received(trained.total, chunks.put_rows(store.recent, slots, trained.reports))
 
 
 def _step(
-    stack: Stack, models: Models, store: Store, batch: Batch, received: Received
-) -> tuple[Models, Store]:
+    stack: Stack, state: StackState, store: Store, batch: Batch, received: Received
+) -> tuple[StackState, Store]:
     """Returns the models of a stack after the servers' steps, and the store after them."""
     steps_before, new_steps, places = stack.rows(
         (batch.steps_before, batch.new_steps, batch.places)
@@ -242,34 +202,29 @@ def _step(
     total = jax.tree.map(lambda x, y: x.at[:, 0].add(y), received.total, store.buffer)
     nowhere = len(jax.tree.leaves(store.versions)[0])
 
-    def is_missing(carry: tuple[Array, Models, Version]) -> Array:
+    def is_missing(carry: tuple[Array, Version, Version]) -> Array:
         return chunks.is_any(carry[0] < new_steps)
 
-    def step(carry: tuple[Array, Models, Version]) -> tuple[Array, Models, Version]:
-        i, models, versions = carry
+    def step(carry: tuple[Array, Version, Version]) -> tuple[Array, Version, Version]:
+        i, old, versions = carry
         is_due = i < new_steps
 
         def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Version) -> Version:
-            # A buffer that is not full may be empty, and 0/0 is NaN: ones take its place.
+            # A buffer that is not full may be empty. Replace it by 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
-            given = base.Aggregation(number, task, old.params, old.server, (), full)
+            given = base.ServerContext(number, task, old.params, old.server, (), full)
             new = Version(*stack.algorithm.server(given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
-        old = Version(models.params, models.server)
         new = over_models(of_model, stack, is_due, steps_before + i + 1, total, old)
         versions = chunks.put_rows(versions, jnp.where(is_due, places[:, i], nowhere), new)
-        return i + 1, Models(new.params, new.server, models.clients), versions
+        return i + 1, new, versions
 
-    start = jnp.int32(0), models, store.versions
-    _, models, versions = lax.while_loop(is_missing, step, start)
+    start = jnp.int32(0), Version(state.params, state.server), store.versions
+    _, new, versions = lax.while_loop(is_missing, step, start)
+    state = dataclasses.replace(state, params=new.params, server=new.server)
     buffer = jax.tree.map(lambda x: x[jnp.arange(len(new_steps)), new_steps], total)
-    return models, Store(versions, buffer, received.recent)
-
-
-def _unweighted_update(sent: Contribution) -> Params:
-    """Returns the update of a contribution without its weight."""
-    return jax.tree.map(lambda x: x / sent.weight, sent.update)
+    return state, Store(versions, buffer, received.recent)
 
 
 def _add_work(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Assignment, Groups, Index, Look, Metrics, Round, Scalar
+from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Scalar
 from fedjax_mm.checks import (
     check_between,
     check_count,
@@ -18,7 +18,8 @@ from fedjax_mm.checks import (
     described,
     tracing,
 )
-from fedjax_mm.parts import check_assignment, groups_of
+from fedjax_mm.parts import assign as ask
+from fedjax_mm.parts import check_assignment
 from fedjax_mm.shuffles import hash_words, shuffled
 
 
@@ -195,8 +196,8 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
 
     def assign(
         rng_key: PRNGKeyArray, round: Round, state: OnClock, look: Look
-    ) -> tuple[Groups, OnClock]:
-        groups, inner = groups_of(assignment, rng_key, round, state.state, look)
+    ) -> tuple[Cohort, OnClock]:
+        cohort, inner = ask(assignment, rng_key, round, state.state, look)
         models = jnp.arange(assignment.num_models, dtype=jnp.int32)
         model_keys = keys.model_keys(keys.delays_key(rng_key), models)
 
@@ -206,17 +207,14 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
             is_padding = (client < 0) | (model < 0)
             return jnp.where(is_padding, 0.0, drawn)
 
-        if groups.models is None:
-            took = jax.vmap(jax.vmap(of_job, (None, None, 0)))(model_keys, models, groups.clients)
-        else:
-            took = jax.vmap(of_job)(model_keys[groups.models], groups.models, groups.clients)
-        longest = jnp.max(took, initial=0.0)
-        return groups, OnClock(inner, state.time + longest.astype(state.time.dtype))
+        model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
+        longest = jnp.max(jax.vmap(of_job)(model_keys[model], model, client), initial=0.0)
+        return cohort, OnClock(inner, state.time + longest.astype(state.time.dtype))
 
-    def observe(round: Round, groups: Groups, reports: Any, state: OnClock) -> OnClock:
+    def observe(round: Round, cohort: Cohort, reports: Any, state: OnClock) -> OnClock:
         if assignment.observe is None:
             return state
-        return state._replace(state=assignment.observe(round, groups, reports, state.state))
+        return state._replace(state=assignment.observe(round, cohort, reports, state.state))
 
     def metrics(state: OnClock) -> Metrics:
         own = assignment.metrics(state.state) if assignment.metrics else {}

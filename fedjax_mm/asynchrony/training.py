@@ -23,7 +23,7 @@ from fedjax_mm.base import Algorithm, Metrics, Params, Task, Trace
 from fedjax_mm.parts import check_instance, check_trained, key_of
 from fedjax_mm.record import Counts, Record, Sizes, Tally, make_trace, measure, message_sizes
 from fedjax_mm.simulate import State, init_models
-from fedjax_mm.stacks import Stack, make_stacks, order_of, split
+from fedjax_mm.stacks import Stack, make_stacks
 
 
 def simulate_async(
@@ -111,15 +111,14 @@ def init_async(
     """Returns the state at time 0, when all jobs begin. Arguments as in `simulate_async`."""
     stacks, rng_key = async_stacks(tasks, algorithm, dispatch), key_of(rng_key)
     models = init_models(rng_key, stacks, params)
-    if jax.tree.leaves(models.clients):
+    if jax.tree.leaves([state.clients for state in models]):
         raise ValueError(
             "the algorithm keeps states of clients, which may have several jobs of a model at a "
             "time; use one that does not, such as fedavg"
         )
-    parts, clock = split(stacks, models), first_jobs(dispatch, rng_key)
-    stores = tuple(first_store(dispatch, rng_key, *each) for each in parts)
-    order = order_of(stacks)
-    return State(rng_key, jnp.zeros((), jnp.int32), models, AsyncState(clock, stores), order)
+    stores = tuple(map(partial(first_store, dispatch, rng_key), stacks, models))
+    clock = AsyncState(first_jobs(dispatch, rng_key), stores)
+    return State(rng_key, jnp.zeros((), jnp.int32), models, clock)
 
 
 def async_stacks(
@@ -200,7 +199,7 @@ def advance_async(
 
     first = record(state, no_arrivals(dispatch))
     state, (rest, sizes) = lax.scan(to_record, state, length=num_arrivals // record_every)
-    return state, make_trace(first, rest, sizes, dispatch.num_clients)
+    return state, make_trace(stacks, first, rest, sizes)
 
 
 def arrivals_of(
@@ -226,7 +225,7 @@ def arrivals_of(
         start = state, no_arrivals(dispatch)
         state, tally = lax.while_loop(is_missing, partial(one_batch, draws, first), start)
         up = message_sizes(stacks, [store.buffer.update for store in state.assignment.stores])
-        down = message_sizes(stacks, [each.params for _, each in split(stacks, state.models)])
+        down = message_sizes(stacks, [each.params for each in state.models])
         return state, (tally, Sizes(up, down))
 
     return arrivals

@@ -21,9 +21,9 @@ from fedjax_mm.base import (
     Algorithm,
     Assignment,
     Batching,
+    ClientContext,
     DemandingTask,
     Index,
-    LocalProblem,
     Padded,
     Task,
 )
@@ -180,7 +180,7 @@ def _asks_for_thresholds(
         task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
         algorithm = methods()[name](number, **dict(settings), **dict.fromkeys(numbers, number))
         params = task.init(key)
-        local = LocalProblem(key, 1, task, jnp.int32(0), params)
+        local = ClientContext(key, 1, task, jnp.int32(0), params)
         algorithm.client(local, *algorithm.init(task, params))
 
     try:

@@ -43,8 +43,8 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
-      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, where
-      it has one number for each client, and ``NAME_0`` and so on elsewhere.
+      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, if its
+      task says that it has a number for each client, and ``NAME_0`` and so on else.
 
     Raises:
       ValueError: if `dims` are not those of the trace, or `sel` would not select on one of them.
@@ -81,13 +81,13 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
     metrics = {
-        name: ((*axes, *_own_dims(name, np.shape(x)[len(axes) :], trace.num_clients)), x)
+        name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()
     }
     coords["round"] = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
     coords["model"] = np.arange(1, num_models + 1)
-    if any("client" in dims for dims, _ in metrics.values()):
-        coords["client"] = np.arange(trace.num_clients)
+    for metric in metrics.keys() & set(trace.per_client):
+        coords["client"] = np.arange(np.shape(trace.metrics[metric])[len(axes)])
     dataset = xr.Dataset(
         {name: (dims, np.asarray(x)) for name, (dims, x) in metrics.items()}
         | {name: (axes, x) for name, x in (counts | sizes).items()},
@@ -129,11 +129,9 @@ def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
     return repr(dims) if isinstance(dims, str) else ", ".join(map(repr, dims)) or "not given"
 
 
-def _own_dims(name: str, shape: Sequence[int], num_clients: int) -> tuple[str, ...]:
+def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
     """Returns the dimensions of a metric behind the model's."""
-    named = ["client" if size == num_clients else f"{name}_{i}" for i, size in enumerate(shape)]
-    # One number for each pair of clients: a dimension may not come twice.
-    return tuple(f"{name}_{i}" if d in named[:i] else d for i, d in enumerate(named))
+    return tuple("client" if is_per_client and i == 0 else f"{name}_{i}" for i in range(number))
 
 
 def check_counts(counts: Any) -> None:

@@ -17,11 +17,12 @@ from fedjax_mm.asynchrony.training import (
 from fedjax_mm.base import Assignment, Metrics
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import ClientMap
-from fedjax_mm.parts import groups_of
+from fedjax_mm.parts import assign
 from fedjax_mm.record import Counts, Sizes, Tally, own_metrics
-from fedjax_mm.rounds import Options, look
+from fedjax_mm.rounds import look
 from fedjax_mm.simulate import State, init, round_of
 from fedjax_mm.stacks import Stack, stacks_of
+from fedjax_mm.train import Options
 
 if TYPE_CHECKING:
     from fedjax_mm.sweeps.grid import Setup
@@ -81,8 +82,8 @@ def _rounds(
     @tracing("a round")
     def most_updates(state: State) -> int:
         asked = look(stacks, state.rng_key, state.round, state.models, options)
-        groups, _ = groups_of(assignment, state.rng_key, state.round, state.assignment, asked)
-        return min(groups.clients.size, assignment.num_clients)
+        cohort, _ = assign(assignment, state.rng_key, state.round, state.assignment, asked)
+        return min(cohort.clients.size, assignment.num_clients)
 
     def number(round: Int[Array, ""]) -> Int[Array, ""]:
         return round

@@ -316,7 +316,7 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
         seconds = journal.note(part, done, records, carry, time.perf_counter() - clock)
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
     if grid.keep is not None:
-        params = where.fetch(carry.models.params)
+        params = where.fetch([state.params for state in carry.models])
         result.keep(compiled.program, compiled.replicas(batch), params, records)
 
 

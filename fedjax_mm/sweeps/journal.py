@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from fedjax_mm.checks import check_alike
+from fedjax_mm.stacks import with_params
 from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
@@ -83,7 +84,8 @@ class Journal:
         is_last = done == grid.num_rounds
         # Short batches end many times a second: their files wait for the next save.
         if is_last:
-            kept = self.plan.where.fetch(carry.models.params) if grid.keep else ()
+            params = [state.params for state in carry.models]
+            kept = self.plan.where.fetch(params) if grid.keep else ()
             self.finished[part] = [*rows, *jax.tree.leaves(kept)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much:
@@ -115,5 +117,6 @@ class Journal:
 def _ended(program: Program, size: int, params: list[np.ndarray]) -> Carry:
     """Returns the carry of a finished batch, of which the parameters alone were saved."""
     carry = program.no_carry(size)
-    kept = jax.tree.unflatten(jax.tree.structure(carry.models.params), params)
-    return carry._replace(models=carry.models._replace(params=kept))
+    structure = jax.tree.structure([state.params for state in carry.models])
+    kept = with_params(carry.models, jax.tree.unflatten(structure, params))
+    return carry._replace(models=kept)

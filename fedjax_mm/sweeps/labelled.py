@@ -1,5 +1,6 @@
 """Records of all batches as one labelled result, cut at targets, with diverged runs marked."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import xarray as xr
 from fedjax_mm.base import Params, Trace
 from fedjax_mm.record import Counts
 from fedjax_mm.results.dataset import manifest, to_dataset
+from fedjax_mm.stacks import each_params, with_params
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
 from fedjax_mm.sweeps.program import Program, Record
@@ -41,11 +43,13 @@ class Result:
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
-    def keep(self, program: Program, replicas: np.ndarray, params: Params, records: Record) -> None:
+    def keep(
+        self, program: Program, replicas: np.ndarray, params: Sequence[Params], records: Record
+    ) -> None:
         """Writes the final parameters of a batch where they belong; its records say of whom."""
         index = tuple(each[replicas] for each in program.index)
         is_there = _is_there(program, records)
-        each = program.traced.order.each(params, 1)
+        each = each_params(with_params(program.traced.carry.models, params), 1)
         # Models that the program does not have stay empty: zip ends with those that it has.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
             mine = is_there[:, model]
@@ -82,9 +86,9 @@ class Result:
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
-        num_clients = max(program.traced.num_clients for program in grid.programs)
+        named = [name for program in grid.programs for name in program.traced.per_client]
         sizes = self._message_sizes()
-        trace = Trace(rounds, metrics, *records.counts, **sizes, num_clients=num_clients)
+        trace = Trace(rounds, metrics, *records.counts, **sizes, per_client=tuple(named))
         dims = (*grid.axes, "seed")
         coords = {**grid.labels, "seed": grid.first_seed + np.arange(grid.num_seeds)}
         dataset = to_dataset(trace, dims).assign_coords(coords)

@@ -20,9 +20,9 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from fedjax_mm.base import AnalyticTask, Padded
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
-from fedjax_mm.record import Counts, Sizes, Tally, measure
+from fedjax_mm.record import Counts, Sizes, Tally, measure, metrics_per_client
 from fedjax_mm.simulate import State
-from fedjax_mm.stacks import Models, Order, is_lockstep, order_of, split
+from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.course import Course, course_of
 from fedjax_mm.sweeps.devices import Layout
 
@@ -88,14 +88,14 @@ class Carry(NamedTuple):
     """State of a replica between two segments.
 
     Attributes:
-      models: all that is known of the models.
+      models: the state of each stack.
       assignment: the assignment's state, or the clock's.
       since: work since the last record.
       prepared: the result of the grid's `prepare`.
       ending: None without a target.
     """
 
-    models: Models
+    models: tuple[StackState, ...]
     assignment: Any
     since: Tally
     prepared: Any
@@ -124,8 +124,7 @@ class Traced(NamedTuple):
       updates_per_round: the most local trainings of one replica in a round.
       has_closed_form: whether every task brings its own local updates.
       has_rounds: whether the clients of a round can be shared out.
-      num_clients: N.
-      order: of the models in their stacks.
+      per_client: names of the metrics with a number for each client.
       vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
         differ in length, replicas would wait for the longest; where clients are computed in chunks,
         replicas would share the cache, and slices of data become gathers.
@@ -134,8 +133,7 @@ class Traced(NamedTuple):
     carry: Carry
     record: Record
     updates_per_round: int
-    num_clients: int
-    order: Order
+    per_client: tuple[str, ...]
     has_closed_form: bool
     has_rounds: bool
     vectorizes: bool
@@ -225,8 +223,7 @@ class Program:
         self, course: Course, rng_key: PRNGKeyArray, carry: Carry, round: Int[Array, ""]
     ) -> State:
         # The key and the round are the same for all that a program does: they are not carried.
-        place, order = course.number(round), order_of(course.stacks)
-        return State(rng_key, place, carry.models, carry.assignment, order)
+        return State(rng_key, course.number(round), carry.models, carry.assignment)
 
     def measure(
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
@@ -272,12 +269,12 @@ class Program:
             stacks = course.stacks
             updates = course.most_updates(self._state(course, rng_key, carry, round))
             facts["updates_per_round"], facts["has_rounds"] = updates, course.has_rounds
-            facts["num_clients"], facts["order"] = stacks[0].num_clients, order_of(stacks)
+            facts["per_client"] = metrics_per_client(stacks)
             facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
             facts["vectorizes"] = all(
-                is_lockstep(stack, each)
+                stack.has_equal_steps
                 and chunk_size_of("auto", stack.task, each.params, updates) is None
-                for stack, each in split(stacks, carry.models)
+                for stack, each in zip(stacks, carry.models, strict=True)
             )
             return carry, self.measure(rng_key, numbers, shared, carry, round)
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_alike
+from fedjax_mm.stacks import each_params
 from fedjax_mm.sweeps.program import Program
 
 
@@ -39,7 +40,7 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
       ValueError: if a model's parameters have another structure in other programs.
     """
     each = [
-        jax.eval_shape(program.traced.order.each, program.traced.carry.models.params)
+        jax.eval_shape(each_params, program.traced.carry.models)
         for program in programs
         if program.grid.keep is not None
     ]

@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.base import Batching, Index, LocalProblem, MeasuredTask, Params, Scalar, Steps, Task
+from fedjax_mm.base import Batching, ClientContext, Index, MeasuredTask, Params, Scalar, Steps, Task
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
@@ -62,7 +62,7 @@ class Tuning:
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
-        local = LocalProblem(keys.client_key(rng_key, client), 0, task, client, params)
+        local = ClientContext(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
 

@@ -82,6 +82,11 @@ def thresholds(task: Task) -> Float[Array, " clients"]:
     return jax.vmap(needs(task, DemandingTask).threshold)(jnp.arange(task.num_clients))
 
 
+def per_client(task: Task) -> tuple[str, ...]:
+    """Returns the names of the metrics that have a number for each client."""
+    return tuple(getattr(task, "per_client", ()))
+
+
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
     """Returns whether the model appeals to each client; `ValueError` without thresholds."""
     return needs(task, DemandingTask).appeals(params)
@@ -99,6 +104,11 @@ class View:
 
     task: Any
     num_clients: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def per_client(self) -> tuple[str, ...]:
+        """Names of the metrics with a number for each client, if these are the task's clients."""
+        return per_client(self.task) if self.num_clients == self.task.num_clients else ()
 
     def init(self, rng_key: PRNGKeyArray) -> Params:
         """Returns initial parameters of one model."""

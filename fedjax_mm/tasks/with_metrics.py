@@ -1,7 +1,7 @@
 """Metrics of one's own, recorded beside those of a task."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -22,9 +22,16 @@ class WithMetrics(View):
 
     Attributes:
       own: one function of the task and the parameters, or names with functions of the parameters.
+      of_clients: names of one's own metrics that have a number for each client.
     """
 
     own: Any = dataclasses.field(metadata={"static": True})
+    of_clients: tuple[str, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def per_client(self) -> tuple[str, ...]:
+        """Names of all metrics with a number for each client."""
+        return (*super().per_client, *self.of_clients)
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
         """Returns the task's metrics, and then those of one's own."""
@@ -33,6 +40,12 @@ class WithMetrics(View):
             own = dict(self.own(self.task, params))
         else:
             own = {name: function(params) for name, function in self.own}
+        for name in self.of_clients:
+            if name not in own:
+                raise ValueError(
+                    f"per_client has {name!r}, which is no metric of the task; the metrics are "
+                    f"{', '.join(map(repr, own)) or 'none'}"
+                )
         for name in metrics.keys() & own.keys():
             raise ValueError(f"the task has a metric {name!r} already; give yours another name")
         return metrics | {name: jnp.asarray(value, float) for name, value in own.items()}
@@ -50,17 +63,18 @@ class AnalyticWithMetrics(WithMetrics):
         return self.task.local_sgd(params, client, learning_rate, num_steps)
 
 
-def with_metrics(task: Task, metrics: Own) -> WithMetrics:
+def with_metrics(task: Task, metrics: Own, *, per_client: Sequence[str] = ()) -> WithMetrics:
     """Returns the task with metrics of one's own, which `simulate` and `sweep` record by name.
 
-    Training does not change. A metric is a number or an array; an array of one number for each of
-    the N clients has a dimension ``client`` in `to_dataset` and in the result of `sweep`.
+    Training does not change. A metric is a number or an array.
 
     Args:
       task: any task; wrap it with anything else, such as `requiring`, before.
       metrics: functions of one model's parameters, by name. Or one function of the task and the
         parameters that returns all by name: data then are arguments of the compiled program, and
         not constants in it.
+      per_client: names of those metrics that have one number for each of the N clients; they get a
+        dimension ``client`` in `to_dataset` and in the result of `sweep`.
 
     Raises:
       ValueError: if they are not such functions; or, before anything is compiled, if a name is one
@@ -75,9 +89,9 @@ def with_metrics(task: Task, metrics: Own) -> WithMetrics:
       >>> task = with_metrics(quadratic(6, 4, mu=0.1), {"norm": optax.tree.norm})
       >>> simulate(jax.random.key(0), task, *run)[1].metrics["norm"].shape  # records, models
       (21, 2)
-      >>> def per_client(task, params):
+      >>> def more(task, params):
       ...     return {"client_loss": client_losses(task, params)}
-      >>> task = with_metrics(quadratic(6, 4, mu=0.1), per_client)
+      >>> task = with_metrics(quadratic(6, 4, mu=0.1), more, per_client=["client_loss"])
       >>> to_dataset(simulate(jax.random.key(0), task, *run)[1]).client_loss.dims
       ('round', 'model', 'client')
     """
@@ -91,4 +105,4 @@ def with_metrics(task: Task, metrics: Own) -> WithMetrics:
         raise ValueError(f"metrics are {metrics!r}; give functions of the parameters by name")
     own = tuple(metrics.items()) if isinstance(metrics, Mapping) else metrics
     kind = AnalyticWithMetrics if isinstance(task, AnalyticTask) else WithMetrics
-    return kind(task, task.num_clients, own)
+    return kind(task, task.num_clients, own, tuple(per_client))

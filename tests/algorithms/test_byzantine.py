@@ -19,7 +19,7 @@ from fedjax_mm import (
     noisy,
     simulate,
 )
-from fedjax_mm.base import LocalProblem
+from fedjax_mm.base import ClientContext
 from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from fedjax_mm.tasks.view import client_losses, thresholds
@@ -40,7 +40,7 @@ def sender(algorithm):
 
     def send(task, rng_key, client):
         server, state = algorithm.init(task, PARAMS)
-        local = LocalProblem(rng_key, 1, task, client, PARAMS)
+        local = ClientContext(rng_key, 1, task, client, PARAMS)
         return dense_update(algorithm.client(local, server, state)[0], PARAMS)
 
     program = jax.jit(send)
@@ -133,7 +133,7 @@ def test_mwfed_sees_inflated_losses():
     @jax.jit
     def run(attacks):
         task = attacked(requiring(compared.task, rho), attacks)
-        return simulate(rng_key, task, algorithm, assignment, 8, params=start)[0].models
+        return simulate(rng_key, task, algorithm, assignment, 8, params=start)[0].models[0]
 
     rounds = [[int(k) for k in group[0] if k >= 0] for group in roll_out(assignment, rng_key, 8)]
     problem = compared.problem(0, rho)
@@ -158,7 +158,7 @@ def test_attackers_take_part_or_stay_away_as_others_would(stays):
     def run(rho):
         task = attacked(requiring(TASK, rho), ATTACKS, stays=stays)
         state, trace = simulate(KEY, task, maxfl(0.1, local_steps=1), strategy, 2)
-        return trace, task.appeals(state.models.params[0]), state.models.params[0]
+        return trace, task.appeals(state.models[0].params[0]), state.models[0].params[0]
 
     trace, appeals, params = run(jnp.where(jnp.arange(12) == 5, 1e9, -1e9))
     present = [0, 1, 2, 5] if stays else [5]
@@ -217,7 +217,7 @@ def test_who_attacks_may_be_traced():
     def end(attacks, factor, noise):
         task = attacked(requiring(TASK, jnp.zeros(12)), attacks, loss_factor=factor)
         algorithm = noisy(maxfl(0.1, local_steps=1), attacks, noise=noise)
-        return simulate(KEY, task, algorithm, mfa_rand(12, 2), 2)[0].models.params
+        return simulate(KEY, task, algorithm, mfa_rand(12, 2), 2)[0].models[0].params
 
     ends = [end(ATTACKS, 2.0, 1.0), end(~ATTACKS, 2.0, 1.0), end(ATTACKS, 3.0, 1.0)]
     ends.append(end(ATTACKS, 2.0, 0.5))
@@ -232,8 +232,8 @@ def test_noise_is_drawn_anew_in_each_round_and_for_each_model():
     @jax.jit
     def moves(rng_key):
         alone, params = replay([[[0], [1]], [[0], [1]]], 2), {"w": jnp.zeros(5)}
-        first = simulate(rng_key, task, algorithm, alone, 1, params=params)[0].models.params["w"]
-        both = simulate(rng_key, task, algorithm, alone, 2, params=params)[0].models.params["w"]
+        first = simulate(rng_key, task, algorithm, alone, 1, params=params)[0].models[0].params["w"]
+        both = simulate(rng_key, task, algorithm, alone, 2, params=params)[0].models[0].params["w"]
         return jnp.concatenate([first, both - first])
 
     draws = np.asarray(moves(KEY))

@@ -60,7 +60,7 @@ def test_algorithm_1_is_as_printed(name, interval):
     N, T, x0 = task.num_clients, ROUNDS * interval, flat(jax.tree.map(np.asarray, start))
     x, G = reference_cohorts.algorithm_1(at_iteration, np.ravel(x0), N, T, interval, GAMMA)
     algorithm = prsgd(GAMMA, local_steps=interval, batch_size=batch_size)
-    models = trained(algorithm, full_participation(N), task, start, ROUNDS).models
+    models = trained(algorithm, full_participation(N), task, start, ROUNDS).models[0]
     (params,), (steps,) = flat(models.params), flat(models.clients)
     np.testing.assert_allclose(params, x[T - 1].mean(0), **close)
     np.testing.assert_allclose(steps, -GAMMA * G[-1], **close)
@@ -82,7 +82,7 @@ def test_algorithm_2_is_as_printed(name):
     assignment = mfa_rand(task.num_clients, 1, cohort_size=3)
     cohorts = roll_out(assignment, KEY, ROUNDS)[:, 0]
     algorithm = fedavg(GAMMA, local_steps=4, weighted=False)
-    (params,) = flat(trained(algorithm, assignment, task, start, ROUNDS).models.params)
+    (params,) = flat(trained(algorithm, assignment, task, start, ROUNDS).models[0].params)
     x0 = np.ravel(flat(jax.tree.map(np.asarray, start)))
     expected = reference_cohorts.algorithm_2(full, x0, cohorts, 4, GAMMA)
     np.testing.assert_allclose(params, expected, **close)
@@ -95,7 +95,7 @@ def test_the_stale_gradient_is_all_that_differs_from_federated_averaging():
     def last(algorithm, task, rounds):
         start = jnp.ones(task.dim)
         assignment = full_participation(task.num_clients)
-        return trained(algorithm, assignment, task, start, rounds).models
+        return trained(algorithm, assignment, task, start, rounds).models[0]
 
     stale = last(prsgd(GAMMA, local_steps=3), one, 4)
     plain = last(fedavg(GAMMA, local_steps=3), one, 4)
@@ -111,6 +111,6 @@ def test_an_absent_client_keeps_its_gradient():
     task, start = quadratic(6, 2, mu=0.05), jnp.ones(13)
     groups = [[[0, 1, 2]], [[3, 4, -1]]]
     state = trained(prsgd(GAMMA, local_steps=2), replay(groups, 6), task, start, 2)
-    (steps,) = state.models.clients
+    (steps,) = state.models[0].clients
     assert np.all(np.abs(steps[:5]).max(1) > 0)
     np.testing.assert_array_equal(steps[5], 0)

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
-from fedjax_mm.base import Batching, Groups, LocalProblem
+from fedjax_mm.base import Batching, ClientContext, Cohort
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks import Quadratic, least_squares, quadratic
 from tests.helpers import Towards, roll_out
@@ -45,13 +45,13 @@ def averages(client_map="vmap"):
     def run(clients, scale):
         def assign(rng_key, round, state, look):
             groups = jnp.tile(clients, (4, 1)), None if scale is None else jnp.tile(scale, (4, 1))
-            return Groups(*groups), state
+            return Cohort.of_rows(*groups), state
 
         assignment = full_participation(4)._replace(num_models=4, assign=assign)
         start = [{"w": jnp.zeros(3)}] * 4
         task, how = Heavy(TARGETS), {"params": start, "client_map": client_map}
         state, _ = simulate(jax.random.key(0), task, algorithms, assignment, 1, **how)
-        return jnp.stack([each["w"][0, 0] for each in state.models.params])
+        return jnp.stack([each.params["w"][0, 0] for each in state.models])
 
     program = jax.jit(run)
     return lambda clients, scale=None: program(
@@ -116,7 +116,7 @@ def test_the_mean_training_loss_is_reported():
 
     @jax.jit
     def send(client):
-        local = LocalProblem(key, 1, task, client, jnp.asarray(start))
+        local = ClientContext(key, 1, task, client, jnp.asarray(start))
         sent = [each.client(local, each.init(task, start)[0], ())[0] for each in algorithms]
         batches = [task.batch(key, client, jnp.int32(i), Batching(2, "epochs")) for i in range(6)]
         return [each.report["loss"] for each in sent], batches
@@ -145,7 +145,7 @@ def test_closed_forms_report_the_loss_at_the_start():
 
     @functools.partial(jax.jit, static_argnums=0)
     def reported(algorithm, task):
-        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(2), params)
+        local = ClientContext(jax.random.key(0), 1, task, jnp.int32(2), params)
         return algorithm.client(local, algorithm.init(task, params)[0], ())[0].report["loss"]
 
     by_steps = fedavg(0.1, local_steps=1, local_optimizer=lambda rate: optax.sgd(rate))
@@ -177,7 +177,7 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
     scale = jnp.linspace(0.5, 2.0, groups[0].size).reshape(groups[0].shape)
 
     def assign(rng_key, round, state, look):
-        return Groups(jnp.asarray(groups)[round - 1], scale), state
+        return Cohort.of_rows(jnp.asarray(groups)[round - 1], scale), state
 
     assignment = full_participation(5)._replace(num_models=2, assign=assign)
 
@@ -186,7 +186,9 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
         options = {"server_scale": server_scale, "local_optimizer": optimizer}
         algorithm = fedavg(0.2, local_steps=3, **options)
         how = {"params": jnp.arange(11.0)}
-        return simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models.params
+        return (
+            simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models[0].params
+        )
 
     sparse, dense = end(optax.sgd), end(lambda rate: optax.sgd(rate))
     np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-5)
@@ -222,7 +224,7 @@ def test_traced_learning_rates_are_accepted():
         algorithm = fedavg(learning_rate, local_steps=1)
         return simulate(jax.random.key(0), Towards(jnp.ones(4)), algorithm, mfa_rand(4, 2), 2)[0]
 
-    assert end(jnp.array([0.1, 0.2])).models.params["w"].shape == (2, 2, 3)
+    assert end(jnp.array([0.1, 0.2])).models[0].params["w"].shape == (2, 2, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +255,7 @@ def test_large_models():
 
     def run(params):
         sgd, how = optax.sgd(0.01), Batching(20)
-        local = LocalProblem(jax.random.key(0), 1, task, jnp.int32(0), params)
+        local = ClientContext(jax.random.key(0), 1, task, jnp.int32(0), params)
         return train_locally(local, sgd, 3, how)
 
     expected, losses, gradient = params, [], jax.jit(jax.value_and_grad(task.loss))

@@ -1,5 +1,6 @@
 """What every method owes the contract, however its clients are computed."""
 
+import dataclasses
 import functools
 
 import chex
@@ -11,7 +12,6 @@ import pytest
 from fedjax_mm import (
     appealing,
     attacked,
-    full_participation,
     mfa_rand,
     mfa_rr,
     noisy,
@@ -19,7 +19,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.base import Assignment, LocalProblem
+from fedjax_mm.base import Assignment, ClientContext
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -96,7 +96,7 @@ def assignment_of(groups, is_free, num_models):
     def assign(*args):
         (all_of_them, _), (some, state) = given.assign(*args), flexible.assign(*args)
         clients = jnp.where(is_free, some.clients, all_of_them.clients)
-        return all_of_them._replace(clients=clients), state
+        return dataclasses.replace(all_of_them, clients=clients), state
 
     nothing = jnp.zeros((num_models, N)), jnp.zeros(())
     return Assignment(N, num_models, lambda rng_key: nothing, assign, remember)
@@ -106,7 +106,7 @@ def remember(round, groups, reports, state):
     """The sum of what every client reported of every model, and of what padding did."""
     (losses,) = jax.tree.leaves(reports)
     present = groups.clients >= 0
-    rows = jnp.arange(len(groups.clients))[:, None], jnp.where(present, groups.clients, N)
+    rows = groups.models, jnp.where(present, groups.clients, N)
     by_client = state[0].at[rows].add(losses, mode="drop")
     return by_client, state[1] + jnp.sum(jnp.where(present, 0, jnp.abs(losses)))
 
@@ -126,7 +126,7 @@ def program(method, client_map, num_models):
         gradients = trace.client_updates, trace.gradients, trace.idle_rounds
         metrics = trace.metrics["loss"], trace.metrics["train_appeal"]
         by_model = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (gradients, metrics))
-        return (state.models, by_model, state.assignment[0]), state.assignment[1]
+        return (state.models[0], by_model, state.assignment[0]), state.assignment[1]
 
     return run
 
@@ -198,7 +198,7 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
     def send(scale):
         key, algorithm, params = jax.random.key(0), algorithm_of(method, 0.1), jnp.ones(2)
         server, client_state = algorithm.init(task, params)
-        local = LocalProblem(key, jnp.int32(1), task, jnp.int32(1), params, scale)
+        local = ClientContext(key, jnp.int32(1), task, jnp.int32(1), params, scale)
         return algorithm.client(local, server, client_state)
 
     compiled = jax.jit(send)
@@ -219,13 +219,15 @@ def test_a_scale_multiplies_what_a_client_weighs(method):
 
 
 def with_factors(clients, scale):
-    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``."""
+    """An assignment that gives clients ``[T, n]`` of one model factors ``[T, n]``; 0 is no part."""
     clients, scale = jnp.asarray(clients, jnp.int32), jnp.asarray(scale)
     given = replay(clients[:, None], N)
 
     def assign(rng_key, t, state, look):
         groups, state = given.assign(rng_key, t, state, look)
-        return groups._replace(scale=scale[t - 1, None]), state
+        takes_part = scale[t - 1] > 0
+        now = jnp.where(takes_part, scale[t - 1], 9.0)  # which does not count
+        return dataclasses.replace(groups, scale=now, takes_part=takes_part), state
 
     return given._replace(assign=assign)
 
@@ -235,7 +237,7 @@ def with_factors(clients, scale):
     "method", [slow_unless(m in QUICK | {"afl", "mifa"}, m) for m in ALGORITHMS]
 )
 def test_the_server_is_the_same_without_those_who_take_no_part(method):
-    """A factor of 0 is like padding, also where nobody takes part in a round."""
+    """A client that takes no part is like padding, also where nobody does in a round."""
     task = requiring(tasks()[0], RHO)
     everybody = np.tile(np.arange(4), (ROUNDS, 1))
     takes_part = np.array([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 1, 0], [1, 0, 1, 1]]) > 0
@@ -245,7 +247,7 @@ def test_the_server_is_the_same_without_those_who_take_no_part(method):
     def run(clients, scale):
         strategy = with_factors(clients, scale)
         state, _ = simulate(jax.random.key(0), task, algorithm_of(method, 0.1), strategy, ROUNDS)
-        return state.models.params, state.models.server
+        return state.models[0].params, state.models[0].server
 
     padded = np.where(takes_part, everybody, -1)
     assert_close(run(everybody, factors), run(padded, factors))
@@ -255,7 +257,7 @@ def test_all_report_alike():
     """An assignment may look at models that are trained by different methods."""
     strategy = replay([[[k] for k in range(len(METHODS))]], len(METHODS))
     strategy = strategy._replace(init=lambda rng_key: jnp.zeros(len(METHODS)))
-    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"][:, 0])
+    strategy = strategy._replace(observe=lambda t, groups, reports, state: reports["loss"])
     task = requiring(Measured(jnp.arange(1.0, 1 + len(METHODS))), jnp.ones(len(METHODS)))
     algorithms = [row.build(0.1, 2) for row in METHODS.values()]
 
@@ -278,8 +280,8 @@ def test_single_precision_in_a_double_precision_program(method):
         def run(rng_key):
             algorithm = algorithm_of(method, lambda t: 0.1 / t) if method != "noisy" else None
             algorithm = algorithm or noisy(ALGORITHMS[method].build(0.1, 2), ATTACKS)
-            strategy = appealing(full_participation(N), cohort_size=2)
-            return simulate(rng_key, task, algorithm, strategy, 2)[0].models
+            strategy = appealing(mfa_rand(N, 1, unbiased=True), cohort_size=2)
+            return simulate(rng_key, task, algorithm, strategy, 2)[0].models[0]
 
         models = jax.eval_shape(run, jax.random.key(0))
         assert {leaf.dtype for leaf in jax.tree.leaves(models.params)} == {jnp.dtype("float32")}

@@ -18,11 +18,12 @@ from fedjax_mm import (
     mfa_rand,
     mifa,
     run,
+    scaffold,
     simulate,
     stalevr,
     variance_reduced,
 )
-from fedjax_mm.base import Groups
+from fedjax_mm.base import Cohort
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
@@ -132,7 +133,7 @@ def test_equals_its_loop(case, name, client_map):
     start = compared.start(start_of(name))
     state, trace = program(case, client_map)(compared.task, start)
     expected = expected_run(case, name)
-    models = state.models
+    models = state.models[0]
     params = compared.flat(models.params)
     for m in range(M):
         assert error(params[m], expected.w[-1][m]) < 1e-10
@@ -218,19 +219,50 @@ def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
 def test_exact_factors_need_everybody():
     """Nothing else would tell that the update lacks what the absent ones last sent."""
     task = PROBLEMS["least squares"]().task
-    algorithm, everybody = stalevr(0.1, local_steps=1, beta="exact"), full_participation(N)
+    algorithm = stalevr(0.1, local_steps=1, beta="exact")
+    everybody = mfa_rand(N, 1, unbiased=True)
 
     def assign(rng_key, round, state, look):
-        return Groups(jnp.arange(N)[None, : N - 1]), state
+        return Cohort.of_rows(jnp.arange(N)[None, : N - 1], jnp.ones((1, N - 1))), state
 
     ends = [
         jax.jit(lambda key, who=who: simulate(key, Quiet(task, N), algorithm, who, 1)[0])(
             jax.random.key(0)
-        ).models.params
+        )
+        .models[0]
+        .params
         for who in (everybody, everybody._replace(assign=assign))
     ]
     assert np.isfinite(ends[0]).all()
     assert np.isnan(ends[1]).all()
+
+
+def test_norms_leave_out_what_factors_do_not_multiply():
+    """SCAFFOLD's control variates; its first round is that of FedAvg without weights."""
+    everybody, task = full_participation(N), Quiet(PROBLEMS["least squares"]().task, N)
+
+    def assign(rng_key, round, state, look):
+        return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
+
+    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((1, N)), assign=assign)
+
+    @jax.jit
+    def norms(rng_key):
+        how = {"local_steps": E, "batch_size": BATCH}
+        algorithms = scaffold(0.1, **how), fedavg(0.1, weighted=False, **how)
+        runs = [simulate(rng_key, task, algorithm, strategy, 1)[0] for algorithm in algorithms]
+        return [state.assignment for state in runs]
+
+    one, other = norms(jax.random.key(0))
+    np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert (one > 0).all()
+
+
+def test_steps_without_the_factors_of_a_draw_are_refused():
+    """They would be K/N of what they should be."""
+    for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
+        with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
+            simulate(0, quadratic(6, 1, mu=0.1), stalevr(0.1, local_steps=1), strategy, 1)
 
 
 def test_negative_losses_are_not_sampled_in_silence():
@@ -242,7 +274,7 @@ def test_negative_losses_are_not_sampled_in_silence():
     state = jax.jit(lambda key: simulate(key, task, algorithm, strategy, 1, params=start)[0])(
         jax.random.key(0)
     )
-    assert np.isnan(state.models.params).any()
+    assert np.isnan(state.models[0].params).any()
 
 
 FILE = """
@@ -302,7 +334,7 @@ def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
 
     def build(learning_rate):
         how = algorithm(learning_rate, local_steps=1)
-        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2))
+        return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2, unbiased=True))
 
     (program,) = Grid(build, {"learning_rate": [0.1]}, 2).programs
     carried = num_bytes(program.traced.carry)

@@ -28,7 +28,7 @@ def by_client(task, client, server_state):
 STARTED = FEDAVG._replace(init=starting)
 FIRST = EVERYBODY._replace(init=at_random)
 DRAWN = EVERYBODY._replace(assign=by_round)
-SEEN = EVERYBODY._replace(metrics=lambda state: {"x": 1 if state.clients[0, 0] > 0 else 0})
+SEEN = EVERYBODY._replace(metrics=lambda state: {"x": 1 if state.clients[0] > 0 else 0})
 
 
 def run(algorithm=FEDAVG, assignment=EVERYBODY):

@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
-from fedjax_mm.base import Aggregation, LocalProblem
+from fedjax_mm.base import ClientContext, ServerContext
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
 from fedjax_mm.experiments.methods import METHOD_TABLES
@@ -315,10 +315,10 @@ def test_the_server_scale_reaches_the_algorithm(scale, expected):
     params = jnp.ones(task.dim)
     server, _ = algorithm.init(task, params)
     key = jax.random.key(0)
-    local = LocalProblem(key, 1, task, jnp.int32(0), params)
+    local = ClientContext(key, 1, task, jnp.int32(0), params)
     client, _ = algorithm.client(local, server, ())
     total = client._replace(update=jnp.full(task.dim, 3.0), weight=jnp.float32(2))
-    moved, _ = algorithm.server(Aggregation(1, task, params, server, (), total))
+    moved, _ = algorithm.server(ServerContext(1, task, params, server, (), total))
     np.testing.assert_allclose(moved - params, expected * 3 / 2, rtol=1e-6)
 
 
@@ -409,7 +409,7 @@ def test_clients_are_weighted_or_not(weighted):
     config = validate(Experiment, learning({"name": "synthetic"}, weighted=weighted))
     task, algorithm = config.task.build(config.task.data()), config.algorithms["A"].build(2)
     key, client = jax.random.key(0), jnp.int32(3)
-    local = LocalProblem(key, 1, task, client, task.init(key))
+    local = ClientContext(key, 1, task, client, task.init(key))
     sent, _ = jax.jit(algorithm.client)(local, algorithm.init(task, local.params)[0], ())
     assert sent.weight == (task.train.counts[client] if weighted else 1)
 
@@ -648,7 +648,7 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
             (task, *_), algorithm, *_ = program.setup(dict.fromkeys(program.numbers, 0), {}, ())
             server, _ = algorithm.init(task, params)
             key = jax.random.key(0)
-            sent, _ = algorithm.client(LocalProblem(key, 1, task, client, params), server, ())
+            sent, _ = algorithm.client(ClientContext(key, 1, task, client, params), server, ())
             steps.append(int(sent.num_gradients))
         assert steps == expected
 

@@ -32,7 +32,7 @@ from fedjax_mm import (
     run,
 )
 from fedjax_mm.algorithms import methods
-from fedjax_mm.base import Aggregation, Algorithm, LocalProblem, Look
+from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
 from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
@@ -131,11 +131,11 @@ def parts(program):
         )
         groups, assigned = assignment.assign(key, round, assignment.init(key), look)
         steps = algorithm.num_steps and algorithm.num_steps(task, client, server)
-        local = LocalProblem(key, round, task, client, params)
+        local = ClientContext(key, round, task, client, params)
         sent, state = algorithm.client(local, server, state)
         states = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *x.shape)), state)
         total = sent._replace(report=())
-        moved = algorithm.server(Aggregation(round, task, params, server, states, total))
+        moved = algorithm.server(ServerContext(round, task, params, server, states, total))
         trained = steps, sent, state
         return prepared, groups, assigned, trained, moved, task.metrics(key, params)
 

@@ -19,10 +19,10 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Look
-from fedjax_mm.parts import in_rows
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares
+from tests import helpers
 from tests.helpers import (
     NOTHING_TO_SEE,
     Towards,
@@ -126,7 +126,7 @@ def run_of(assignment, width=None):
     @jax.jit
     def run(rng_key, tasks, start):
         state, _ = simulate(rng_key, tasks, algorithm, kept, ROUNDS, params=start)
-        return state.models.params, *state.assignment[1:]
+        return state.models[0].params, *state.assignment[1:]
 
     return jax.device_get(run(jax.random.key(SEED), tasks(), start()))
 
@@ -197,7 +197,7 @@ def replayed(assignment, losses, rng_key=None):
         groups, state = assignment.assign(key, t, state, NOTHING_TO_SEE)
         told = loss[groups.models, jnp.maximum(groups.clients, 0)]
         reports = {"loss": jnp.where(groups.clients >= 0, told, 0)}
-        rows = in_rows(groups, assignment.num_models).clients
+        rows = helpers.rows_of(groups, assignment.num_models)
         return assignment.observe(t, groups, reports, state), rows
 
     given = jnp.arange(1, len(losses) + 1), losses
@@ -268,7 +268,7 @@ def test_the_random_policy_and_alpha_1_are_uniform():
     @jax.vmap
     def draw(key):
         return [
-            in_rows(strategy.assign(key, M + 1, strategy.init(key), look)[0], M).clients
+            helpers.rows_of(strategy.assign(key, M + 1, strategy.init(key), look)[0], M)
             for strategy, look in strategies
         ]
 
@@ -310,7 +310,7 @@ def one_run(name, client_map, client_axis=None):
         how = {"client_map": client_map, "client_axis": client_axis}
         algorithm = fedavg(0.3, epochs=1, batch_size=2)
         state, trace = simulate(rng_key, tasks, algorithm, assignment, SHORT, **how)
-        return state.models.params, state.assignment[1:], trace
+        return state.models, state.assignment[1:], trace
 
     return run
 

@@ -17,9 +17,9 @@ from fedjax_mm import (
     sequential,
     simulate,
 )
-from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.tasks import quadratic
-from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of, slow_unless
+from tests.helpers import NOTHING_TO_SEE, roll_out, rounds_of, rows_of, slow_unless
 from tests.oracles import multi_model as reference
 
 
@@ -202,7 +202,7 @@ def test_marginals_are_uniform(assignment):
         state = assignment.init(jax.random.fold_in(key, 0))
         first, state = assignment.assign(jax.random.fold_in(key, 1), 1, state, NOTHING_TO_SEE)
         later, _ = assignment.assign(jax.random.fold_in(key, 2), 2, state, NOTHING_TO_SEE)
-        return first.clients, later.clients
+        return rows_of(first, M), rows_of(later, M)
 
     for groups in map(np.asarray, jax.jit(jax.vmap(two_rounds))(keys)):
         present = groups >= 0
@@ -238,8 +238,9 @@ def test_wrong_sizes_are_refused(build, message):
         build()
 
 
-CLIENTS = np.arange(4, dtype=np.int32).reshape(2, 2)  # refused before anything is computed
+CLIENTS = np.arange(4, dtype=np.int32)  # refused before anything is computed
 EVENS = np.zeros(4, np.int32)  # a state
+COHORT = Cohort.of_rows(CLIENTS.reshape(2, 2))
 
 
 def evens_first(found, observe=None):
@@ -262,28 +263,43 @@ def simulated(assignment):
 @pytest.mark.parametrize(
     ("found", "kind", "message"),
     [
-        (Groups(CLIENTS), TypeError, "returns a Groups alone; return two from assign"),
-        ((CLIENTS, EVENS), TypeError, r"returns as groups an array of shape \(2, 2\); return"),
-        (CLIENTS, TypeError, r"returns an array of shape \(2, 2\); return two"),
+        (COHORT, TypeError, "returns a Cohort alone; return two from assign"),
+        ((CLIENTS, EVENS), TypeError, r"returns as cohort an array of shape \(4,\); return"),
+        (CLIENTS, TypeError, r"returns an array of shape \(4,\); return two"),
         (None, TypeError, "returns None; return two"),
         (
-            (Groups([[0, 1], [2, 3]]), EVENS),
+            (Cohort([0, 1], EVENS[:2]), EVENS),
             TypeError,
             r"as clients a list of 2; give an array of",
         ),
         (
-            (Groups(CLIENTS * 1.0), EVENS),
+            (Cohort(CLIENTS * 1.0, EVENS), EVENS),
             TypeError,
             r"as clients .*, float64; give an array of their",
         ),
-        ((Groups(CLIENTS.T[:1]), EVENS), ValueError, r"of shape \(1, 2\); give \[models, group\]"),
-        ((Groups(CLIENTS.ravel()), EVENS), ValueError, r"of shape \(4,\); .* each of 2 models"),
-        ((Groups(CLIENTS[:, :0]), EVENS), ValueError, r"of shape \(2, 0\), .* the client -1 if"),
-        ((Groups(CLIENTS[0, :0], models=EVENS[:0]), EVENS), ValueError, r"shape \(0,\), room for"),
-        ((Groups(CLIENTS, np.ones(2)), EVENS), ValueError, r"a scale of shape \(2,\); .* \(2, 2\)"),
-        ((Groups(CLIENTS), ()), ValueError, "a state of another structure than init"),
-        ((Groups(CLIENTS), EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
-        ((Groups(CLIENTS), EVENS * 0.5), ValueError, r"float\d+\[4\] in its state where .* int32"),
+        (
+            (Cohort(CLIENTS.reshape(2, 2), EVENS), EVENS),
+            ValueError,
+            r"of shape \(2, 2\) and models of shape \(4,\); .* or Cohort.of_rows\(clients",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS[:2]), EVENS),
+            ValueError,
+            r"of shape \(4,\) and models of shape \(2,",
+        ),
+        (
+            (Cohort(CLIENTS[:0], EVENS[:0]), EVENS),
+            ValueError,
+            r"no slots, .* the client -1 if nobody",
+        ),
+        (
+            (Cohort(CLIENTS, EVENS, np.ones(2)), EVENS),
+            ValueError,
+            r"a scale of shape \(2,\); .* \(4,\)",
+        ),
+        ((COHORT, ()), ValueError, "a state of another structure than init"),
+        ((COHORT, EVENS[:2]), ValueError, r"int32\[2\] in its state where .* int32\[4\]"),
+        ((COHORT, EVENS * 0.5), ValueError, r"float\d+\[4\] in its state where .* int32"),
     ],
 )
 @pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "appealing"])
@@ -295,28 +311,27 @@ def test_a_refusal_of_what_assign_returns_names_the_assignment(found, kind, mess
 
 
 def test_a_refusal_of_what_observe_returns_names_the_assignment():
-    assignment = evens_first((Groups(CLIENTS), EVENS), lambda *args: EVENS[:1])
+    assignment = evens_first((COHORT, EVENS), lambda *args: EVENS[:1])
     with pytest.raises(ValueError, match=r"evens_first returns from observe int32\[1\] in its sta"):
         simulated(assignment)
 
 
 def test_assign_may_tell_observe_more_than_the_state_and_states_may_be_numbers():
-    groups = Groups(jnp.asarray(CLIENTS))
-    simulated(evens_first((groups, (EVENS, 1)), lambda *args: EVENS))
-    alone = evens_first((groups, jnp.float32(0.5)))
+    simulated(evens_first((COHORT, (EVENS, 1)), lambda *args: EVENS))
+    alone = evens_first((COHORT, jnp.float32(0.5)))
     simulated(alone._replace(init=lambda rng_key: 0))
 
 
 def ask(rng_key, round, state, look):
-    return (Groups(CLIENTS) if round == 1 else Groups(CLIENTS[::-1])), state
+    return (COHORT if round == 1 else Cohort(CLIENTS[::-1], EVENS)), state
 
 
 def count_to(rng_key, round, state, look):
-    return Groups(CLIENTS + sum(range(round))), state
+    return Cohort(CLIENTS + sum(range(round)), EVENS), state
 
 
 def copy_out(rng_key, round, state, look):
-    return Groups(CLIENTS), np.asarray(state) + 1
+    return COHORT, np.asarray(state) + 1
 
 
 @pytest.mark.parametrize("assign", [ask, count_to, copy_out])

@@ -19,7 +19,7 @@ from fedjax_mm.asynchrony import (
     simulate_async,
 )
 from fedjax_mm.asynchrony.dispatch import draws_of
-from fedjax_mm.base import Assignment, Batching, Groups
+from fedjax_mm.base import Assignment, Batching, Cohort
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
@@ -54,6 +54,11 @@ def drawn_rows(store, client, how):
 
     over = jax.vmap(jax.vmap(rows, (None, None, 0)), (0, 0, None))
     return jax.device_get(jax.jit(over)(jnp.arange(len(client)), client, jnp.arange(NUM_STEPS)))
+
+
+def falling(t):
+    """Rates of the rounds: that of a job is the step that its model makes next."""
+    return 0.2 / (1 + t)
 
 
 def fed(server_rate=SERVER_RATE, **options):
@@ -150,7 +155,7 @@ def test_arrivals_in_batches_are_the_event_loops(name):
     at_work, _, reallocate, num_arrivals, alike = CASES[name]
     every, (_, expected) = num_arrivals // 4, event_loop(name)
     state, together = simulated(name, 12, every)
-    assert len(state.order.of_stacks) == (1 if alike else len(at_work))
+    assert len(state.models) == (1 if alike else len(at_work))
     for m in range(len(at_work)):
         for i in range(1, 5):
             so_far = expected[: i * every]
@@ -208,7 +213,7 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
 
     def run(rng_key):
         how = {"record_every": record_every, "client_map": client_map}
-        return simulate_async(rng_key, TASK, fed(1.0, rate=0.1), dispatch, num_arrivals, **how)
+        return simulate_async(rng_key, TASK, fed(1.0, rate=falling), dispatch, num_arrivals, **how)
 
     return jax.jit(run)
 
@@ -235,7 +240,7 @@ def test_a_run_that_is_continued_is_the_same_run():
     whole, trace = program(TWO, 120, 40)(KEY)
     state, first = program(TWO, 80, 40)(KEY)
     go_on = jax.jit(
-        lambda state: advance_async(state, TASK, fed(1.0, rate=0.1), TWO, 40, record_every=40)
+        lambda state: advance_async(state, TASK, fed(1.0, rate=falling), TWO, 40, record_every=40)
     )
     state, later = go_on(state)
     chex.assert_trees_all_equal(state, whole)
@@ -299,7 +304,7 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     # The same number of clients in every group that is averaged: none is padded by -1 alone.
     rounds = on_clock(replay(groups, 24), delay)
     expected, records = jax.jit(
-        lambda: simulate(KEY, TASK, fed(1.0, rate=0.1), rounds, num_rounds)
+        lambda: simulate(KEY, TASK, fed(1.0, rate=falling), rounds, num_rounds)
     )()
     chex.assert_trees_all_close(params_of(state), params_of(expected), rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(trace.metrics["steps"][:, 0], range(num_rounds + 1))
@@ -423,7 +428,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
 
 def test_padding_of_a_list_takes_no_time():
     """A place is padding without a client, and without a model."""
-    listed = Groups(jnp.array([3, -1]), models=jnp.array([-1, 1]))
+    listed = Cohort(jnp.array([3, -1]), jnp.array([-1, 1]))
     waiting = Assignment(24, 2, lambda rng_key: (), lambda rng_key, t, state, look: (listed, state))
     delay = shifted_exponential(24, 0.0, shift=1.0)
     clock = on_clock(waiting, delay)
@@ -432,14 +437,15 @@ def test_padding_of_a_list_takes_no_time():
 
 
 def test_the_clock_passes_on_what_an_assignment_observes_and_records():
-    def observe(round, groups, reports, state):
-        return state + jnp.where(groups.clients >= 0, 1 + reports["loss"], 0).sum(1)
+    def observe(round, cohort, reports, state):
+        told = jnp.where(cohort.clients >= 0, 1 + reports["loss"], 0)
+        return state + told.reshape(2, 2).sum(1)
 
     counting = Assignment(
         24,
         2,
         lambda rng_key: jnp.zeros(2),
-        lambda rng_key, t, state, look: (Groups(jnp.array([[1, 2], [3, -1]])), state),
+        lambda rng_key, t, state, look: (Cohort.of_rows(jnp.array([[1, 2], [3, -1]])), state),
         observe,
         lambda state: {"seen": state},
     )

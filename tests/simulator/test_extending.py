@@ -13,11 +13,18 @@ import pytest
 from jax import lax
 
 from fedjax_mm import fedprox, full_participation, simulate, sweep, to_dataset
-from fedjax_mm.base import Groups
+from fedjax_mm.base import Cohort
 from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import MLP, classification
-from tests.helpers import NOTHING_TO_SEE, labelled_data, remembering, roll_out, slow_unless
+from tests.helpers import (
+    NOTHING_TO_SEE,
+    labelled_data,
+    remembering,
+    roll_out,
+    rows_of,
+    slow_unless,
+)
 from tests.test_docs import ROOT
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
@@ -137,7 +144,7 @@ def test_the_page_runs_and_prints(capsys, shorter):
 
 def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected):
     """Parameters, states of server and clients, groups and losses of all rounds, and traces."""
-    (controls,) = jax.tree.leaves(expected[0].models.clients[0])
+    (controls,) = jax.tree.leaves(expected[0].models[0].clients)
     assert np.all(np.abs(controls).max((2, 3)) > 0.1)  # every model has moved clients' states
     program = jax.jit(one_run(page, "scan"))
     for seed, key in enumerate(seed_keys(0, SEEDS)):
@@ -239,9 +246,9 @@ def test_the_bandit_is_the_papers_loop(page, size):
     def one_round(state, at):
         t, loss = at
         groups, state = bandit.assign(None, t, state, NOTHING_TO_SEE)
-        told = jnp.take_along_axis(loss, jnp.maximum(groups.clients, 0), axis=1)
+        told = loss[groups.models, jnp.maximum(groups.clients, 0)]
         reports = {"loss": jnp.where(groups.clients >= 0, told, 0)}
-        return bandit.observe(t, groups, reports, state), groups.clients
+        return bandit.observe(t, groups, reports, state), rows_of(groups, size[1])
 
     clients = jax.jit(lambda x: lax.scan(one_round, bandit.init(None), (jnp.arange(1, 61), x))[1])
     assert members(np.asarray(clients(losses))) == rank_list_loop(losses, *size)
@@ -294,7 +301,8 @@ def test_scaffold_is_the_papers_loop(page, x64, scale):
 
     def assign(rng_key, t, state, look):
         groups, state = everybody.assign(rng_key, t, state, look)
-        return groups if scale is None else Groups(groups.clients, jnp.full((1, N), scale)), state
+        scaled = None if scale is None else jnp.full((1, N), scale)
+        return Cohort.of_rows(groups.clients[None], scaled), state
 
     run = jax.jit(lambda task: simulate(key, task, algorithm, assignment, rounds)[0])
     key, assignment = jax.random.key(0), everybody._replace(assign=assign)
@@ -313,7 +321,7 @@ def test_scaffold_is_the_papers_loop(page, x64, scale):
             changes.append(y - x)
         x, mean = x + np.mean(changes, 0), mean + (new_own - own).mean(0)
         own = new_own
-    np.testing.assert_allclose(state.models.params[0], x, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(state.models.clients[0], own, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(state.models.server[1][0], mean, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].params[0], x, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].clients[0], own, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.models[0].server[1][0], mean, rtol=0, atol=1e-12)
     np.testing.assert_allclose(state.assignment[2], losses, rtol=0, atol=1e-12)

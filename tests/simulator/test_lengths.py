@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_mm import fedavg, full_participation, keys, mfa_rand, mfa_rr, sequential, simulate
-from fedjax_mm.base import Assignment, Groups, LocalProblem
+from fedjax_mm.base import Assignment, ClientContext, Cohort
 from fedjax_mm.chunks import chunks_of
 from fedjax_mm.data import client_data
 from fedjax_mm.data.synthetic import sample_counts
+from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import least_squares
 from tests.helpers import Towards, replay, roll_out, slow_unless
@@ -176,11 +177,11 @@ def watching(groups, scale):
 
     def assign(rng_key, round, state, look):
         state = state._replace(assigned=state.assigned + 1)
-        return Groups(groups[round - 1], scale[round - 1]), state
+        return Cohort.of_rows(groups[round - 1], scale[round - 1]), state
 
-    def observe(round, groups, reports, state):
-        losses = reports["loss"]
-        rows = (groups.clients, losses)
+    def observe(round, cohort, reports, state):
+        rows = [x.reshape(M, -1) for x in (cohort.clients, reports["loss"])]
+        losses = rows[1]
         seen = [x.at[round - 1].set(row) for x, row in zip(state[:2], rows, strict=True)]
         return Seen(*seen, state.sums + losses.sum(1), state.assigned)
 
@@ -265,7 +266,7 @@ def test_reports_come_in_the_order_of_groups(expected):
     present = groups >= 0
     np.testing.assert_array_equal(seen.losses[~present], 0)
     np.testing.assert_allclose(seen.sums, seen.losses.sum((1, 3)), rtol=1e-12)
-    assert np.isfinite(np.asarray(expected[0].models.params[0])).all(), "padding has no scale"
+    assert np.isfinite(np.asarray(expected[0].models[0].params)).all(), "padding has no scale"
     # In round 1 all start at 0.
     with jax.enable_x64(True):
         for m, algorithm in enumerate(EACH):
@@ -282,7 +283,7 @@ def reporter(algorithm):
 
     def report(model_key, client, task):
         params = jnp.zeros(3)
-        local = LocalProblem(keys.client_key(model_key, client), 1, task, client, params)
+        local = ClientContext(keys.client_key(model_key, client), 1, task, client, params)
         states = algorithm.init(task, params)
         return algorithm.client(local, *states)[0].report["loss"]
 
@@ -295,13 +296,20 @@ def first_losses(algorithm, rng_key, model):
 
 
 def test_equal_lengths_are_computed_in_lockstep():
-    """One whole number for all where every client has as many batches."""
+    """One whole number for all where every client has as many batches, known while tracing."""
     same = client_data([np.ones(n) for n in (11, 20, 15)])
     assert same.num_batches(jnp.int32(0), 10) == 2
     assert isinstance(same.num_batches(jnp.int32(0), 10), int)
     assert not isinstance(same.num_batches(jnp.int32(0), 9), int)
     assert [int(same.num_batches(jnp.int32(k), 9)) for k in range(3)] == [2, 3, 2]
     assert same.num_batches(jnp.int32(0), None) == 1
+    features = [np.ones((n, 1)) for n in (11, 20, 15)]
+    task = least_squares(features, [x[:, 0] for x in features], ridge=0.1)
+    for size, is_equal in ((10, True), (9, False)):
+        (stack,) = stacks_of(task, fedavg(0.1, epochs=1, batch_size=size), full_participation(3))
+        assert stack.has_equal_steps == is_equal
+    (stack,) = stacks_of(task, fedavg(0.1, local_steps=2), full_participation(3))
+    assert stack.has_equal_steps
 
 
 def test_epochs_need_a_task_that_has_them():

@@ -1,5 +1,6 @@
-"""Groups as one list of clients, and numbers of models that are traced."""
+"""Cohorts whose models are traced, and numbers of models that are."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -11,16 +12,25 @@ import xarray as xr
 
 from fedjax_mm import Experiment, bandit, fedavg, mfa_rand, mfa_rr, run, scaffold, simulate
 from fedjax_mm.assignments.appealing import appealing
-from fedjax_mm.base import Groups, Look, Padded
+from fedjax_mm.base import Cohort, Look, Padded
+from fedjax_mm.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.experiments import axes
-from fedjax_mm.parts import in_rows
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.execute import Execution, sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.tasks.classification import classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-from tests.helpers import Measured, labelled_data, remembering, roll_out, rounds_of, slow_unless
+from tests.helpers import (
+    Measured,
+    Towards,
+    labelled_data,
+    remembering,
+    roll_out,
+    rounds_of,
+    rows_of,
+    slow_unless,
+)
 
 N, M, T = 7, 3, 6
 
@@ -48,6 +58,31 @@ def test_a_traced_number_of_models_draws_the_groups_of_the_number(strategy, size
             assert (rows[number:] == -1).all()
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drawing(Towards):
+    """A metric that draws, as one after fine-tuning does."""
+
+    def metrics(self, rng_key, params):
+        return {"draw": jax.random.uniform(rng_key)}
+
+
+def test_draws_of_metrics_do_not_depend_on_the_number_of_models():
+    """Neither on the room for models nor on how many train beside these."""
+    task, algorithm = Drawing(jnp.arange(6.0)), fedavg(0.1, local_steps=1)
+
+    @jax.jit
+    def draws():
+        numbers = 3, Padded(5, 3), 2
+        runs = [simulate(0, task, algorithm, mfa_rr(6, number), 2)[1] for number in numbers]
+        return [trace.metrics["draw"] for trace in runs]
+
+    three, padded, two = draws()
+    np.testing.assert_array_equal(padded[:, :3], three)
+    np.testing.assert_array_equal(two, three[:, :2])
+    assert len(np.unique(padded)) == padded.size
+
+
 def test_a_number_of_models_beyond_the_room_is_refused():
     with pytest.raises(
         ValueError, match="num_models is 9; it must lie between 1 and the padded size = 8"
@@ -58,20 +93,13 @@ def test_a_number_of_models_beyond_the_room_is_refused():
 
 
 def listed(assignment):
-    """The assignment, whose groups are a list with the rows' padding."""
+    """The assignment, of whose cohorts only the run knows the models."""
 
     def assign(rng_key, round, state, look):
-        groups, state = assignment.assign(rng_key, round, state, look)
-        models = jnp.broadcast_to(jnp.arange(M)[:, None], groups.clients.shape)
-        scale = None if groups.scale is None else groups.scale.ravel()
-        return Groups(groups.clients.ravel(), scale, groups.num_gradients, models.ravel()), state
+        cohort, state = assignment.assign(rng_key, round, state, look)
+        return dataclasses.replace(cohort, models=jnp.asarray(cohort.models)), state
 
-    def observe(round, groups, reports, state):
-        rows = Groups(groups.clients.reshape(M, -1))
-        reports = jax.tree.map(lambda x: x.reshape(M, -1, *x.shape[1:]), reports)
-        return assignment.observe(round, rows, reports, state)
-
-    return assignment._replace(assign=assign, observe=observe)
+    return assignment._replace(assign=assign)
 
 
 @functools.cache
@@ -119,11 +147,45 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
     assert trace.client_updates.sum() == 5 * T
 
 
-def test_rows_of_a_list_keep_their_scales():
-    listed = Groups(jnp.array([4, -1, 2]), jnp.array([0.5, 9.0, 2.0]), None, jnp.array([1, 0, 1]))
-    rows = jax.jit(in_rows, static_argnums=(1, 2))(listed, 2, 2)
-    assert rows.clients.tolist() == [[-1, -1], [4, 2]]
-    assert rows.scale.tolist() == [[0, 0], [0.5, 2.0]]
+@pytest.mark.parametrize("is_known", [False, True])
+def test_slots_are_rows_and_slots_again(is_known):
+    """Padding has no place, or one of its own where models are known."""
+    clients, models = jnp.array([4, -1, 2]), np.array([1, 0, 1])
+    models = models if is_known else jnp.asarray(models)
+    places = places_of(clients, models, 2, None if is_known else 2)
+    assert places.tolist() == [[1, -1] if is_known else [-1, -1], [0, 2]]
+    rows = by_rows((clients, jnp.array([0.5, 9.0, 2.0])), places)
+    assert rows[0].tolist() == [[-1, -1], [4, 2]]
+    assert rows[1][1].tolist() == [0.5, 2.0]
+    assert by_slots(rows[0], places, 3).tolist() == [4, -1 if is_known else 0, 2]
+
+
+def test_known_models_survive_a_branch_a_loop_and_a_state():
+    """They are structure: in all of these an array would be traced."""
+    cohort = Cohort.of_rows(jnp.array([[4, -1], [0, 2]]), jnp.ones((2, 2)))
+    seen = []
+
+    @jax.jit
+    @jax.vmap
+    def run(number):
+        chosen = jax.lax.cond(
+            number > 0, lambda: cohort, lambda: jax.tree.map(jnp.negative, cohort)
+        )
+
+        def step(state, _):
+            seen.append(state.models)
+            return state, state
+
+        return jax.lax.scan(step, chosen, length=3)
+
+    last, every = run(jnp.arange(2))
+    assert all(isinstance(each, np.ndarray) for each in (*seen, last.models, every.models))
+    traced = Cohort(jnp.arange(2), jnp.zeros(2, jnp.int32))
+    fetched, shape = jax.device_get(traced), jax.tree.structure(traced)
+    assert jax.tree.structure(fetched) == shape, "arrays of a fetched state are NumPy's"
+    assert last.models.tolist() == [0, 0, 1, 1]
+    assert every.clients.shape == (2, 3, 4)
+    np.testing.assert_array_equal(last.clients[1], cohort.clients)
 
 
 def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
@@ -139,16 +201,18 @@ def test_clients_of_a_list_stay_away_from_what_does_not_appeal():
         return drawn, strategy.assign(key, 1, (), look)[0].clients
 
     drawn, stays = draw(jax.random.split(jax.random.key(0), 5))
-    for clients, models, rows in zip(*map(np.asarray, (*drawn[::3], stays)), strict=True):
+    rows = stays.reshape(5, M, -1)
+    given = map(np.asarray, (drawn.clients, drawn.models, rows))
+    for clients, models, rows in zip(*given, strict=True):
         expected = {(c, m) for c, m in zip(clients, models, strict=True) if c % M == m}
         assert {(c, m) for m in range(M) for c in rows[m] if c >= 0} == expected
 
 
 def test_no_model_is_padding_too():
     """Beside a client, as -1 is beside a model."""
-    groups = Groups(jnp.arange(4), models=jnp.array([0, 0, 1, -1]))
-    assert jax.jit(lambda: groups.sizes(2))().tolist() == [2, 1]
-    assert in_rows(groups, 2).clients.tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]
+    cohort = Cohort(jnp.arange(4), jnp.array([0, 0, 1, -1]))
+    assert jax.jit(lambda: cohort.sizes(2))().tolist() == [2, 1]
+    assert rows_of(cohort, 2).tolist() == [[0, 1, -1, -1], [2, -1, -1, -1]]
 
 
 def test_bandits_hear_of_clients_that_stay():
@@ -160,10 +224,8 @@ def test_bandits_hear_of_clients_that_stay():
 
 @pytest.mark.parametrize("models", [[0, 1, 1], jnp.zeros(3)], ids=["a list", "floats"])
 def test_models_of_a_list_are_an_array_of_whole_numbers(models):
-    assignment = mfa_rand(N, M)._replace(
-        assign=lambda *args: (Groups(jnp.arange(3), models=models), ())
-    )
-    with pytest.raises(TypeError, match=r"returns as models .*numbers, int32\[places\]"):
+    assignment = mfa_rand(N, M)._replace(assign=lambda *args: (Cohort(jnp.arange(3), models), ()))
+    with pytest.raises(TypeError, match=r"returns as models .*numbers, int32\[slots\]"):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
 
 
@@ -171,9 +233,9 @@ def test_models_of_a_list_are_an_array_of_whole_numbers(models):
     "change", [{"clients": jnp.zeros((2, 3), jnp.int32)}, {"models": jnp.zeros(4, jnp.int32)}]
 )
 def test_a_list_without_a_model_for_each_client_is_refused(change):
-    groups = Groups(jnp.arange(3), models=jnp.zeros(3, jnp.int32))._replace(**change)
-    assignment = mfa_rand(N, M)._replace(assign=lambda *args: (groups, ()))
-    with pytest.raises(ValueError, match="give a list of clients, and the model of each"):
+    given = {"clients": jnp.arange(3), "models": jnp.zeros(3, jnp.int32)} | change
+    assignment = mfa_rand(N, M)._replace(assign=lambda *args: (Cohort(**given), ()))
+    with pytest.raises(ValueError, match="give a client and a model for each slot"):
         simulate(0, quadratic(N, 2, mu=0.1), fedavg(0.1, local_steps=1), assignment, 1)
 
 

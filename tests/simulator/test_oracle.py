@@ -92,7 +92,7 @@ def quadratic_runs(name):
 
         algorithm = fedavg(schedule, local_steps=5)
         state, trace = simulate(rng_key, task, algorithm, assignment, ROUNDS, params=start)
-        return state.models.params, trace.metrics
+        return state.models[0].params, trace.metrics
 
     task, numbers = quadratic(N, P, mu=MU), np.arange(len(SCHEDULES))
     params, metrics = jax.device_get(program(numbers, rng_key, task, first_models(assignment)))
@@ -167,7 +167,7 @@ def test_local_optimizers_and_server_scale(local, server_scale):
         server_scale="population" if server_scale == "1/N" else "mean",
         local_steps_fn=local_steps_fn,
     )
-    assert error(state.models.params, expected[-1]) < tolerance
+    assert error(state.models[0].params, expected[-1]) < tolerance
 
 
 def regression(num_clients=7, dim=4, seed=0):
@@ -254,7 +254,7 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
         6,
         weights=np.array([len(t) for t in targets], float) if weighted else None,
     )
-    assert error(state.models.params, expected[-1]) < 1e-12
+    assert error(state.models[0].params, expected[-1]) < 1e-12
 
 
 SAMPLINGS = {  # options of fedavg, and the rows of a step
@@ -355,7 +355,7 @@ def test_logistic_regression(sampling, client_map, head):
         most_steps,
         weights=counts.astype(float),
     )
-    assert error(flat(state.models.params), expected[-1]) < 1e-10
+    assert error(flat(state.models[0].params), expected[-1]) < 1e-10
     for t in (0, 1, num_rounds):
         for m in range(3):
             loss, accuracy = reference.softmax_metrics(problem, expected[t, m], range(7))
@@ -388,4 +388,4 @@ def test_server_momentum_follows_each_model():
         ]
         v[m] = 0.9 * v[m] + np.mean(locals_, axis=0) - w[m]
         w[m] = w[m] + 0.5 * v[m]
-    assert error(state.models.params, w) < 1e-12
+    assert error(state.models[0].params, w) < 1e-12

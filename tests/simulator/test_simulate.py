@@ -275,7 +275,7 @@ def test_padding_contributes_nothing(client_map):
     # A step halves the distance twice: w <- w + 3/4 (mean of the targets - w).
     first, second = 0.75 * 2.5, 0.75 * 4.0
     first, second = first + 0.75 * (4.0 - first), second + 0.75 * (2.5 - second)
-    np.testing.assert_allclose(state.models.params["w"][:, 0], [first, second], rtol=1e-6)
+    np.testing.assert_allclose(state.models[0].params["w"][:, 0], [first, second], rtol=1e-6)
 
 
 @pytest.mark.parametrize("client_map", ["vmap", "scan", 2])
@@ -289,9 +289,9 @@ def test_client_states_come_home_by_rows(client_map):
         return simulate(rng_key, task, counting(), replay(groups, 4), 3, **how)
 
     state, trace = run(jax.random.key(0), Towards(jnp.zeros(4)))
-    np.testing.assert_array_equal(state.models.clients.count, [[1, 0, 0, 2], [1, 1, 2, 1]])
-    np.testing.assert_array_equal(state.models.clients.last_round, [[1, 0, 0, 2], [2, 2, 3, 3]])
-    np.testing.assert_array_equal(state.models.params["w"][:, 0], [0 + 3 + 3, 2 + 0 + 1 + 3 + 2])
+    np.testing.assert_array_equal(state.models[0].clients.count, [[1, 0, 0, 2], [1, 1, 2, 1]])
+    np.testing.assert_array_equal(state.models[0].clients.last_round, [[1, 0, 0, 2], [2, 2, 3, 3]])
+    np.testing.assert_array_equal(state.models[0].params["w"][:, 0], [0 + 3 + 3, 2 + 0 + 1 + 3 + 2])
     np.testing.assert_array_equal(trace.client_updates, [[0, 0], [2, 1], [1, 2], [0, 2]])
 
 
@@ -308,13 +308,15 @@ def test_a_model_that_nobody_trains_stays_as_it_is():
 
     before, after, trace = run(jax.random.key(0), task)
     for old, new in zip(
-        jax.tree.leaves(before.models.server), jax.tree.leaves(after.models.server), strict=True
+        jax.tree.leaves(before.models[0].server),
+        jax.tree.leaves(after.models[0].server),
+        strict=True,
     ):
         np.testing.assert_array_equal(old[0], new[0])
         assert np.isfinite(new).all()
-    np.testing.assert_array_equal(before.models.params[0], after.models.params[0])
-    assert not np.array_equal(before.models.params[1], after.models.params[1])
-    counts = [state.count for state in after.models.server if hasattr(state, "count")]
+    np.testing.assert_array_equal(before.models[0].params[0], after.models[0].params[0])
+    assert not np.array_equal(before.models[0].params[1], after.models[0].params[1])
+    counts = [state.count for state in after.models[0].server if hasattr(state, "count")]
     assert counts[0].tolist() == [3, 3]
     assert np.isfinite(trace.metrics["loss"]).all()
 
@@ -338,7 +340,7 @@ def test_schedules_are_evaluated_at_the_round_and_not_restarted():
         algorithm, start = fedavg(schedule, local_steps=1), {"w": jnp.zeros(3)}
         return simulate(rng_key, task, algorithm, full_participation(1), 4, params=start)[0]
 
-    ends = run(jax.random.key(0), Towards(jnp.ones(1)), np.arange(3)).models.params["w"]
+    ends = run(jax.random.key(0), Towards(jnp.ones(1)), np.arange(3)).models[0].params["w"]
     expected = 1 - np.prod(1 - np.array(rates), axis=1)
     np.testing.assert_allclose(ends, np.broadcast_to(expected[:, None, None], ends.shape), 1e-6)
 
@@ -450,13 +452,13 @@ def test_each_model_has_its_own_task():
 
     @jax.jit
     def together(rng_key, tasks):
-        return simulate(rng_key, tasks, algorithm, assignment, 7, params=start)[0].models.params
+        return simulate(rng_key, tasks, algorithm, assignment, 7, params=start)[0].models[0].params
 
     @jax.jit
     @functools.partial(jax.vmap, in_axes=(None, 0, 1))
     def alone(rng_key, task, groups):
         given = replay(groups[:, None], 6)
-        return simulate(rng_key, task, algorithm, given, 7, params=start)[0].models.params
+        return simulate(rng_key, task, algorithm, given, 7, params=start)[0].models[0].params
 
     groups = roll_out(assignment, jax.random.key(0), 7)
     stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *tasks)

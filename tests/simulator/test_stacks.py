@@ -31,7 +31,7 @@ FAST, SLOW = fedavg(0.3, epochs=1, batch_size=4), fedavg(0.03, epochs=1, batch_s
 
 def model_of(state, trace, stack, place, model):
     """One model's parameters and records."""
-    params = state.models.params if stack is None else state.models.params[stack]
+    params = state.models[stack or 0].params
     records = trace.metrics, {"up": trace.client_updates, "gradients": trace.gradients}
     return (
         jax.tree.map(operator.itemgetter(place), params),
@@ -114,7 +114,7 @@ def test_models_of_two_stacks_train_as_among_their_like(assignment, client_map):
     Draws are keyed by the model's number, so every model sees the same clients and examples.
     """
     mixed = train(MIXED, assignment, client_map=client_map)
-    assert len(mixed[0].models.params) == 2
+    assert len(mixed[0].models) == 2
     all_linear, all_networks = train(ALL_LINEAR, assignment), train(ALL_NETWORKS, assignment)
     for model, stack, place in ((0, 0, 0), (1, 1, 0), (2, 0, 1)):
         alone = all_networks if stack else all_linear
@@ -199,7 +199,7 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
     assert stack.task.train.examples[0] is both.train.examples[0]
     together = run(stacked, algorithm, assignment)
     apart = run([classification(each, LINEAR) for each in draws], algorithm, assignment)
-    assert isinstance(apart[0].models.params, tuple), "stores of other sizes are other kinds"
+    assert len(apart[0].models) == 2, "stores of other sizes are other kinds"
     for model in range(2):
         check(model_of(*together, None, model, model), model_of(*apart, model, 0, model))
 

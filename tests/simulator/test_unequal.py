@@ -14,6 +14,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     init,
+    mfa_rand,
     mifa,
     simulate,
     stalevr,
@@ -21,7 +22,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.assignments.sampling import draw_models, optimal_probabilities
-from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.tasks import least_squares
 from tests.helpers import slow_unless
 from tests.oracles import sampling as oracle
@@ -89,7 +90,7 @@ def uniform(expected):
         drawn = draw_models(rng_key, jnp.asarray(p))
         counts = jnp.zeros((M, N)).at[drawn, owners].add(1, mode="drop")
         clients = jnp.where(counts > 0, jnp.arange(N), -1)
-        return Groups(clients, counts / (np.array(PROCESSORS) * p[0, 0])), state
+        return Cohort.of_rows(clients, counts / (np.array(PROCESSORS) * p[0, 0])), state
 
     return Assignment(N, M, no_state, assign)
 
@@ -103,6 +104,10 @@ CASES = {
     "LVR": (sampled(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "GVR": (sampled(3.0, by="update"), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "FedVARP": (sampled(3.0), stalevr(0.05, local_steps=2, beta="one")),
+    "FedVARP, uniform": (
+        mfa_rand(N, M, cohort_size=3, unbiased=True),
+        stalevr(0.05, local_steps=2, beta="one"),
+    ),
     "StaleVRE": (sampled(3.0, by="update"), stalevr(0.05, local_steps=2)),
     "StaleVR": (
         sampled(3.0, by="update", inactive="train"),
@@ -124,18 +129,18 @@ def steps(case):
     @jax.jit
     def run(task):
         state = init(jax.random.key(3), task, algorithm, strategy, start)
-        if jax.tree.leaves(state.models.clients):
+        if jax.tree.leaves(state.models[0].clients):
             state, _ = advance(state, task, algorithm, strategy, 8)
 
         def step(key):
             again = state._replace(rng_key=key)
-            return advance(again, task, algorithm, strategy, 1)[0].models.params
+            return advance(again, task, algorithm, strategy, 1)[0].models[0].params
 
         def full(params):
             how = task, plain, full_participation(N), 1
-            return simulate(jax.random.key(0), *how, params=params)[0].models.params[0]
+            return simulate(jax.random.key(0), *how, params=params)[0].models[0].params[0]
 
-        before = state.models.params
+        before = state.models[0].params
         drawn = jax.vmap(step)(jax.random.split(jax.random.key(1), DRAWS))
         return drawn - before, jax.vmap(full)(before) - before
 

@@ -23,7 +23,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import fedavg, mfa_rand, mfa_rr, plots, sweep
-from fedjax_mm.base import Assignment, Groups
+from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
 from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
@@ -904,7 +904,7 @@ def wandering(num_clients, num_models):
     def assign(rng_key, t, key, look):
         key, draw = jax.random.split(key)
         groups = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
-        return Groups(groups.astype(jnp.int32)), key
+        return Cohort.of_rows(groups.astype(jnp.int32)), key
 
     return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
 

@@ -116,15 +116,19 @@ def test_dense_updates_and_gradients_are_summed_once():
 
     def one(rng_key, task):
         start = {"w": jnp.zeros(3)}
-        return simulate(
-            rng_key,
-            task,
-            fedavg(1.0, local_steps=1),
-            mfa_rand(N, 1),
-            1,
-            params=start,
-            client_axis="clients",
-        )[0].models.params["w"]
+        return (
+            simulate(
+                rng_key,
+                task,
+                fedavg(1.0, local_steps=1),
+                mfa_rand(N, 1),
+                1,
+                params=start,
+                client_axis="clients",
+            )[0]
+            .models[0]
+            .params["w"]
+        )
 
     moved = jax.jit(where.over(jax.vmap(one, (0, None)), (0, None)))(seed_keys(0, 1), task)
     np.testing.assert_allclose(moved, np.full((1, 1, 3), (N - 1) / 2), rtol=1e-6)

@@ -26,7 +26,7 @@ from fedjax_mm import (
     sweep,
     to_dataset,
 )
-from fedjax_mm.base import Algorithm, Assignment, Groups
+from fedjax_mm.base import Algorithm, Assignment, Cohort
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
@@ -637,7 +637,8 @@ def keyed(num_clients, num_models):
 
     def assign(rng_key, t, state, look):
         state, draw = jax.random.split(state)
-        return Groups(jax.random.permutation(draw, num_clients).reshape(num_models, -1)), state
+        clients = jax.random.permutation(draw, num_clients).reshape(num_models, -1)
+        return Cohort.of_rows(clients), state
 
     return Assignment(num_clients, num_models, lambda rng_key: rng_key, assign)
 

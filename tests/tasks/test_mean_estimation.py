@@ -147,7 +147,7 @@ def test_maxfl_trains_what_its_objective_has_for_a_minimum(weight, end, satisfie
     how = {"num_rounds": 400, "params": task.minimizer}
     run = jax.jit(lambda key: simulate(key, task, algorithm, full_participation(3), **how))
     state, trace = run(jax.random.key(0))
-    w = state.models.params[0]
+    w = state.models[0].params[0]
     assert float(w) == pytest.approx(end, abs=5e-3)
     assert task.satisfied(w).tolist() == satisfied
     assert trace.metrics["appeal"][-1, 0] == pytest.approx(np.mean(satisfied))

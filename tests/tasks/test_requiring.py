@@ -31,7 +31,7 @@ from fedjax_mm import (
     simulate,
     sweep,
 )
-from fedjax_mm.base import Batching, DemandingTask, Groups, LocalProblem, Look
+from fedjax_mm.base import Batching, ClientContext, Cohort, DemandingTask, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
@@ -47,7 +47,15 @@ from fedjax_mm.tasks import (
 )
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.view import client_losses, thresholds
-from tests.helpers import NOTHING_TO_SEE, Measured, Towards, counting, labelled_data, slow_unless
+from tests.helpers import (
+    NOTHING_TO_SEE,
+    Measured,
+    Towards,
+    counting,
+    labelled_data,
+    rows_of,
+    slow_unless,
+)
 
 N, SEEN = 7, 5
 RATE, STEPS = 0.3, 6
@@ -81,7 +89,7 @@ def descend(task, params, client):
 @partial(jax.jit, static_argnums=4)
 def train(rng_key, task, params, client, num_steps):
     """The client's parameters after steps on batches of two."""
-    local = LocalProblem(rng_key, 0, task, client, params)
+    local = ClientContext(rng_key, 0, task, client, params)
     return train_locally(local, optax.sgd(RATE), num_steps, Batching(2))[0]
 
 
@@ -254,12 +262,12 @@ def tuned_run():
 def test_tuning_draws_batches_with_keys_of_its_own():
     """By (seed, round, model, client): that of the metrics, after the models' own."""
     task, (state, trace) = learners(double=False), tuned_run()
-    models = jax.device_get(state.models.params)
+    models = jax.device_get(state.models[0].params)
     for m in range(2):
         params, losses = jax.tree.map(lambda x, m=m: x[m], models), []
         for k in range(N):
             key = KEY
-            for number in (2, 2 + 2, 1 + m, k):
+            for number in (2, 2**31 - 1, 1 + m, k):
                 key = jax.random.fold_in(key, number)
             tuned = train(key, task, params, jnp.int32(k), STEPS)
             losses.append(float(of_client(task, tuned, jnp.int32(k))[0]))
@@ -344,7 +352,7 @@ def test_unseen_clients_never_train():
         return simulate(rng_key, task, [counting(), averaged], mfa_rand(SEEN, 2), 6)
 
     state, trace = run(KEY)
-    (counted, _) = state.models.clients
+    counted = state.models[0].clients
     assert counted.count.shape == (1, SEEN)
     assert trace.client_updates[1:].sum(1).tolist() == [SEEN] * 6
     start = {"w": jnp.zeros(3)}
@@ -353,7 +361,9 @@ def test_unseen_clients_never_train():
     @jax.jit
     def once(rng_key):
         everybody = full_participation(SEEN)
-        return simulate(rng_key, task, averaged, everybody, 1, params=start)[0].models.params["w"]
+        return (
+            simulate(rng_key, task, averaged, everybody, 1, params=start)[0].models[0].params["w"]
+        )
 
     np.testing.assert_allclose(once(KEY), np.mean(targets[:SEEN]) / 2)
 
@@ -408,7 +418,7 @@ def test_only_clients_to_whom_the_model_appeals_train():
     assert trace.client_updates[3:, 0].tolist() == [0] * (ROUNDS - 2)
     at_once, trace = six(1, 6)(SIX, rho)
     assert trace.client_updates[1:, 0].tolist() == [3, 2] + [0] * (ROUNDS - 2)
-    np.testing.assert_array_equal(at_once.models.clients.count[0], [0, 1, 0, 2, 2, 0])
+    np.testing.assert_array_equal(at_once.models[0].clients.count[0], [0, 1, 0, 2, 2, 0])
 
 
 @pytest.mark.parametrize("method", [fedavg, mwfed])
@@ -565,9 +575,10 @@ def test_a_look_is_of_the_models_as_they_are():
     ]
 
     def assign(rng_key, round, state, look):
-        groups, _ = mfa_rr(2, 2).assign(rng_key, round, Groups(jnp.array([[0], [1]])), None)
-        more = groups._replace(clients=jnp.concatenate([groups.clients, jnp.array([[0]])]))
-        return more, (look.losses(), look.appeals())
+        held = Cohort.of_rows(jnp.array([[0], [1]]))
+        cohort, _ = mfa_rr(2, 2).assign(rng_key, round, held, None)
+        more = jnp.concatenate([cohort.clients, jnp.array([0])])
+        return Cohort.of_rows(more[:, None]), (look.losses(), look.appeals())
 
     strategy = full_participation(2)._replace(num_models=3, assign=assign)
     nothing = jnp.zeros((3, 2)), jnp.zeros((3, 2), bool)
@@ -589,7 +600,8 @@ def test_a_look_is_of_the_models_as_they_are():
 
 def choose(strategy, rng_key, round, appeals):
     look = Look(losses=None, appeals=lambda: appeals, metric=None)
-    return strategy.assign(rng_key, round, strategy.init(rng_key), look)[0].clients
+    cohort, _ = strategy.assign(rng_key, round, strategy.init(rng_key), look)
+    return rows_of(cohort, strategy.num_models)
 
 
 def test_fewer_than_asked_all_come():
@@ -639,21 +651,21 @@ def test_models_draw_independently():
 
 
 def test_a_scale_stays_with_its_client():
-    scale = 10.0 * jnp.arange(1, 7)[None]
+    scale = 10.0 * jnp.arange(1, 7)
     inner = full_participation(6)
 
     def assign(*args):
         groups, state = inner.assign(*args)
-        return groups._replace(scale=scale), state
+        return dataclasses.replace(groups, scale=scale), state
 
     strategy = appealing(inner._replace(assign=assign), cohort_size=4, from_round=1)
     appeals = jnp.array([[False, True, True, False, True, False]])
     look = Look(losses=None, appeals=lambda: appeals, metric=None)
     groups, _ = strategy.assign(jax.random.key(0), 1, (), look)
-    present = np.asarray(groups.clients[0]) >= 0
-    assert groups.scale.shape == groups.clients.shape == (1, 4)
-    assert sorted(groups.clients[0][present].tolist()) == [1, 2, 4]
-    np.testing.assert_allclose(groups.scale[0][present], 10.0 * (groups.clients[0][present] + 1))
+    present = np.asarray(groups.clients) >= 0
+    assert groups.scale.shape == groups.clients.shape == (4,)
+    assert sorted(groups.clients[present].tolist()) == [1, 2, 4]
+    np.testing.assert_allclose(groups.scale[present], 10.0 * (groups.clients[present] + 1))
 
 
 # What is computed before the first round of a sweep.

@@ -21,8 +21,14 @@ N, MODELS, ROUNDS = 4, 2, 3
 HOW = fedavg(0.1, local_steps=2), mfa_rr(N, MODELS), ROUNDS
 
 
-def per_client(task, params):
-    return {"client_loss": client_losses(task, params), "pair": jnp.stack([params[0], params[1]])}
+def arrays(task, params):
+    """A loss of each client; a pair; and a confusion matrix of as many classes as clients."""
+    own = {"client_loss": client_losses(task, params), "pair": jnp.stack([params[0], params[1]])}
+    return own | {"confusion": jnp.zeros((N, N))}
+
+
+def with_arrays(task):
+    return with_metrics(task, arrays, per_client=["client_loss"])
 
 
 @functools.cache
@@ -32,7 +38,7 @@ def runs():
     @jax.jit
     def program(rng_key, task):
         norm = with_metrics(task, {"norm": optax.tree.norm})
-        tasks = task, norm, with_metrics(norm, per_client)
+        tasks = task, norm, with_arrays(norm)
         return [
             (params_of(state), trace)
             for state, trace in (simulate(rng_key, each, *HOW) for each in tasks)
@@ -63,12 +69,13 @@ def test_numbers_and_arrays_are_recorded_by_name():
     assert result.client_loss.dims == ("round", "model", "client")
     assert result.client.values.tolist() == list(range(N))
     assert result.pair.dims == ("round", "model", "pair_0")
+    assert result.confusion.dims == ("round", "model", "confusion_0", "confusion_1")
     mean = result.client_loss.mean("client")
     np.testing.assert_allclose(mean, result.loss, rtol=1e-5, atol=1e-6)
 
 
 def build(num_clients, learning_rate):
-    task = with_metrics(quadratic(num_clients, 2, mu=0.05), per_client)
+    task = with_arrays(quadratic(num_clients, 2, mu=0.05))
     return Setup(task, fedavg(learning_rate, local_steps=2), mfa_rr(num_clients, MODELS))
 
 
@@ -81,6 +88,7 @@ def test_a_sweep_has_a_dimension_of_clients():
     dims = ("num_clients", "learning_rate", "seed", "round", "model")
     assert result.client_loss.dims == (*dims, "client")
     assert result.pair.dims == (*dims, "pair_0")
+    assert result.confusion.dims == (*dims, "confusion_0", "confusion_1")
     mean = result.client_loss.mean("client")
     np.testing.assert_allclose(mean, result.loss, rtol=1e-5, atol=1e-6)
     counts = np.isfinite(result.client_loss).sum("client")
@@ -122,6 +130,21 @@ def test_models_without_a_metric_have_nan_in_its_shape():
 def test_wrong_metrics_are_refused_before_anything_is_compiled(metrics, message):
     with pytest.raises(ValueError, match=message):
         simulate(jax.random.key(0), with_metrics(Towards(jnp.zeros(N)), metrics), *HOW)
+
+
+@pytest.mark.parametrize("length", [N + 1, None])
+def test_a_metric_of_each_client_has_a_number_for_each(length):
+    own = {"share": lambda params: jnp.ones(length) if length else jnp.float32(1)}
+    task = with_metrics(Towards(jnp.zeros(N)), own, per_client=["share"])
+    shape = rf"\({length},\)" if length else r"\(\)"
+    with pytest.raises(ValueError, match=f"'share' has shape {shape} .* for each of 4 clients"):
+        simulate(jax.random.key(0), task, *HOW)
+
+
+def test_what_is_of_each_client_is_a_metric():
+    task = with_metrics(Towards(jnp.zeros(N)), {}, per_client=["share"])
+    with pytest.raises(ValueError, match="per_client has 'share', which is no metric of the task"):
+        simulate(jax.random.key(0), task, *HOW)
 
 
 def test_arrays_of_different_shapes_have_different_names():

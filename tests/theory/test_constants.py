@@ -53,7 +53,7 @@ def trajectory(task, num_rounds=6):
     def points(task):
         def one_round(state, _):
             after, _ = advance(state, task, algorithm, assignment, 1)
-            return after, after.models.params[0]
+            return after, after.models[0].params[0]
 
         start = init(jax.random.key(3), task, algorithm, assignment)
         return jax.lax.scan(one_round, start, length=num_rounds)[1]

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from pydantic import Field, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
-from fedjax_mm.base import Assignment, Batching, Groups, Index, Look, Params, Round, Scalar
+from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Round, Scalar
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
@@ -136,10 +136,10 @@ def bowls(config: OptimalCohort) -> tuple[np.ndarray, np.ndarray]:
 def cohort_of(num_clients: int, size: Scalar) -> Assignment:
     """Returns uniform cohorts for one model, whose size may be traced."""
 
-    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Groups, Any]:
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
         order = permutation(rng_key, num_clients)
-        return Groups(jnp.where(jnp.arange(num_clients) < size, order, -1)[None]), state
+        return Cohort.of_rows(jnp.where(jnp.arange(num_clients) < size, order, -1)[None]), state
 
     return Assignment(num_clients, 1, lambda rng_key: (), assign)
 

@@ -1,0 +1,263 @@
+"""Local training: jobs -> chunks -> contributions -> sums. Nothing else calls a client function.
+
+A job is one local training. In a round its client begins with its model's current version, and its
+contribution is added to its model's sum. Among arrivals a job has a version of its own, and a model
+has a sum for each step.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_mm import base, chunks, sums
+from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
+from fedjax_mm.cohorts import by_rows, by_slots, places_of
+from fedjax_mm.stacks import Stack, StackState, over_models
+
+
+class Options(NamedTuple):
+    """Settings of speed and memory; results depend on them only by the order of summation."""
+
+    client_map: chunks.ClientMap
+    client_axis: str | None
+    with_reports: bool = False  # whether anybody reads them
+
+
+class Jobs(NamedTuple):
+    """Local trainings, ``[slots]`` each.
+
+    Attributes:
+      client: who trains; -1 is padding.
+      model: the row of the model in its stack; a NumPy array is known while tracing, and None are
+        the jobs of one model.
+      scale: factors of the clients' weights; None gives none.
+      takes_part: whether clients take part; None is all.
+      segment: which of its model's sums a contribution is added to; None if there is one.
+      origin: whatever `StartFn` needs to know of a job.
+    """
+
+    client: Any
+    model: Any
+    scale: Float[Array, " slots"] | None = None
+    takes_part: Bool[Array, " slots"] | None = None
+    segment: Int[Array, " slots"] | None = None
+    origin: Any = ()
+
+
+class Start(NamedTuple):
+    """What a client begins with: its key, its round, and a version of the model."""
+
+    rng_key: PRNGKeyArray
+    round: Round
+    params: Params
+    server_state: ServerState
+
+
+StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
+"""Function of what a model's jobs share, of the model, and of one job."""
+
+SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
+"""Runs the client function with a factor of its weight."""
+
+MessageFn: TypeAlias = Callable[[SendFn, Scalar, Params], tuple[Contribution, ClientState]]
+"""Function that makes a client's message and its new state of what the client function returns."""
+
+
+class Trained(NamedTuple):
+    """Result of local training, of one client or of all jobs.
+
+    Attributes:
+      total: the sum of the contributions, ``[models, ...]`` or ``[models, segments, ...]``.
+      client_states: of all clients, ``[models, clients, ...]``.
+      reports: ``[slots, ...]``, in the order of the jobs; padding has zeros.
+    """
+
+    total: Contribution
+    client_states: ClientState
+    reports: Any
+
+
+def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, ClientState]:
+    """Returns what the client function returns."""
+    del params
+    return send(scale)
+
+
+def train(
+    stack: Stack,
+    state: StackState,
+    jobs: Jobs,
+    start: StartFn,
+    options: Options,
+    *,
+    shared: Any = (),
+    num_segments: int | None = None,
+    most_per_model: int | None = None,
+    message: MessageFn = as_it_is,
+    keeps_states: bool = True,
+) -> Trained:
+    """Trains the jobs of a stack's models and adds up what they contribute.
+
+    Jobs are computed as one list, whose chunks mix models, or as rows: lists of one model each,
+    side by side or one after the other. A list needs data that all models share, because each slot
+    would else copy the data of its model.
+
+    Args:
+      stack: the models.
+      state: their state.
+      jobs: what is trained.
+      start: says what a client begins with.
+      options: of the run.
+      shared: what `start` needs to know of each model, ``[models, ...]``.
+      num_segments: the sums of a model; None is one, of sparse updates if clients send them.
+      most_per_model: a model has at most so many jobs, if it is traced who trains what.
+      message: what a client sends.
+      keeps_states: whether clients keep their new states.
+    """
+    size = chunks.chunk_size_of(options.client_map, stack.task, state.params, len(jobs.client))
+    how = _How(stack, start, options, size, num_segments, message, keeps_states)
+    is_known, num_models = isinstance(jobs.model, np.ndarray), len(stack.models)
+    is_mixed = not is_known or size not in (None, 1)
+    if num_models > 1 and is_mixed and all(jax.tree.leaves(stack.shared)):
+        jobs = jobs._replace(model=jnp.asarray(jobs.model))
+        return _train_list(how, _Models(stack.task_at, shared, state), jobs)
+
+    def train_row(task: Task, jobs: Jobs, shared: Any, model: StackState) -> Trained:
+        return _train_list(how, _Models(lambda _: task, shared, model), jobs)
+
+    places = places_of(jobs.client, jobs.model, num_models, most_per_model)
+    rows = by_rows(jobs._replace(model=None), places)
+    one_by_one = size is not None or not stack.has_equal_steps
+    trained = over_models(train_row, stack, rows, shared, state, one_by_one=one_by_one)
+    return trained._replace(reports=by_slots(trained.reports, places, len(jobs.client)))
+
+
+class _How(NamedTuple):
+    """Settings of a list's training that are known while tracing; see `train`."""
+
+    stack: Stack
+    start: StartFn
+    options: Options
+    chunk_size: int | None
+    num_segments: int | None
+    message: MessageFn
+    keeps_states: bool
+
+
+class _Models(NamedTuple):
+    """Models that a list of jobs trains: all of a stack, or one, without a models axis."""
+
+    task_at: Callable[[Any], Task]
+    shared: Any
+    state: StackState
+
+    def begin(self, start: StartFn, job: Jobs) -> tuple[Task, Start]:
+        """Returns what a client learns, and what it begins with."""
+        shared, model = self.shared, dataclasses.replace(self.state, clients=())
+        if row := _row(job):
+            shared, model = jax.tree.map(itemgetter(row), (shared, model))
+        return self.task_at(job.model), start(shared, model, job)
+
+
+def _row(jobs: Jobs) -> tuple[Any, ...]:
+    """Returns the index of the jobs' models, which one model alone does not need."""
+    return () if jobs.model is None else (jobs.model,)
+
+
+def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
+    """Trains a list of jobs of one model, or of all models of a stack.
+
+    With a client axis, every device of the axis trains a share of the list.
+    """
+    # Memory does not grow with the list: `chunk_size` clients at a time are computed and added up,
+    # and of the states of all clients only the participants' rows are written.
+    num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
+
+    @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
+    def contribute(job: Jobs, state: ClientState) -> Trained:
+        return _contribute(how, models, job, state)
+
+    def add_jobs(so_far: Trained, chunk: tuple[Array, Jobs]) -> tuple[Trained, None]:
+        slot, jobs = chunk
+        present = jobs.client >= 0
+        jobs = chunks.repeat_first(present, jobs)
+        known = so_far.client_states if how.keeps_states else states
+        own = jax.tree.map(itemgetter((*_row(jobs), jobs.client)), known)
+        new = chunks.compute_chunk(contribute, present, jobs, own, skip=may_skip)
+        # Index -1 would write to the last client; an index out of range is dropped.
+        client = jnp.where(present, jobs.client, how.stack.num_clients)
+        rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
+        made: Any = new.client_states, new.reports
+        if axis is not None and jax.tree.leaves(made):
+            rows, made = lax.all_gather((rows, made), axis, tiled=True)
+        old = so_far.client_states, so_far.reports
+        put = [chunks.put_rows(*each) for each in zip(old, rows, made, strict=True)]
+        sum_of = _row(jobs) if how.num_segments is None else (*_row(jobs), jobs.segment)
+        return Trained(sums.add_chunk(so_far.total, new.total, present, *sum_of), *put), None
+
+    order = _longest_first(how, models, jobs)
+    may_skip = how.chunk_size is not None or order is not None
+    first = jax.tree.map(itemgetter(0), jobs)
+    state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
+    one = jax.eval_shape(contribute, first, state)
+    reports = jax.tree.map(lambda x: jnp.zeros((num_slots, *x.shape), x.dtype), one.reports)
+    each_model = jax.vmap if _row(jobs) else lambda function: function
+    total = each_model(partial(_zero_sums, how.num_segments, one.total))(models.state.params)
+    trained = Trained(total, states if how.keeps_states else (), reports)
+    listed = jnp.arange(num_slots), jobs
+    for some in chunks.in_chunks(listed, order, how.chunk_size, axis):
+        trained, _ = lax.scan(add_jobs, trained, some)
+    total = trained.total
+    if how.num_segments is None:  # here, because XLA fuses it only without axes of length 1
+        total = each_model(sums.finish_sum)(total, models.state.params)
+    return trained._replace(total=total if axis is None else lax.psum(total, axis))
+
+
+def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
+    """Returns the slots in decreasing order of local steps; None if all clients take as many."""
+    count = how.stack.algorithm.num_steps
+    if count is None or how.stack.has_equal_steps:
+        return None
+
+    def num_steps(job: Jobs) -> base.Steps:
+        task, began = models.begin(how.start, job)
+        return count(task, job.client, began.server_state)
+
+    return chunks.longest_first(num_steps, jobs.client, jobs)
+
+
+def _contribute(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
+    """Trains one client."""
+    task, began = models.begin(how.start, job)
+    takes_part, scale = job.takes_part, 1.0 if job.scale is None else job.scale
+    if takes_part is not None:
+        scale = jnp.where(takes_part, scale, 0)
+    context = base.ClientContext(
+        *(began.rng_key, began.round, task, job.client, began.params),
+        takes_part=True if takes_part is None else takes_part,
+        is_scaled=job.scale is not None,
+    )
+
+    def send(scale: Scalar) -> tuple[Contribution, ClientState]:
+        local = context._replace(scale=scale)
+        return how.stack.algorithm.client(local, began.server_state, state)
+
+    sent, new = how.message(send, scale, began.params)
+    reports = sent.report if how.options.with_reports else ()
+    return Trained(sent._replace(report=()), new if how.keeps_states else (), reports)
+
+
+def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:
+    """Returns a model's empty sums."""
+    zero = sums.zero_sum(one, params)
+    if num_segments is None:
+        return zero
+    return jax.tree.map(lambda x: jnp.zeros((num_segments, *x.shape), x.dtype), zero)
