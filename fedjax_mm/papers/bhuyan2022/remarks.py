@@ -41,7 +41,7 @@ from fedjax_mm.tasks.with_metrics import with_metrics
 from fedjax_mm.theory import mfa, mfa_lemmas
 from fedjax_mm.theory.problem import FloatArray
 
-_METHODS = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
+_METHODS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand, "MFA-RR": mfa_rr}
 _WHAT = {
     "lemma-1": "variance of the sampled gradients",
     "lemma-2": "distance after E centralized steps",
@@ -268,11 +268,10 @@ def _left_out(
 
     def of_seed(key: PRNGKeyArray) -> Float[Array, "2"]:
         def one_round(state: Any, t: Array) -> tuple[Any, Array]:
-            groups, state = assign(jax.random.fold_in(key, t), t, state, None)
-            models = jnp.arange(M)[:, None] if groups.models is None else groups.models
+            cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
             pairs = jnp.zeros((assignment.num_clients, M), int)
-            # A place without a client is numbered -1, which would be the last client.
-            return state, pairs.at[groups.clients, models].add(groups.clients >= 0)
+            # A slot without a client is numbered -1, which would be the last client.
+            return state, pairs.at[cohort.clients, cohort.models].add(cohort.clients >= 0)
 
         rounds = jnp.arange(1, M * num_frames + 1)
         _, pairs = lax.scan(one_round, assignment.init(key), rounds)
@@ -286,10 +285,10 @@ def follows_table_3(assignment: Assignment) -> bool:
     """Returns whether an assignment of three models goes by the paper's Table 3 for two frames."""
     key = jax.random.key(0)
     assign: Callable[..., Any] = assignment.assign  # it does not look at the models
-    state, first, follows = assignment.init(key), np.empty(0), []
+    state, first, follows = assignment.init(key), np.empty((0, 0)), []
     for t in range(1, 1 + 2 * len(_TABLE_3)):
-        groups, state = assign(jax.random.fold_in(key, t), t, state, None)
-        trained, place = np.asarray(groups.clients), (t - 1) % len(_TABLE_3)
+        cohort, state = assign(jax.random.fold_in(key, t), t, state, None)
+        trained, place = np.asarray(cohort.clients).reshape(3, -1), (t - 1) % len(_TABLE_3)
         first = trained if place == 0 else first
         follows.append((trained == first[np.array(_TABLE_3[place]) - 1]).all())
     return bool(np.all(follows))
