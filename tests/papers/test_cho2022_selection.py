@@ -63,6 +63,19 @@ def test_the_best_point_has_the_highest_mean_accuracy():
         assert set(point.own) == {"FedProx": {"mu"}, "qFFL": {"q"}}.get(name, set())
 
 
+def test_appeal_chooses_in_clusters_and_accuracy_decides_ties():
+    config = config_of("maxfl-fig3", methods={"MaxFL": {"name": "maxfl"}})
+    assert config.chosen_by == "appeal"
+    scores = scores_of(config, lambda *shape: np.zeros(shape))[0].copy(deep=True)
+    appeal, accuracy = (scores[f"selection_{name}"].values for name in ("appeal", "accuracy"))
+    appeal[:, [3, 5]], accuracy[:, 5], accuracy[:, 7] = 0.4, 0.3, 0.9
+    for chosen_by, place in (("appeal", 5), ("accuracy", 7)):
+        best = scores.isel(candidate=place)
+        point = best_points(scores, config.model_copy(update={"chosen_by": chosen_by}))["MaxFL"]
+        assert point.learning_rate == best["candidate_learning_rate"].item()
+        assert point.local_steps == best["candidate_local_steps"].item()
+
+
 def test_nothing_is_chosen_where_there_is_no_choice():
     at = {"learning_rate": 0.1, "local_steps": 2, "batch_size": 8}
     config = config_of("maxfl-table1", methods=FEDPROX, points={"MaxFL": at})

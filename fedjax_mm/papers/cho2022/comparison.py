@@ -275,9 +275,8 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
         invited += "appeals"
     chosen = "Each method at a point that the settings give"
     if settings.selection:
-        chosen = (
-            f"Each method at the best of {settings.num_points} points of the grid, by accuracy "
-        )
+        chosen = f"Each method at the best of {settings.num_points} points of the grid, by "
+        chosen += f"{settings.chosen_by} "
         number = settings.selection_seeds
         chosen += f"on {number} other seeds" if number > 1 else "on another seed"
     flips = "training " * (settings.flips == "training") + "labels flipped"

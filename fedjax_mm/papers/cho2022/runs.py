@@ -117,10 +117,11 @@ def select(config: Comparison, execution: Execution) -> xr.Dataset:
 
 
 def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
-    """Returns the point of each method with the highest test accuracy of seen clients at the end.
+    """Returns the point of each method with the highest test accuracy, or appeal, at the end.
 
-    The mean over the seeds of the selection decides. A point where a seed diverged is not
-    considered, unless all are.
+    The mean over the seen clients and the seeds of the selection decides; of points with equal
+    appeals the one with the highest accuracy is taken, and then the first. A point where a seed
+    diverged is not considered, unless all are.
 
     Args:
       scores: of `select`; there may be none.
@@ -129,11 +130,12 @@ def best_points(scores: xr.Dataset, config: Comparison) -> dict[str, Point]:
     found: dict[str, Point] = {}
     if config.selection is None:
         return found
-    mean = scores[f"selection_{SCORES[0]}"].mean("selection_seed", skipna=False)
+    # Less than any score instead of NaN, where a seed diverged.
+    means = scores.mean("selection_seed", skipna=False).fillna(-1.0)
+    first, second = (means[f"selection_{name}"].values for name in (config.chosen_by, SCORES[0]))
     for name, settings in config.selection.methods.items():
-        mine = mean.isel(candidate=np.flatnonzero(mean["candidate_algorithm"].values == name))
-        # Less than any accuracy, in place of NaN where a seed diverged.
-        best = mine.isel(candidate=int(mine.fillna(-1.0).argmax("candidate")))
+        mine = np.flatnonzero(means["candidate_algorithm"].values == name)
+        best = means.isel(candidate=max(mine, key=lambda i: (first[i], second[i])))
         at = {key: best[f"candidate_{key}"].item() for key in POINT}
         variant = config.variants[at.pop("variant")][1]
         found[name] = Point(**at, own={key: variant[key] for key in lists_of(settings)})
