@@ -309,7 +309,8 @@ def resumed(name, directory, content):
 
 def finished(directory, content):
     (directory / "summary.json").write_text(json.dumps(content))
-    now = {"config": {"num_seeds": 3}, "versions": MANIFEST["versions"], "git_revision": None}
+    versions = json.loads(files()["summary.json"])["manifest"]["versions"]
+    now = {"config": {"num_seeds": 3}, "versions": versions, "git_revision": None}
     found = find_finished(directory / "summary.json", now)
     assert found is None or isinstance(found.content, dict)
 

@@ -272,7 +272,7 @@ def test_noise_has_its_size_and_the_gap_is_that_of_the_minimum():
 def test_bounds_of_model_averaging_hold_beside_measured_runs():
     dataset = AVERAGING.run(SHORT, None)
     findings = AVERAGING.findings(dataset, SHORT)
-    found = {each.key: each.verdict for each in findings.statements}
+    found = {each.key: each.verdict for each in findings.statements if not each.untested}
     assert {found[key] for key in found.keys() - {"order"}} == {"supported"}
     assert AVERAGING.figure(dataset, findings.measured, SHORT).axes
     texts = {row[:3]: row[5] for row in findings.tables[0].rows}
