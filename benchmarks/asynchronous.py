@@ -1,7 +1,7 @@
 """FedAST as a Python event loop around a compiled client update, as its serial programs are.
 
 The loop keeps a heap of jobs, trains each one when it comes home, and makes a step once a buffer is
-full. It is given the draws of `simulate_async`, so that both do the same work. A job costs it one
+full. It is given the draws of `simulate`, so that both do the same work. A job costs it one
 compiled call for the client's update and one for the sum in the buffer, or a single one for both.
 
 `python -m benchmarks.asynchronous [REPEATS]` times both in turn and prints a table.
@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_mm import fedavg, keys
-from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
+from fedjax_mm import fedavg, keys, simulate
+from fedjax_mm.asynchrony import Dispatch, fedast
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.data import synthetic
@@ -47,7 +47,8 @@ def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
         task = classification(synthetic(100), LogisticRegression(5))
         steps = {"F2": 5, "F3": 1}[name]
         algorithm = fedavg(0.05, local_steps=steps, batch_size=20, weighted=False)
-    dispatch = fedast(task.num_clients, NUM_MODELS, at_work=100, ratio=10, reallocate=False)
+    how: Any = {"at_work": 100, "ratio": 10, "reallocate": False, "arrivals_per_round": 1}
+    dispatch = fedast(task.num_clients, NUM_MODELS, **how)
     return task, algorithm, dispatch
 
 
@@ -139,7 +140,7 @@ def _program(name: str, num_arrivals: int, client_axis: str | None = None) -> Ca
     how: Any = {"record_every": num_arrivals, "client_axis": client_axis}
 
     def run(rng_key: Any, task: Any) -> Any:
-        return simulate_async(rng_key, task, algorithm, dispatch, num_arrivals, **how)
+        return simulate(rng_key, task, algorithm, dispatch, num_arrivals, **how)
 
     return run
 

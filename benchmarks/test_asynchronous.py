@@ -29,7 +29,7 @@ def test_event_loop(benchmark, name):
 def test_ours(benchmark, name):
     run, seconds = asynchronous.compiled(name)
     benchmark.extra_info.update(compile_seconds=seconds)
-    _time(benchmark, (name, "fedjax_mm", "simulate_async"), run)
+    _time(benchmark, (name, "fedjax_mm", "simulate"), run)
 
 
 def _time(benchmark, row, run):

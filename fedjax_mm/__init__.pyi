@@ -19,12 +19,13 @@ from .assignments.bandits import bandit
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.sampling import variance_reduced
+from .engine import State
 from .experiments.experiment import Experiment
 from .experiments.run import run
 from .local import averaging
 from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
-from .simulate import State, advance, init, params_of, simulate
+from .simulate import advance, init, params_of, simulate
 from .sweeps.execute import sweep
 
 __all__ = [

@@ -487,7 +487,7 @@ class Trace:
     """Records of a run; the first entry of every array is the state before the recorded rounds.
 
     Attributes:
-      round: ``int32[records]``, rounds done; of `simulate_async` jobs that have arrived.
+      round: ``int32[records]``, rounds done.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
       client_updates: ``int32[records, models]``, local trainings since the record before.

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
-from fedjax_mm.simulate import init, params_of, round_of, simulate
+from fedjax_mm.engine import engine_of
+from fedjax_mm.simulate import init, params_of, simulate
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import Execution, carry_out
@@ -134,9 +134,8 @@ def learning_program(
     def run(words: Any, task: Task, params: Params) -> Any:
         # `simulate` would evaluate the model; rounds alone are what is timed.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
-        stacks = stacks_of(task, algorithm, assignment)
-        one_round = round_of(stacks, assignment, client_map, where.client_axis)
-        state, _ = lax.scan(one_round, state, length=workload.num_rounds)
+        engine = engine_of(task, algorithm, assignment, client_map, where.client_axis)
+        state, _ = engine.rounds(state, workload.num_rounds)
         return params_of(state, 0)
 
     key = jax.random.key(0)

@@ -203,13 +203,13 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
         )
 
 
-def check_rounds(num_rounds: Any, record_every: Any, name: str = "num_rounds") -> tuple[int, int]:
+def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
     """Returns both as ints; `ValueError` unless `record_every` divides the number of rounds."""
-    num_rounds, every = check_count(name, num_rounds), whole(record_every)
+    num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
     if every is None or every < 1 or num_rounds % every:
         raise ValueError(
-            f"record_every is {described(record_every)}; it must be a divisor of {name} = "
-            f"{num_rounds}"
+            f"record_every is {described(record_every)}; it must be a divisor of "
+            f"num_rounds = {num_rounds}"
         )
     return num_rounds, every
 

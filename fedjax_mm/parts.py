@@ -1,8 +1,7 @@
 """Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates, seeds.
 
-Whatever enters through a public function is checked here once, before anything is traced; arrays of
-examples are checked in `fedjax_mm.data.arrays`. What an assignment returns is checked while a round
-is traced.
+Whatever enters through a public function is checked here once, before anything is traced. Arrays of
+examples are checked in `fedjax_mm.data.arrays`, and what an assignment returns in `asking.py`.
 """
 
 from collections.abc import Callable
@@ -14,8 +13,8 @@ import numpy as np
 import optax
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import Algorithm, Assignment, Cohort, Look, Round, Task
-from fedjax_mm.checks import NO_VALUE, check_alike, check_numbers, check_positive, described, whole
+from fedjax_mm.base import Algorithm, Assignment, Task
+from fedjax_mm.checks import NO_VALUE, check_numbers, check_positive, described, whole
 
 T = TypeVar("T")
 
@@ -45,86 +44,6 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
         if not callable(given) and (given is not None or is_needed):
             raise TypeError(f"the assignment's {field} is {described(given)}; give a function")
     return assignment
-
-
-def assign(
-    assignment: Assignment, rng_key: PRNGKeyArray, round: Round, state: Any, look: Look
-) -> tuple[Cohort, Any]:
-    """Returns the cohort of a round and the assignment's new state, both checked.
-
-    What is traced has no value yet, so that clients' numbers are not looked at.
-
-    Raises:
-      TypeError: if `assign` returns something else.
-      ValueError: if shapes do not fit.
-    """
-    what, wanted = _name_of(assignment), "return two from assign: a Cohort, and the state"
-    match assignment.assign(rng_key, round, state, look):
-        case Cohort() as found:
-            raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
-        case Cohort() as cohort, new:
-            pass
-        case [first, _] as found if isinstance(found, tuple | list):  # jax's arrays are sequences
-            raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
-        case found:
-            raise TypeError(f"{what} returns {described(found)}; {wanted}")
-    _check_cohort(what, cohort)
-    if assignment.observe is None:  # which else makes the state of the next round
-        _check_state(f"{what} returns", state, new)
-    return cohort, new
-
-
-def _check_cohort(what: str, cohort: Cohort) -> None:
-    """Raises an error unless a cohort consists of arrays that fit each other."""
-    numbers: dict[str, Any] = {"clients": cohort.clients, "models": cohort.models}
-    for name, given in numbers.items():
-        if not isinstance(given, jax.Array | np.ndarray) or given.dtype.kind not in "iu":
-            kind = f", {given.dtype}" if hasattr(given, "dtype") else ""
-            raise TypeError(
-                f"{what} returns as {name} {described(given)}{kind}; give an array of their "
-                "numbers, int32[slots]"
-            )
-    shape = cohort.clients.shape
-    if len(shape) != 1 or cohort.models.shape != shape:
-        raise ValueError(
-            f"{what} returns clients of shape {shape} and models of shape {cohort.models.shape}; "
-            "give a client and a model for each slot, or Cohort.of_rows(clients[models, width])"
-        )
-    if not shape[0]:
-        raise ValueError(
-            f"{what} returns no slots, room for nobody; give at least one, with the client -1 if "
-            "nobody trains"
-        )
-    if cohort.scale is not None and np.shape(cohort.scale) != shape:
-        raise ValueError(
-            f"{what} returns a scale of shape {np.shape(cohort.scale)}; give one number for each "
-            f"client, {shape}"
-        )
-
-
-def after_observing(
-    assignment: Assignment, round: Round, cohort: Cohort, reports: Any, state: Any, *, like: Any
-) -> Any:
-    """Returns the state after an assignment observed a round; `ValueError` unless it is alike.
-
-    Args:
-      assignment: one that has `observe`.
-      round: t.
-      cohort: as `assign` returned it.
-      reports: of the clients, in the order of the cohort.
-      state: as `assign` returned it.
-      like: the state before the round, whose form it keeps.
-    """
-    assert assignment.observe is not None
-    new = assignment.observe(round, cohort, reports, state)
-    _check_state(f"{_name_of(assignment)} returns from observe", like, new)
-    return new
-
-
-def check_parts(tasks: Any, algorithm: Any, assignment: Any) -> None:
-    """Raises `TypeError` unless these are tasks, algorithms and an assignment, in this order."""
-    check_assignment(assignment)
-    check_trained(tasks, algorithm)
 
 
 def check_trained(tasks: Any, algorithm: Any) -> None:
@@ -247,25 +166,6 @@ def check_seed(name: str, seed: Any) -> int:
     if number is None or not 0 <= number <= _MOST:
         raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")
     return number
-
-
-def _name_of(assignment: Assignment) -> str:
-    """Returns what to call an assignment in messages: by the function that made it, if one did."""
-    name = getattr(assignment.assign, "__qualname__", type(assignment.assign).__name__)
-    return f"the assignment {name.split('.<locals>')[0]}"
-
-
-def _check_state(who: str, old: Any, new: Any) -> None:
-    """Raises `ValueError` unless a round keeps the structure, shapes and types of a state."""
-    check_alike(f"{who} a state of another structure than init", old, new)
-    for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
-        before, after = jax.typeof(one), jax.typeof(other)
-        is_same = before.weak_type or before.dtype == after.dtype  # the loop widens Python numbers
-        if before.shape != after.shape or not is_same:
-            raise ValueError(
-                f"{who} {after.str_short()} in its state where init returned {before.str_short()}; "
-                "keep shapes and types"
-            )
 
 
 def _check(name: str, value: Any, wanted: str, kind: type, remedy: str) -> Any:

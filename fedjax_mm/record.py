@@ -1,10 +1,10 @@
 """Records of a run: metrics of the models, counts of the work done, sizes of messages."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from functools import reduce
-from typing import Any, NamedTuple
+from functools import partial, reduce
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Assignment, Cohort, Contribution, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import Assignment, Cohort, Metrics, Params, Round, Task, Trace
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
+from fedjax_mm.train import Trained, message_of
+
+T = TypeVar("T")
 
 
 class Counts(NamedTuple):
@@ -29,11 +32,11 @@ class Counts(NamedTuple):
     idle_rounds: Any
 
 
-class Tally(NamedTuple):
+class Work(NamedTuple):
     """Work done since the last record.
 
     Attributes:
-      counts: what is recorded of it.
+      counts: the part that is recorded.
       staleness: the steps that models made during the jobs that arrived, added up; () in rounds.
     """
 
@@ -41,12 +44,9 @@ class Tally(NamedTuple):
     staleness: Any = ()
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Sizes of the messages that one client sends and receives, for each model."""
+class MessageSizes(NamedTuple):
+    """Numbers in the messages that one client sends and receives, for each model."""
 
-    # Static: sizes are known while a round is traced, and leave `lax.scan` with the structure.
     up: tuple[int, ...]
     down: tuple[int, ...]
 
@@ -77,7 +77,7 @@ class Record(NamedTuple):
     counts: Counts
 
 
-def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: Sizes) -> Trace:
+def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:
     """Returns the trace of a first entry and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
@@ -213,35 +213,36 @@ def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
     return assignment.metrics and assignment.metrics(state)
 
 
-def add_counts(counts: Int[Array, "rounds models"]) -> Int[Array, " models"]:
-    """Returns the sum over rounds, or -1 if it may not fit 32 bits."""
-    # int32 wraps: a wrong number would look like a right one. The float32 sum is rounded: a margin.
-    fits = counts.sum(0, dtype=jnp.float32) < 2**31 - 2**10
-    return jnp.where(fits, counts.sum(0), -1)
+def add_counts(done: T, new: T) -> T:
+    """Returns the sums of two pytrees of counts, with -1 where one does not fit 32 bits."""
+
+    # int32 wraps: a wrong number would look like a right one. Counts are not negative otherwise.
+    def add(done: Array, new: Array) -> Array:
+        new = new.astype(jnp.int32)
+        total = done + new
+        return jnp.where((done < 0) | (new < 0) | (total < done), -1, total)
+
+    total: T = jax.tree.map(add, done, new)
+    return total
 
 
-def count(
-    stacks: Sequence[Stack],
-    cohort: Cohort,
-    states: Sequence[StackState],
-    totals: Sequence[Contribution],
-) -> tuple[Counts, Sizes]:
-    """Returns one round's work for each model, and the sizes of the messages."""
+def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -> Counts:
+    """Returns one round's work for each model."""
     participants = cohort.sizes(sum(len(stack.models) for stack in stacks))
     gradients = cohort.num_gradients
     if gradients is None:
-        gradients = by_model(stacks, [total.num_gradients for total in totals])
-    counts = Counts(participants, gradients, (participants == 0).astype(jnp.int32))
-    up = message_sizes(stacks, [total.update for total in totals])
-    down = message_sizes(stacks, [state.params for state in states])
-    return counts, Sizes(up, down)
+        gradients = by_model(stacks, [each.total.num_gradients for each in trained])
+    return Counts(participants, gradients, (participants == 0).astype(jnp.int32))
 
 
-def message_sizes(stacks: Sequence[Stack], messages: Sequence[Any]) -> tuple[int, ...]:
-    """Returns the size of each model's message, from messages ``[models, ...]`` of each stack."""
-    of_model = {
-        model: sum(math.prod(x.shape[1:]) for x in jax.tree.leaves(message))
-        for stack, message in zip(stacks, messages, strict=True)
-        for model in stack.models
-    }
-    return tuple(of_model[model] for model in sorted(of_model))
+def message_sizes(stacks: Sequence[Stack], states: Sequence[StackState]) -> MessageSizes:
+    """Returns the sizes of every model's messages; nothing is computed."""
+
+    def sizes(trees: Sequence[Any]) -> tuple[int, ...]:
+        each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]
+        of = {m: size for stack, size in zip(stacks, each, strict=True) for m in stack.models}
+        return tuple(of[model] for model in sorted(of))
+
+    up = [message_of(*pair).update for pair in zip(stacks, states, strict=True)]
+    down = [jax.eval_shape(partial(jax.tree.map, itemgetter(0)), state.params) for state in states]
+    return MessageSizes(sizes(up), sizes(down))

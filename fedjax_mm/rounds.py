@@ -13,9 +13,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm import base, checks, keys, sums
+from fedjax_mm import base, keys, sums
+from fedjax_mm.asking import check_state, name_of
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
-from fedjax_mm.parts import after_observing
+from fedjax_mm.checks import check_alike
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import appeals, client_losses, client_weights
 from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
@@ -165,15 +166,20 @@ def observe(
     *,
     like: Any,
 ) -> Any:
-    """Returns the assignment's state after it observed the reports, if it observes any."""
+    """Returns the assignment's state after it observed the reports, if it observes any.
+
+    Raises:
+      ValueError: if the state is not of the form of `like`, the one before the round.
+    """
     if assignment.observe is None:
         return state
     reports = [each.reports for each in trained]
-    checks.check_alike("the models' algorithms report differently, but one observes all", *reports)
+    check_alike("the models' algorithms report differently, but one observes all", *reports)
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
     else:  # zeros of the stacks that a client does not train
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
-    given = (now.round, now.cohort, all_reports, state)
-    return after_observing(assignment, *given, like=like)
+    new = assignment.observe(now.round, now.cohort, all_reports, state)
+    check_state(f"{name_of(assignment)} returns from observe", like, new)
+    return new

@@ -1,54 +1,32 @@
-"""The compiled loop: look -> assign -> train -> aggregate -> observe -> record.
+"""Runs of M models on one pool of clients: start them, continue them, read their parameters.
 
 Everything is pure: jit it, vmap it over seeds and over any number of the task or the algorithm,
-differentiate it. The models axis is in `stacks.py`, the steps of a round in `rounds.py`, and
-records in `record.py`.
-
-Models of equal structure make a *stack*, which is computed together. The clients that train one
-models in a round make a *cohort*. A *chunk* is a part of it that is computed at once.
+differentiate it. The loop itself is in `engine.py`, and records are in `record.py`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from fedjax_mm import checks, chunks, keys
+from fedjax_mm import checks, chunks
+from fedjax_mm.asynchrony.batches import AsyncState
+from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
-from fedjax_mm.parts import assign, check_instance, key_of
-from fedjax_mm.record import (
-    Counts,
-    Record,
-    Sizes,
-    add_counts,
-    count,
-    make_trace,
-    measure,
-    own_metrics,
-)
-from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, train_cohort
-from fedjax_mm.stacks import Stack, StackState, each_params, over_models, stacks_of
-from fedjax_mm.train import Options
-
-
-class State(NamedTuple):
-    """State between two rounds."""
-
-    rng_key: PRNGKeyArray
-    round: Int[Array, ""]  # rounds done
-    models: tuple[StackState, ...]  # one for each stack
-    assignment: Any
+from fedjax_mm.engine import State, engine_of
+from fedjax_mm.parts import check_instance, key_of
+from fedjax_mm.record import Record, Work, make_trace, measure, message_sizes
+from fedjax_mm.stacks import each_params
 
 
 def simulate(
     rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
-    assignment: Assignment,
+    assignment: Assignment | Dispatch,
     num_rounds: int,
     *,
     client_map: chunks.ClientMap = "auto",
@@ -60,11 +38,14 @@ def simulate(
 
     Args:
       rng_key: the seed, a key or a whole number. Every draw has a key of (seed, round, model,
-        client), so that results do not depend on `client_map` or on other replicas of a `vmap`.
+        client), or of (seed, job), so that results do not depend on `client_map` or on other
+        replicas of a `vmap`.
       tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
         except for the arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
-      assignment: who trains what.
+      assignment: who trains what. With a `Dispatch`, such as `asynchrony.fedast` returns, training
+        is asynchronous: a round is `arrivals_per_round` arrivals, and results cannot be
+        differentiated in reverse.
       num_rounds: T.
       client_map: "auto", "vmap", "scan" or a chunk size, of all models' clients if these share
         their data, else of one model's. It changes speed and memory, and results only by the order
@@ -72,14 +53,16 @@ def simulate(
       record_every: rounds between records; it divides `num_rounds`.
       params: initial parameters: of one model (shared by all), a list with one entry per model, as
         `params_of` returns it, or with a leading models axis; None lets the tasks draw them.
-      client_axis: inside `jax.shard_map`, the mesh axis whose devices share the cohort's clients;
-        everything else is replicated over it. Take gradients outside of `jax.shard_map`.
+      client_axis: inside `jax.shard_map`, the mesh axis whose devices share the clients that are
+        computed together; everything else is replicated over it. Take gradients outside of
+        `jax.shard_map`.
 
     Returns:
-      The final state, and the trace with ``1 + num_rounds / record_every`` records.
+      The final state, and the trace with ``1 + num_rounds / record_every`` records. The trace of
+      an asynchronous run has further metrics, which `fedast` explains.
 
     Raises:
-      TypeError: if an argument is something else, such as data in place of a task.
+      TypeError: if an argument is something else, such as data where a task is needed.
       ValueError: if arguments do not fit together.
 
     Example:
@@ -114,47 +97,18 @@ def init(
     rng_key: PRNGKeyArray | int,
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
-    assignment: Assignment,
+    assignment: Assignment | Dispatch,
     params: Params | None = None,
 ) -> State:
     """Returns the state before round 1. Arguments as in `simulate`."""
-    stacks, rng_key = stacks_of(tasks, algorithm, assignment), key_of(rng_key)
-    models = init_models(rng_key, stacks, params)
-    with checks.tracing("the start of a run"):
-        assigned = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
-    return State(rng_key, jnp.asarray(0), models, assigned)
-
-
-@checks.tracing("the start of a run")
-def init_models(
-    rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None = None
-) -> tuple[StackState, ...]:
-    """Returns the models before round 1, from the user's parameters or from the tasks' own."""
-
-    def init_model(stack: Stack, task: Task, params: Params) -> StackState:
-        algorithm = stack.algorithm
-        server, client = algorithm.init(task, params)
-        if algorithm.num_steps is not None:
-            # Trace it here, because epochs with too many steps should fail before the first round.
-            jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
-        own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
-        return StackState(params, server, own, stack.models)
-
-    def init_stack(stack: Stack, given: Params | None) -> StackState:
-        each = keys.start_keys(rng_key, stack.models)
-        draw = partial(over_models, lambda task, key: task.init(key), stack, each)
-        start = draw() if given is None else checks.fit_params(given, jax.eval_shape(draw))
-        return over_models(partial(init_model, stack), stack, start)
-
-    given = checks.given_params(params, stacks)
-    return tuple(map(init_stack, stacks, given))
+    return engine_of(tasks, algorithm, assignment).start(key_of(rng_key), params)
 
 
 def advance(
     state: State,
     tasks: Task | Sequence[Task],
     algorithm: Algorithm | Sequence[Algorithm],
-    assignment: Assignment,
+    assignment: Assignment | Dispatch,
     num_rounds: int,
     *,
     client_map: chunks.ClientMap = "auto",
@@ -167,24 +121,28 @@ def advance(
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
-    client_map = checks.check_client_map(client_map)
-    stacks = stacks_of(tasks, algorithm, assignment)
-    one_round = round_of(stacks, assignment, client_map, client_axis)
+    engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
+    is_async = isinstance(assignment, Dispatch)
+    if isinstance(state.assignment, AsyncState) != is_async:
+        given = ("an asynchronous run", "a run in rounds")[is_async]
+        raise TypeError(
+            f"state is of {given}, but the assignment is {checks.described(assignment)}; give the "
+            "assignment that the state began with"
+        )
 
     @partial(jax.jit, inline=True)
-    def record(state: State, counts: Counts) -> Record:
-        own = own_metrics(assignment, state.assignment)
-        measured = measure(stacks, state.rng_key, state.round, state.models, client_map, own)
-        return Record(state.round, measured.metrics, jax.tree.map(add_counts, counts))
+    def record(state: State, work: Work) -> Record:
+        own = engine.metrics(state.assignment, work)
+        measured = measure(engine.stacks, state.rng_key, state.round, state.models, client_map, own)
+        return Record(state.round, measured.metrics, work.counts)
 
-    def rounds_to_record(state: State, _: None) -> tuple[State, tuple[Record, Sizes]]:
-        state, (counts, sizes) = lax.scan(one_round, state, length=record_every)
-        return state, (record(state, counts), sizes)
+    def rounds_to_record(state: State, _: None) -> tuple[State, Record]:
+        state, work = engine.rounds(state, record_every)
+        return state, record(state, work)
 
-    nothing = jnp.zeros((0, assignment.num_models), jnp.int32)
-    first = record(state, Counts(nothing, nothing, nothing))
-    state, (rest, sizes) = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
-    return state, make_trace(stacks, first, rest, sizes)
+    first, sizes = record(state, engine.no_work()), message_sizes(engine.stacks, state.models)
+    state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
+    return state, make_trace(engine.stacks, first, rest, sizes)
 
 
 def params_of(state: State, model: int | None = None) -> Params:
@@ -217,26 +175,3 @@ def params_of(state: State, model: int | None = None) -> Params:
     if model not in range(len(each)):
         raise ValueError(f"model is {model}; the models' numbers are 0 ... {len(each) - 1}")
     return each[model]
-
-
-def round_of(
-    stacks: Sequence[Stack], assignment: Assignment, client_map: chunks.ClientMap, axis: str | None
-) -> Callable[[State, None], tuple[State, tuple[Counts, Sizes]]]:
-    """Returns a function that runs one round, in the form that `lax.scan` takes."""
-    options = Options(client_map, axis, with_reports=assignment.observe is not None)
-
-    @checks.tracing("a round")
-    def one_round(state: State, _: None) -> tuple[State, tuple[Counts, Sizes]]:
-        t, models = state.round + 1, state.models
-        rng_key = keys.round_key(state.rng_key, t)
-        assign_key = keys.assignment_key(rng_key)
-        asked = look(stacks, state.rng_key, state.round, models, options)
-        cohort, assigned = assign(assignment, assign_key, t, state.assignment, asked)
-        now = CurrentRound(t, rng_key, cohort)
-        trained = train_cohort(stacks, now, models, options)
-        models = aggregate(stacks, now, models, trained)
-        assigned = observe(assignment, stacks, now, assigned, trained, like=state.assignment)
-        counted = count(stacks, cohort, models, [each.total for each in trained])
-        return state._replace(round=t, models=models, assignment=assigned), counted
-
-    return one_round

@@ -13,9 +13,9 @@ from jax import lax
 from jaxtyping import Array, Int
 
 from fedjax_mm import checks
-from fedjax_mm.base import Algorithm, Assignment, ClientState, Cohort, Params, ServerState, Task
+from fedjax_mm.base import Algorithm, ClientState, Cohort, Params, ServerState, Task
 from fedjax_mm.chunks import vmap_unless_one
-from fedjax_mm.parts import check_parts
+from fedjax_mm.parts import check_trained
 
 
 @jax.tree_util.register_dataclass
@@ -113,29 +113,25 @@ class Stack(NamedTuple):
 
 
 def stacks_of(
-    tasks: Task | Sequence[Task], algorithm: Algorithm | Sequence[Algorithm], assignment: Assignment
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Any,
+    by: str = "assignment",
 ) -> list[Stack]:
     """Returns the models in stacks, in the order of each stack's first model.
 
+    Args:
+      tasks: one for all models, or one per model.
+      algorithm: likewise.
+      assignment: an `Assignment` or a `Dispatch`, which has the numbers of clients and of models.
+      by: which of the two, for messages.
+
     Raises:
-      TypeError: if one of the three is something else.
+      TypeError: if a task or an algorithm is something else.
       ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
     """
-    check_parts(tasks, algorithm, assignment)
-    return make_stacks(tasks, algorithm, assignment.num_clients, assignment.num_models)
-
-
-def make_stacks(
-    tasks: Task | Sequence[Task],
-    algorithm: Algorithm | Sequence[Algorithm],
-    num_clients: int,
-    num_models: int,
-    by: str = "assignment",
-) -> list[Stack]:
-    """Returns the models in stacks, from tasks and algorithms that are known to be such.
-
-    Both numbers come from the argument `by`, which messages name.
-    """
+    check_trained(tasks, algorithm)
+    num_models = assignment.num_models
     # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
@@ -145,7 +141,7 @@ def make_stacks(
     each = partial(checks.one_each, num_models=num_models, by=by)
     each_task = each("tasks", tasks, is_one=isinstance(tasks, Task))
     each_algorithm = each("algorithms", algorithm, is_one=isinstance(algorithm, Algorithm))
-    checks.check_num_clients([task.num_clients for task in each_task], num_clients, by)
+    checks.check_num_clients([task.num_clients for task in each_task], assignment.num_clients, by)
     alike: dict[Any, list[int]] = {}
     for model, (task, how) in enumerate(zip(each_task, each_algorithm, strict=True)):
         leaves, structure = jax.tree.flatten(task)

@@ -255,6 +255,24 @@ def _contribute(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tr
     return Trained(sent._replace(report=()), new if how.keeps_states else (), reports)
 
 
+def message_of(stack: Stack, state: StackState) -> Contribution:
+    """Returns the shapes of a client's contribution to a model, dense; nothing is computed."""
+
+    def send(rng_key: PRNGKeyArray, state: StackState) -> Contribution:
+        def start(_: Any, model: StackState, job: Jobs) -> Start:
+            del job
+            return Start(rng_key, 1, model.params, model.server)
+
+        how = _How(stack, start, Options("vmap", None), None, None, as_it_is, keeps_states=False)
+        model, first = jax.tree.map(itemgetter(0), state), jnp.int32(0)
+        models, own = _Models(lambda _: stack.task_at(first), (), model), model.clients
+        job = Jobs(first, None)
+        sent = _contribute(how, models, job, jax.tree.map(itemgetter(0), own)).total
+        return sums.dense_update(sent, model.params)
+
+    return jax.eval_shape(send, jax.eval_shape(jax.random.key, 0), state)
+
+
 def _zero_sums(num_segments: int | None, one: Contribution, params: Params) -> Contribution:
     """Returns a model's empty sums."""
     zero = sums.zero_sum(one, params)

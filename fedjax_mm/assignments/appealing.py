@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks
+from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Look, Round
 from fedjax_mm.cohorts import by_rows, places_of
-from fedjax_mm.parts import assign as ask
 from fedjax_mm.parts import check_assignment
 
 

@@ -2,15 +2,11 @@
 
 from .delays import Delay, on_clock, shifted_exponential
 from .dispatch import Dispatch, fedast
-from .training import advance_async, simulate_async, state_bytes
 
 __all__ = [
     "Delay",
     "Dispatch",
-    "advance_async",
     "fedast",
     "on_clock",
     "shifted_exponential",
-    "simulate_async",
-    "state_bytes",
 ]

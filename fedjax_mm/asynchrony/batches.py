@@ -25,12 +25,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
 from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
-from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, Draws, share_out
-from fedjax_mm.base import Cohort, Contribution, Params, Scalar, Task
-from fedjax_mm.record import Counts, Tally
-from fedjax_mm.simulate import State
+from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, share_out
+from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task
+from fedjax_mm.record import Counts, Work, add_counts
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
-from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, train
+from fedjax_mm.train import Jobs, Options, SendFn, Start, Trained, message_of, train
 
 
 class Version(NamedTuple):
@@ -74,69 +73,81 @@ class Received(NamedTuple):
     recent: Any
 
 
-def first_store(
-    dispatch: Dispatch, rng_key: PRNGKeyArray, stack: Stack, state: StackState
-) -> Store:
+def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
     """Returns a stack's store at time 0: the first versions, and nothing else."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
         return places.at[np.array(stack.models)].set(x)
 
-    versions = jax.tree.map(put, Version(state.params, state.server))
-    jobs, options = (
-        Arrivals(*[jnp.zeros(1, jnp.int32)] * len(Arrivals._fields)),
-        Options("vmap", None),
-    )
-    train_one = partial(_train, stack, state, versions, options, Bounds(1, 1, 0))
-    sent = jax.eval_shape(lambda key: train_one(jobs, key[None]).total, rng_key)
-
     def zeros(x: Any, *axes: int) -> Array:
-        return jnp.zeros((len(x), *axes, *x.shape[2:]), x.dtype)
+        return jnp.zeros((len(stack.models), *axes, *x.shape), x.dtype)
 
+    versions = jax.tree.map(put, Version(state.params, state.server))
+    sent = message_of(stack, state)
     recent = jax.tree.map(lambda x: zeros(x, WINDOW), sent.update) if dispatch.reallocate else ()
     return Store(versions, jax.tree.map(zeros, sent), recent)
 
 
-def batches_of(
-    stacks: Sequence[Stack],
-    dispatch: Dispatch,
-    client_map: chunks.ClientMap,
-    client_axis: str | None,
-    num_arrivals: int,
-) -> Callable[..., tuple[State, Tally]]:
-    """Returns a function that trains the next batch on the way to so many arrivals."""
-    period = dispatch.period
+class _Progress(NamedTuple):
+    """Progress of a run: its models, clock and stores, the arrivals so far, and their work."""
+
+    models: tuple[StackState, ...]
+    own: AsyncState
+    done: Int[Array, ""]
+    work: Work
+
+
+def arrivals_of(
+    stacks: Sequence[Stack], dispatch: Dispatch, options: Options, number: int
+) -> Callable[..., tuple[tuple[StackState, ...], AsyncState, Work]]:
+    """Returns a function that trains the next arrivals, of the models and of an `AsyncState`."""
+    options = options._replace(with_reports=dispatch.reallocate)
+    bounds = _bounds(stacks, dispatch, number)
+
+    def arrivals(
+        rng_key: PRNGKeyArray, models: tuple[StackState, ...], own: AsyncState, no_work: Work
+    ) -> tuple[tuple[StackState, ...], AsyncState, Work]:
+        before = jnp.sum(own.clock.arrived, dtype=jnp.int32)
+        numbers = dispatch.num_jobs + before + jnp.arange(number, dtype=jnp.int32)
+        draws = draws_of(dispatch, rng_key, numbers)
+
+        def is_missing(now: _Progress) -> Array:
+            # A replica that has all waits for others: a batch of no arrivals changes nothing.
+            return chunks.is_any(now.done[None] < number)
+
+        def one_batch(now: _Progress) -> _Progress:
+            (clock, stores), limit = now.own, number - now.done
+            if dispatch.reallocate:
+                limit = jnp.minimum(limit, dispatch.period - (before + now.done) % dispatch.period)
+            clock, batch = next_batch(dispatch, clock, draws, bounds, now.done, limit)
+            parts = list(zip(stacks, now.models, stores, strict=True))
+            received = [_receive(*part, options, bounds, batch) for part in parts]
+            work = add_counts(now.work, _work(stacks, batch, received))
+            stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
+            models, stores = zip(*stepped, strict=True)
+            done = now.done + batch.size
+            if dispatch.reallocate:
+                is_due = (before + done) % dispatch.period == 0
+                clock = _reallocate(stacks, dispatch, clock, stores, is_due)
+            return _Progress(models, AsyncState(clock, stores), done, work)
+
+        start = _Progress(models, own, jnp.int32(0), no_work)
+        models, own, _, work = lax.while_loop(is_missing, one_batch, start)
+        return models, own, work
+
+    return arrivals
+
+
+def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
+    """Returns the bounds of a batch on the way to a number of arrivals."""
     # Each place of a list would copy the data of its model, and compute each stack: rows instead.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
     # At most about half of the jobs arrive before one that follows them. A list has room for them
     # all. A row is computed whole: room for a quarter, which most batches fill, wastes less.
-    per_model = min(num_arrivals, -(-max(dispatch.at_work) // (2 if is_list else 4)))
-    most = min(num_arrivals, dispatch.num_jobs, dispatch.num_models * per_model)
-    bounds = Bounds(most, per_model, min(per_model, dispatch.ratio))
-    options = Options(client_map, client_axis, with_reports=dispatch.reallocate)
-
-    def one_batch(
-        draws: Draws, first: Int[Array, ""], carry: tuple[State, Tally]
-    ) -> tuple[State, Tally]:
-        state, tally = carry
-        clock, stores = state.assignment
-        done = state.round - first
-        limit = num_arrivals - done
-        if dispatch.reallocate:
-            limit = jnp.minimum(limit, period - state.round % period)
-        clock, batch = next_batch(dispatch, clock, draws, bounds, done, limit)
-        parts = list(zip(stacks, state.models, stores, strict=True))
-        received = [_receive(*part, options, bounds, batch) for part in parts]
-        tally = _add_work(stacks, tally, batch, received)
-        stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
-        models, stores = zip(*stepped, strict=True)
-        number = state.round + batch.size
-        if dispatch.reallocate:
-            clock = _reallocate(stacks, dispatch, clock, stores, number % period == 0)
-        return State(state.rng_key, number, models, AsyncState(clock, stores)), tally
-
-    return one_batch
+    per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
+    most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
+    return Bounds(most, per_model, min(per_model, dispatch.ratio))
 
 
 def _train(
@@ -227,17 +238,27 @@ def _step(
     return state, Store(versions, buffer, received.recent)
 
 
-def _add_work(
-    stacks: Sequence[Stack], tally: Tally, batch: Batch, received: Sequence[Received]
-) -> Tally:
-    """Returns the work so far with that of a batch."""
+def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -> Work:
+    """Returns the work of a batch."""
     gradients = [jnp.sum(each.total.num_gradients, 1, dtype=jnp.int32) for each in received]
     models, jobs = jnp.arange(len(batch.new_steps)), batch.jobs
     is_model = (jobs.number >= 0)[:, None] & (jobs.model[:, None] == models)
     updates = jnp.sum(is_model, axis=0, dtype=jnp.int32)
     staleness = jnp.sum(jnp.where(is_model, jobs.staleness[:, None], 0), axis=0, dtype=jnp.int32)
     counts = Counts(updates, by_model(stacks, gradients), jnp.zeros_like(updates))
-    return jax.tree.map(jnp.add, tally, Tally(counts, staleness))
+    return Work(counts, staleness)
+
+
+def clock_metrics(own: AsyncState, work: Work) -> Metrics:
+    """Returns what is recorded of the clock, and of the work since the record before."""
+    clock = own.clock
+    return {
+        "time": jnp.full(clock.steps.shape, clock.time),
+        "steps": clock.steps.astype(float),
+        # 0 / 0 where there are none
+        "staleness": work.staleness / work.counts.client_updates,
+        "at_work": clock.targets.astype(float),
+    }
 
 
 def _reallocate(

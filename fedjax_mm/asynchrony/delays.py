@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import keys
+from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Scalar
 from fedjax_mm.checks import (
     check_between,
@@ -18,7 +19,6 @@ from fedjax_mm.checks import (
     described,
     tracing,
 )
-from fedjax_mm.parts import assign as ask
 from fedjax_mm.parts import check_assignment
 from fedjax_mm.shuffles import hash_words, shuffled
 

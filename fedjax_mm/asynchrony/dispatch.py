@@ -34,7 +34,7 @@ class Dispatch(NamedTuple):
       ratio: R_m over the number of updates in the model's buffer.
       delay: draws how long a job takes.
       reallocate: whether R_m follows the relative variance of recent updates.
-      arrivals_per_round: arrivals that a sweep counts as a round.
+      arrivals_per_round: the number of arrivals that make a round.
     """
 
     num_clients: int
@@ -89,8 +89,15 @@ def fedast(
       delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default. One
         with an infinite or NaN delay does not arrive as long as others do.
       reallocate: whether R_m changes.
-      arrivals_per_round: arrivals in a round of `sweep`, which is all that depends on it; None is
-        R, as many as are at work.
+      arrivals_per_round: the number of arrivals that make a round; None is R, one for each job at
+        work. Results do not depend on it, but records are between rounds.
+
+    The trace has, beside the tasks' metrics, `time`, the simulated time, equal for all models;
+    `steps`, those of each model's server; `staleness`, the mean number of steps that a model made
+    during the jobs that arrived since the record before, or NaN if there were none; and `at_work`,
+    R_m. Round t of a schedule is the model's next step when a job begins. The algorithm's clients
+    have no states. With FedAvg that does not weigh its clients, and a server rate eta_g, this is
+    FedAST: ``w <- w + (eta_g / b_m) sum Delta``.
 
     Raises:
       TypeError: if `delay` is no function.
@@ -98,9 +105,14 @@ def fedast(
         clients or models.
 
     Example:
+      >>> from fedjax_mm import fedavg, simulate
       >>> from fedjax_mm.asynchrony import fedast
-      >>> fedast(100, 3, at_work=20, ratio=4).period
-      135
+      >>> from fedjax_mm.tasks import quadratic
+      >>> algorithm = fedavg(0.1, local_steps=5, weighted=False)
+      >>> dispatch = fedast(24, 2, at_work=12, ratio=3, arrivals_per_round=100)
+      >>> state, trace = simulate(0, quadratic(24, 4, mu=2e-4), algorithm, dispatch, num_rounds=4)
+      >>> trace.metrics["steps"][-1].tolist()
+      [52.0, 57.0]
 
     Reference: Askin, Sharma, Joe-Wong, Joshi, "FedAST: Federated Asynchronous Simultaneous
     Training" (2024), Algorithms 1 and 2.

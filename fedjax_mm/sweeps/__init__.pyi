@@ -5,6 +5,7 @@ from .devices import join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError
 from .execute import Execution
 from .grid import Setup
+from .shapes import state_bytes
 from .until import Until
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "Until",
     "join_processes",
     "layout",
+    "state_bytes",
     "use_cpu_devices",
 ]

@@ -29,7 +29,7 @@ from fedjax_mm.sweeps.until import Until
 
 
 class Setup(NamedTuple):
-    """Arguments of `simulate`, or of `simulate_async`, as `build` returns them.
+    """Arguments of `simulate`, as `build` returns them.
 
     Attributes:
       tasks: one for all models, or one per model.

@@ -77,8 +77,8 @@ class Result:
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
         for program in self.plan.grid.programs:
             cells: Any = (*program.index, 0, slice(program.num_models))
-            sizes["upload_size"][cells] = program.message_sizes.up
-            sizes["download_size"][cells] = program.message_sizes.down
+            sizes["upload_size"][cells] = program.traced.facts.message_sizes.up
+            sizes["download_size"][cells] = program.traced.facts.message_sizes.down
         return sizes
 
     def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
@@ -86,7 +86,7 @@ class Result:
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
-        named = [name for program in grid.programs for name in program.traced.per_client]
+        named = [name for program in grid.programs for name in program.traced.facts.per_client]
         sizes = self._message_sizes()
         trace = Trace(rounds, metrics, *records.counts, **sizes, per_client=tuple(named))
         dims = (*grid.axes, "seed")

@@ -51,7 +51,7 @@ class Compiled(NamedTuple):
 
     def updates_per_round(self, batch: int) -> int:
         """The most local trainings of a batch in a round, without its padding."""
-        return len(np.unique(self.replicas(batch))) * self.program.traced.updates_per_round
+        return len(np.unique(self.replicas(batch))) * self.program.traced.facts.updates_per_round
 
     def cost(self, batch: int) -> float:
         """The mean work of a batch's local trainings."""
@@ -264,17 +264,19 @@ def _place(
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
     for program in programs:
-        arrivals = grid.num_rounds * program.traced.updates_per_round
-        if not program.traced.has_rounds and arrivals >= 2**31:
+        facts = program.traced.facts
+        arrivals = grid.num_rounds * facts.updates_per_round
+        if not facts.is_synchronous and arrivals >= 2**31:
             raise ValueError(
                 f"{program.label}: {grid.num_rounds:,} rounds of "
-                f"{program.traced.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
+                f"{facts.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
     # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more, and
     # it comes once for every few arrivals.
     if split is None and any(
-        each.traced.has_closed_form or not each.traced.has_rounds for each in programs
+        each.traced.facts.has_closed_form or not each.traced.facts.is_synchronous
+        for each in programs
     ):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
@@ -326,7 +328,7 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
             "left for it; take fewer clients or models, or smaller ones, or allow more memory"
         )
     if where.is_cpu:
-        per_device = _CACHE_BYTES // max(1, state) if program.traced.vectorizes else 1
+        per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
     # Equal batches: the last one is padded to their size, which is work for nothing.
     num_batches = -(-len(program) // max(1, int(most)))

@@ -17,13 +17,20 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Padded
+from fedjax_mm.base import AnalyticTask, Padded, Params
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
-from fedjax_mm.record import Counts, Sizes, Tally, measure, metrics_per_client
-from fedjax_mm.simulate import State
+from fedjax_mm.engine import Engine, State, engine_of
+from fedjax_mm.record import (
+    Counts,
+    MessageSizes,
+    Work,
+    add_counts,
+    measure,
+    message_sizes,
+    metrics_per_client,
+)
 from fedjax_mm.stacks import StackState
-from fedjax_mm.sweeps.course import Course, course_of
 from fedjax_mm.sweeps.devices import Layout
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ class Carry(NamedTuple):
 
     models: tuple[StackState, ...]
     assignment: Any
-    since: Tally
+    since: Work
     prepared: Any
     ending: Ending | None
 
@@ -115,28 +122,59 @@ class Record(NamedTuple):
     is_there: Any = ()
 
 
-class Traced(NamedTuple):
-    """Facts about a program that tracing it shows, before it is compiled.
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class Facts:
+    """Facts about a program that tracing it shows; static, so that tracing can return them.
 
     Attributes:
-      carry: shapes and types of the carry of one replica.
-      record: shapes and types of one record of one replica.
       updates_per_round: the most local trainings of one replica in a round.
+      message_sizes: of each model.
       has_closed_form: whether every task brings its own local updates.
-      has_rounds: whether the clients of a round can be shared out.
+      is_synchronous: whether the clients of a round can be shared out.
       per_client: names of the metrics with a number for each client.
       vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
         differ in length, replicas would wait for the longest; where clients are computed in chunks,
         replicas would share the cache, and slices of data become gathers.
     """
 
+    updates_per_round: int
+    message_sizes: MessageSizes
+    has_closed_form: bool
+    is_synchronous: bool
+    per_client: tuple[str, ...]
+    vectorizes: bool
+
+    @classmethod
+    def of(cls, engine: Engine, state: State) -> "Facts":
+        """Returns what an engine and its first state show."""
+        updates, stacks = engine.most_updates(state), engine.stacks
+        return cls(
+            updates_per_round=updates,
+            message_sizes=message_sizes(stacks, state.models),
+            has_closed_form=all(isinstance(each.task, AnalyticTask) for each in stacks),
+            is_synchronous=engine.is_synchronous,
+            per_client=metrics_per_client(stacks),
+            vectorizes=all(
+                stack.has_equal_steps
+                and chunk_size_of("auto", stack.task, each.params, updates) is None
+                for stack, each in zip(stacks, state.models, strict=True)
+            ),
+        )
+
+
+class Traced(NamedTuple):
+    """Result of tracing a program, before it is compiled.
+
+    Attributes:
+      carry: shapes and types of the carry of one replica.
+      record: shapes and types of one record of one replica.
+      facts: the rest.
+    """
+
     carry: Carry
     record: Record
-    updates_per_round: int
-    per_client: tuple[str, ...]
-    has_closed_form: bool
-    has_rounds: bool
-    vectorizes: bool
+    facts: Facts
 
 
 @dataclasses.dataclass(eq=False)
@@ -151,7 +189,6 @@ class Program:
       fixed: the value on each structural axis.
       index: the place of each replica on every axis and in the seeds, ``int[replicas]`` each.
       numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
-      message_sizes: of each model, once the program has been traced.
     """
 
     grid: "Grid"
@@ -159,7 +196,6 @@ class Program:
     fixed: dict[str, Any]
     index: tuple[np.ndarray, ...]
     numbers: dict[str, np.ndarray]
-    message_sizes: Sizes = dataclasses.field(init=False, repr=False)
 
     def __len__(self) -> int:
         """The number of replicas."""
@@ -182,21 +218,23 @@ class Program:
         """Builds what one replica simulates."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 
-    def _course(
+    def _engine(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
-    ) -> Course:
+    ) -> tuple[Engine, Params | None]:
+        """Returns the engine of what `build` returns, and its initial parameters."""
         # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.
         setup = self.setup(numbers, shared, prepared)
-        return course_of(setup, self.grid.client_map, client_axis)
+        return engine_of(*setup[:3], self.grid.client_map, client_axis), setup.params
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
         """Returns one replica before round 1."""
         return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Carry:
-        state, nothing = self._course(numbers, shared, prepared).start(rng_key)
-        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), nothing.counts)
-        return Carry(state.models, state.assignment, nothing, prepared, ending)
+        engine, params = self._engine(numbers, shared, prepared)
+        state, no_work = engine.start(rng_key, params), engine.no_work()
+        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), no_work.counts)
+        return Carry(state.models, state.assignment, no_work, prepared, ending)
 
     def advance(
         self,
@@ -208,34 +246,27 @@ class Program:
         round: Int[Array, ""],
     ) -> Carry:
         """Computes one more round of one replica."""
-        course = self._course(numbers, shared, carry.prepared, client_axis)
-        state, (done, self.message_sizes) = course.advance(
-            self._state(course, rng_key, carry, round), None
-        )
-        since = jax.tree.map(_add_counts, carry.since, done)
+        engine, _ = self._engine(numbers, shared, carry.prepared, client_axis)
+        # The key and the round are the same for all that a program does: they are not carried.
+        state, done = engine.rounds(State(rng_key, round, carry.models, carry.assignment), 1)
+        since = add_counts(carry.since, done)
         if self.grid.keep is not None and carry.ending is not None:
             # Beside others that go on, a replica that has met the target would be trained further.
             stay = partial(jnp.where, carry.ending.is_met)
             state = state._replace(models=jax.tree.map(stay, carry.models, state.models))
         return carry._replace(models=state.models, assignment=state.assignment, since=since)
 
-    def _state(
-        self, course: Course, rng_key: PRNGKeyArray, carry: Carry, round: Int[Array, ""]
-    ) -> State:
-        # The key and the round are the same for all that a program does: they are not carried.
-        return State(rng_key, course.number(round), carry.models, carry.assignment)
-
     def measure(
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
-        course = self._course(numbers, shared, carry.prepared)
-        own, place = course.metrics(carry.assignment, carry.since), course.number(round)
-        measured = measure(course.stacks, rng_key, place, carry.models, self.grid.client_map, own)
+        engine, _ = self._engine(numbers, shared, carry.prepared)
+        own = engine.metrics(carry.assignment, carry.since)
+        measured = measure(engine.stacks, rng_key, round, carry.models, self.grid.client_map, own)
         record = Record(measured.metrics, carry.since.counts, measured.is_finite)
-        if course.num_used is None:
+        if engine.num_used is None:
             return record
-        is_there = jnp.arange(len(record.is_finite)) < course.num_used
+        is_there = jnp.arange(len(record.is_finite)) < engine.num_used
 
         # All models have to meet a target: one that is not there repeats what the first one has.
         def repeat(x: Array) -> Array:
@@ -250,7 +281,7 @@ class Program:
         if ending is None or until is None:
             return carry
         counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
-        total = jax.tree.map(_add_counts, ending.total, counts)
+        total = add_counts(ending.total, counts)
         is_met = is_record & until.is_met(record.metrics | total._asdict())
         return carry._replace(ending=Ending(ending.is_met | is_met, total))
 
@@ -261,22 +292,14 @@ class Program:
         Raises:
           ValueError: if the grid's target is not recorded, or arrays are too large.
         """
-        facts: dict[str, Any] = {}
 
-        def first_record(rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any) -> Any:
+        def first_record(
+            rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any
+        ) -> Traced:
             carry = self._start(rng_key, numbers, shared, prepared)
-            course = self._course(numbers, shared, prepared)
-            stacks = course.stacks
-            updates = course.most_updates(self._state(course, rng_key, carry, round))
-            facts["updates_per_round"], facts["has_rounds"] = updates, course.has_rounds
-            facts["per_client"] = metrics_per_client(stacks)
-            facts["has_closed_form"] = all(isinstance(each.task, AnalyticTask) for each in stacks)
-            facts["vectorizes"] = all(
-                stack.has_equal_steps
-                and chunk_size_of("auto", stack.task, each.params, updates) is None
-                for stack, each in zip(stacks, carry.models, strict=True)
-            )
-            return carry, self.measure(rng_key, numbers, shared, carry, round)
+            engine, _ = self._engine(numbers, shared, prepared)
+            facts = Facts.of(engine, State(rng_key, round, carry.models, carry.assignment))
+            return Traced(carry, self.measure(rng_key, numbers, shared, carry, round), facts)
 
         # Shapes alone: nothing is computed or compiled, whatever the size of the data.
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -285,15 +308,17 @@ class Program:
         try:
             prepared = jax.eval_shape(self.prepare, key, numbers, shared)  # once, for all below
             self._check_ends(numbers, prepared)
-            shapes = jax.eval_shape(first_record, key, numbers, np.int32(0), shared, prepared)
+            traced: Traced = jax.eval_shape(
+                first_record, key, numbers, np.int32(0), shared, prepared
+            )
         except OverflowError as error:
             raise ValueError(
                 f"{self.label}: all models together have more numbers than 32 bits can count; take "
                 "fewer clients or models, or smaller ones"
             ) from error
         if self.grid.until is not None:
-            self.grid.until.check_metric(shapes[1].metrics, Counts._fields)
-        return Traced(*shapes, **facts)
+            self.grid.until.check_metric(traced.record.metrics, Counts._fields)
+        return traced
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
         """Builds the points of all least and of all largest values, for what factories refuse."""
@@ -302,7 +327,7 @@ class Program:
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
             known = {name: float(end(self.grid.axes[name])) for name in axes}
-            self._course(numbers | known, shared, prepared)
+            self._engine(numbers | known, shared, prepared)
 
         for end in (min, max) if axes else ():
             jax.eval_shape(partial(build, end), numbers, self.grid.shared, prepared)
@@ -418,10 +443,3 @@ def with_keys(tree: Any, like: Any) -> Any:
 
 def _is_key(x: Any) -> bool:
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def _add_counts(total: Array, new: Array) -> Array:
-    """The sum, or -1 if it does not fit, as in `Trace`; counts are not negative otherwise."""
-    new = new.astype(jnp.int32)
-    added = total + new
-    return jnp.where((total < 0) | (new < 0) | (added < total), -1, added).astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Shapes of what the programs of a grid leave, which one result has to hold."""
+"""Shapes of results and of states, from tracing alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedjax_mm.base import Params
+from fedjax_mm.asynchrony.dispatch import Dispatch
+from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.checks import check_alike
+from fedjax_mm.simulate import init
 from fedjax_mm.stacks import each_params
-from fedjax_mm.sweeps.program import Program
+from fedjax_mm.sweeps.program import Program, num_bytes
 
 
 def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
@@ -53,3 +55,28 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
             )
             check_alike(words, one, other, shapes=True)
     return longest
+
+
+def state_bytes(
+    tasks: Task | Sequence[Task],
+    algorithm: Algorithm | Sequence[Algorithm],
+    assignment: Assignment | Dispatch,
+) -> int:
+    """Returns the bytes of one seed's state; nothing is computed. Arguments as in `simulate`.
+
+    Most of an asynchronous run's state are versions of models: R + M of each structure of models,
+    the most that jobs may need. Reallocation keeps 8 updates of each model. A batch of arrivals
+    needs more: several times the parameters of the jobs that are trained together, and a sum for
+    each step of a model that the batch makes, at most R_m / b_m.
+
+    Example:
+      >>> from fedjax_mm import fedavg
+      >>> from fedjax_mm.asynchrony import fedast
+      >>> from fedjax_mm.sweeps import state_bytes
+      >>> from fedjax_mm.tasks import quadratic
+      >>> dispatch = fedast(24, 2, at_work=12, ratio=3, reallocate=False)
+      >>> of_all = state_bytes(quadratic(24, 4, mu=0.1), fedavg(0.1, local_steps=5), dispatch)
+      >>> (24 + 2) * 97 * 4, of_all  # versions of 97 numbers; and all
+      (10088, 12576)
+    """
+    return num_bytes(jax.eval_shape(lambda: init(0, tasks, algorithm, assignment)))

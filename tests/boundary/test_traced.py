@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from fedjax_mm import fedavg, mfa_rr, simulate
-from fedjax_mm.asynchrony import fedast, simulate_async
+from fedjax_mm.asynchrony import fedast
 from fedjax_mm.sweeps import Setup
 from tests.boundary.parts import EVERYBODY, FEDAVG, KEY, QUADRATIC, swept
 
@@ -44,7 +44,7 @@ def build(rate):
 
 
 def arrivals(algorithm):
-    simulate_async(KEY, QUADRATIC, algorithm, fedast(4, 2, at_work=4, ratio=2), 2)
+    simulate(KEY, QUADRATIC, algorithm, fedast(4, 2, at_work=4, ratio=2), 2)
 
 
 START, RECORD = "the start of a run", "the record of a round"

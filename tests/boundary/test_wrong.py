@@ -1,11 +1,8 @@
 """Wrong input of some 300 kinds: one line each, of the right type, before anything is compiled."""
 
-import sys
-
 import pytest
 
-from fedjax_mm import simulate
-from fedjax_mm.asynchrony import simulate_async
+from fedjax_mm import engine
 from fedjax_mm.sweeps.program import Program
 from tests.boundary import wrong_data, wrong_parts
 
@@ -26,8 +23,8 @@ def test_wrong_input_is_refused_in_one_line(call, words, kind, monkeypatch):
         raise AssertionError("a round is traced")
 
     # Everything that is compiled for long is made of these three.
-    monkeypatch.setattr(sys.modules[simulate_async.__module__], "arrivals_of", computed)
-    monkeypatch.setattr(sys.modules[simulate.__module__], "round_of", computed)
+    monkeypatch.setattr(engine, "arrivals_of", computed)
+    monkeypatch.setattr(engine, "aggregate", computed)
     monkeypatch.setattr(Program, "segment", computed)
     with pytest.raises(kind, match=words) as refusal:
         call()

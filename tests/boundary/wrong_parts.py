@@ -36,11 +36,9 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.asynchrony import (
-    advance_async,
     fedast,
     on_clock,
     shifted_exponential,
-    simulate_async,
 )
 from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
@@ -71,10 +69,15 @@ def dispatched(num_models=1, **options):
     return lambda: fedast(4, num_models, **{"at_work": 4, "ratio": 2} | options)
 
 
-def asynchronous(algorithm=FEDAVG, dispatch=None, arrivals=4, tasks=QUADRATIC, **more):
-    """A call of `simulate_async`."""
+def asynchronous(algorithm=FEDAVG, dispatch=None, rounds=4, tasks=QUADRATIC, **more):
+    """A call of `simulate` with a dispatch."""
     rule = dispatched()() if dispatch is None else dispatch
-    return lambda: simulate_async(KEY, tasks, algorithm, rule, arrivals, **more)
+    return lambda: simulate(KEY, tasks, algorithm, rule, rounds, **more)
+
+
+def started(assignment):
+    """A state before round 1."""
+    return init(KEY, QUADRATIC, FEDAVG, assignment)
 
 
 def averaged(rate=0.1, **options):
@@ -169,11 +172,6 @@ CASES = {
         TypeError,
     ),
     "clock without a delay": (lambda: on_clock(ALL, 2.0), "delay is 2.0; give a func", TypeError),
-    "assignment for dispatch": (
-        asynchronous(dispatch=EVERYBODY),
-        "dispatch is an Assignment, not a Dispatch; give one, such as fedast",
-        TypeError,
-    ),
     "task for algorithm, asynchronous": (
         asynchronous(algorithm=QUADRATIC),
         "algorithm is a Quadratic, not an algorithm",
@@ -191,15 +189,20 @@ CASES = {
         asynchronous(scaffold(0.1, local_steps=2)),
         "keeps states of clients, which may have several jobs",
     ),
-    "arrivals 0": (asynchronous(arrivals=0), "num_arrivals is 0; it must be a positive whole"),
+    "rounds 0, asynchronous": (asynchronous(rounds=0), "num_rounds is 0; it must be a positive wh"),
     "record_every, asynchronous": (
         asynchronous(record_every=3),
-        "record_every is 3; it must be a divisor of num_arrivals = 4",
+        "record_every is 3; it must be a divisor of num_rounds = 4",
     ),
     "client map, asynchronous": (asynchronous(client_map="all"), "client_map is 'all'; it must"),
     "state of rounds, asynchronous": (
-        lambda: advance_async(init(KEY, QUADRATIC, FEDAVG, ALL), QUADRATIC, FEDAVG, ALL, 4),
-        "state.assignment is a tuple.*, not an AsyncState; give the first of the two that",
+        lambda: advance(started(EVERYBODY), QUADRATIC, FEDAVG, dispatched()(), 4),
+        "state is of a run in rounds, but the assignment is a Dispatch; give the assignment that",
+        TypeError,
+    ),
+    "state of arrivals, in rounds": (
+        lambda: advance(started(dispatched()()), QUADRATIC, FEDAVG, EVERYBODY, 4),
+        "state is of an asynchronous run, but the assignment is an Assignment; give the assignment",
         TypeError,
     ),
     "key None": (simulated(None), "rng_key is None; give a seed, such as 0, or a key", TypeError),

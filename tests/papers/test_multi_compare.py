@@ -8,8 +8,8 @@ import optax
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg
-from fedjax_mm.asynchrony import fedast, shifted_exponential, simulate_async
+from fedjax_mm import fedavg, simulate
+from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.cli import terminal
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
@@ -76,7 +76,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
 
 
 def test_it_is_what_one_puts_together_by_hand(result):
-    """One run by `simulate_async`, with the rates that were chosen; and no draw of the others."""
+    """One run by `simulate`, with the rates that were chosen; and no draw of the others."""
     seed, problem = 1, SMALL.synthetic
     assert not set(SMALL.data_seeds) & set(SMALL.selecting.data_seeds)
     rates = [
@@ -90,7 +90,7 @@ def test_it_is_what_one_puts_together_by_hand(result):
         tasks = problem.tasks([stack.select(seed) for stack in data])
         how = {"local_steps": 2, "batch_size": problem.batch_size}
         algorithm = fedavg(rates[0], server_optimizer=optax.sgd(rates[1]), **how)
-        return simulate_async(key, tasks, algorithm, dispatch, 18, record_every=9)[1]
+        return simulate(key, tasks, algorithm, dispatch, 6, record_every=3)[1]
 
     key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)
     trace = run(key, problem.data(SMALL), np.array(rates, np.float32))

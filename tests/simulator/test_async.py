@@ -10,14 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, join_traces, keys, params_of, simulate, sweep
-from fedjax_mm.asynchrony import (
-    advance_async,
-    fedast,
-    on_clock,
-    shifted_exponential,
-    simulate_async,
-)
+from fedjax_mm import advance, fedavg, join_traces, keys, params_of, simulate, sweep
+from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort
 from fedjax_mm.sweeps import Setup
@@ -29,6 +23,7 @@ from tests.oracles import multi_model as reference
 from tests.simulator.test_oracle import regression, row_numbers
 
 KEY = jax.random.key(5)
+one_by_one = functools.partial(fedast, arrivals_per_round=1)
 N, NUM_STEPS, RATE, SERVER_RATE = 7, 3, 0.02, 0.8
 CASES = {  # R_m, ratio, whether R_m changes, arrivals, whether models are stacked
     "one model": ((7,), 3, False, 80, True),
@@ -132,7 +127,7 @@ def event_loop(name):
 
 def dispatch_of(name):
     at_work, ratio, reallocate, *_ = CASES[name]
-    return fedast(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
+    return one_by_one(N, len(at_work), at_work=at_work, ratio=ratio, reallocate=reallocate)
 
 
 def simulated(name, client_map, record_every):
@@ -141,9 +136,7 @@ def simulated(name, client_map, record_every):
 
     @jax.jit
     def run(tasks):
-        return simulate_async(
-            KEY, tasks, fed(batch_size=2), dispatch_of(name), CASES[name][3], **how
-        )
+        return simulate(KEY, tasks, fed(batch_size=2), dispatch_of(name), CASES[name][3], **how)
 
     return jax.device_get(run(event_loop(name)[0]))
 
@@ -196,7 +189,7 @@ def test_every_arrival_is_the_event_loops(name):
 
 
 TASK = quadratic(24, 2, mu=0.05)
-TWO = fedast(24, 2, at_work=(8, 4), ratio=2)
+TWO = one_by_one(24, 2, at_work=(8, 4), ratio=2)
 
 
 def clock_of(state):
@@ -213,7 +206,7 @@ def program(dispatch, num_arrivals, record_every, client_map="auto"):
 
     def run(rng_key):
         how = {"record_every": record_every, "client_map": client_map}
-        return simulate_async(rng_key, TASK, fed(1.0, rate=falling), dispatch, num_arrivals, **how)
+        return simulate(rng_key, TASK, fed(1.0, rate=falling), dispatch, num_arrivals, **how)
 
     return jax.jit(run)
 
@@ -240,7 +233,7 @@ def test_a_run_that_is_continued_is_the_same_run():
     whole, trace = program(TWO, 120, 40)(KEY)
     state, first = program(TWO, 80, 40)(KEY)
     go_on = jax.jit(
-        lambda state: advance_async(state, TASK, fed(1.0, rate=falling), TWO, 40, record_every=40)
+        lambda state: advance(state, TASK, fed(1.0, rate=falling), TWO, 40, record_every=40)
     )
     state, later = go_on(state)
     chex.assert_trees_all_equal(state, whole)
@@ -255,9 +248,9 @@ def unequal_epochs(client_map, client_axis=None):
     data = [[rng.normal(size=(n, *more)) for n in counts] for more in ((2,), ())]
     task = least_squares(*data, ridge=0.3)
     algorithm = fedavg(RATE, epochs=1, batch_size=2, weighted=False)
-    dispatch = fedast(8, 2, at_work=(12, 6), ratio=2)
+    dispatch = one_by_one(8, 2, at_work=(12, 6), ratio=2)
     how = {"client_map": client_map, "client_axis": client_axis, "record_every": 60}
-    run = functools.partial(simulate_async, KEY, task, algorithm, dispatch, 120, **how)
+    run = functools.partial(simulate, KEY, task, algorithm, dispatch, 120, **how)
     if client_axis is None:
         return jax.device_get(jax.jit(run)())
     where = layout(1, jax.devices()[:2], axis="clients")
@@ -295,7 +288,7 @@ def test_full_buffers_and_equal_delays_are_rounds(shift):
     """All R_m jobs come home at the same moment, and the next begin after the step."""
     at_work, num_rounds = (6, 4), 5
     delay = shifted_exponential(24, 0.0, shift=shift, slow=0.0, fast=0.0)
-    dispatch = fedast(24, 2, at_work=at_work, ratio=1, delay=delay, reallocate=False)
+    dispatch = one_by_one(24, 2, at_work=at_work, ratio=1, delay=delay, reallocate=False)
     num_jobs = sum(at_work)
     state, trace = program(dispatch, num_rounds * num_jobs, num_jobs)(KEY)
     drawn = draws(dispatch, num_rounds * num_jobs).client.reshape(num_rounds, num_jobs)
@@ -328,7 +321,7 @@ def many(dispatch, num_arrivals, record_every, num_seeds=32):
     def run(rng_key):
         task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, local_steps=1)
         how = {"record_every": record_every, "client_map": "vmap"}
-        trace = simulate_async(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
+        trace = simulate(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
         kept = {name: trace.metrics[name] for name in ("time", "staleness", "steps")}
         return kept, trace.client_updates
 
@@ -339,7 +332,7 @@ def test_arrivals_come_at_the_rates_of_the_jobs_at_work():
     """R_m over the mean delay, which is 1.5 times the mean of the exponential part."""
     at_work, mean_delays = np.array([8, 6, 4]), 1.5 * np.array([1.0, 3.0, 0.5])
     delay = shifted_exponential(24, mean_delays / 1.5)
-    dispatch = fedast(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
+    dispatch = one_by_one(24, 3, at_work=at_work, ratio=4, delay=delay, reallocate=False)
     metrics, updates = many(dispatch, 1200, 600)
     rates = at_work / mean_delays
     duration, error = means(metrics["time"][:, 2, 0] - metrics["time"][:, 1, 0])
@@ -381,7 +374,7 @@ def test_staleness_follows_the_law_of_the_delays(law):
     options, draw = LAWS[law]
     num_jobs, num_arrivals = 6, 400
     delay = shifted_exponential(24, **options)
-    dispatch = fedast(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
+    dispatch = one_by_one(24, 1, at_work=num_jobs, ratio=num_jobs, delay=delay, reallocate=False)
     staleness = many(dispatch, num_arrivals, 1)[0]["staleness"][:, 101:, 0]
     average, error = means(staleness.mean(1))
     assert abs(average - (num_jobs - 1)) < error + 0.02  # jobs still at work are the stale ones
@@ -462,8 +455,8 @@ def test_a_job_that_never_ends_stays_out_and_nothing_waits_for_it(delay):
     def draw(rng_key, model, client):
         return jnp.where(client == 0, delay, 1.0 + client % 3)
 
-    dispatch = fedast(24, 2, at_work=12, ratio=3, delay=draw, reallocate=False)
-    state, trace = simulate_async(KEY, TASK, fed(), dispatch, 60, record_every=60)
+    dispatch = one_by_one(24, 2, at_work=12, ratio=3, delay=draw, reallocate=False)
+    state, trace = simulate(KEY, TASK, fed(), dispatch, 60, record_every=60)
     jobs = state.assignment.clock.jobs
     assert np.isfinite(trace.metrics["time"][-1]).all()
     assert set(np.asarray(jobs.client)[~np.isfinite(jobs.finish)]) <= {0}
@@ -475,10 +468,10 @@ def test_jobs_that_never_end_come_home_if_there_are_no_others():
     """Then in the order in which they began, however arrivals are cut."""
 
     def run(record_every):
-        never = fedast(
+        never = one_by_one(
             24, 2, at_work=6, ratio=3, delay=lambda key, m, k: jnp.inf + 0 * k, reallocate=False
         )
-        return simulate_async(KEY, TASK, fed(), never, 12, record_every=record_every)[0]
+        return simulate(KEY, TASK, fed(), never, 12, record_every=record_every)[0]
 
     one, many = run(1), run(12)
     chex.assert_trees_all_equal(clock_of(one), clock_of(many))
@@ -488,7 +481,7 @@ def test_jobs_that_never_end_come_home_if_there_are_no_others():
 def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
     task = with_metrics(TASK, {"large": lambda params: 1.0 if params[0] > 1 else 0.0})
     with pytest.raises(TypeError) as refusal:
-        jax.eval_shape(lambda key: simulate_async(key, task, fed(), TWO, 2), KEY)
+        jax.eval_shape(lambda key: simulate(key, task, fed(), TWO, 2), KEY)
     (note,) = [note for note in refusal.value.__notes__ if "compiled once and" in note]
     assert note.startswith("the record of a round is compiled once and then serves all rounds")
 
@@ -496,4 +489,4 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
 def test_a_metric_of_a_task_has_a_name_of_its_own():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
     with pytest.raises(ValueError, match="'staleness', as one that is recorded anyway; rename it"):
-        simulate_async(KEY, task, fed(), TWO, 2)
+        simulate(KEY, task, fed(), TWO, 2)

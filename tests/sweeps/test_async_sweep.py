@@ -1,4 +1,4 @@
-"""Sweeps of asynchronous runs: the numbers of `simulate_async`, planned, continued and refused."""
+"""Sweeps of asynchronous runs: the numbers of `simulate`, planned, continued and refused."""
 
 import dataclasses
 import functools
@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, mfa_rand, sweep, to_dataset
-from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential, simulate_async, state_bytes
-from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until
+from fedjax_mm import fedavg, mfa_rand, simulate, sweep, to_dataset
+from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
+from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, state_bytes
 from fedjax_mm.sweeps.execute import Execution
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
@@ -55,18 +55,17 @@ def whole():
 
 
 def run_of(parts):
-    """A compiled run of `simulate_async` at a point."""
+    """A compiled run of `simulate` at a point."""
 
     @jax.jit
     def one(key, *point):
-        how = {"record_every": EVERY * EACH}
-        return simulate_async(key, *parts(*point), ROUNDS * EACH, **how)[1]
+        return simulate(key, *parts(*point), ROUNDS, record_every=EVERY)[1]
 
     return one
 
 
 def single_runs():
-    """`simulate_async` at every point and with every seed, one after the other."""
+    """`simulate` at every point and with every seed, one after the other."""
     one = run_of(parts)
     for rate in AXES["learning_rate"]:
         for mean in AXES["mean"]:
@@ -76,10 +75,9 @@ def single_runs():
 
 
 def check_same(result, at, expected):
-    """What a sweep has at a place is a run of `simulate_async`."""
-    assert (expected["round"] == EACH * result["round"].values).all()
+    """What a sweep has at a place is a run of `simulate`."""
+    assert (expected["round"] == result["round"].values).all()
     found = result.sel(at).drop_vars(["diverged", *at])
-    expected = expected.assign_coords(round=result["round"])
     assert set(found) == set(expected)
     assert {"time", "steps", "staleness", "at_work", "noise"} <= set(found)
     xr.testing.assert_allclose(found, expected.transpose(*found.dims), rtol=1e-5, atol=1e-6)
@@ -107,7 +105,7 @@ def unlike(learning_rate):
 
 @functools.cache
 def single_runs_of_unlike():
-    """`simulate_async` with both rates and every seed."""
+    """`simulate` with both rates and every seed."""
     one, found = run_of(unlike), []
     for rate in AXES["learning_rate"]:
         for number, key in enumerate(seed_keys(SEED, SEEDS)):
