@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 from fedjax_mm import bench, fedavg, mfa_rand
 from fedjax_mm.base import Task
 from fedjax_mm.sweeps.devices import use_cpu_devices
-from fedjax_mm.sweeps.execute import Execution, carry_out
+from fedjax_mm.sweeps.execute import carry_out
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import classification, quadratic

@@ -19,7 +19,8 @@ from fedjax_mm.engine import engine_of
 from fedjax_mm.simulate import init, params_of, simulate
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
-from fedjax_mm.sweeps.execute import Execution, carry_out
+from fedjax_mm.sweeps.execute import carry_out
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.sweeps.plan import make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic

@@ -56,17 +56,6 @@ RESERVED = (
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
 """Names in every result, which no metric and no axis may have."""
-_OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
-"""Arguments of xarray's `sel` and `isel`, which would take them for no axis, without a word."""
-
-
-def check_selectable(axis: str) -> None:
-    """Raises `ValueError` if `sel` would not select on an axis that has this name."""
-    if axis in _OF_XARRAY:
-        raise ValueError(
-            f"an axis is called {axis!r}, as an argument of sel and isel, which would not select "
-            "on it; rename it, to 'algorithm' or 'rule', say"
-        )
 
 
 class Record(NamedTuple):

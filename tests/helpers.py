@@ -18,7 +18,7 @@ from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.sweeps import plan
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.networks import LogisticRegression
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)

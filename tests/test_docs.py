@@ -21,6 +21,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL
+from fedjax_mm.sweeps.structures import programs_of
 from tests.experiments.test_method_tables import EXAMPLES, METHOD
 from tests.helpers import slow_unless
 
@@ -83,15 +84,15 @@ def test_the_documented_experiment_may_be_swept():
         r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
     )
     swept = validate(Experiment, tomllib.loads(text + axes))
-    assert len(swept.grid().programs) == 2  # an algorithm each
+    assert len(programs_of(swept.grid())) == 2  # an algorithm each
     swept = validate(Experiment, tomllib.loads(text + of_data))
     assert swept.task.data_seed == "seed"
     assert swept.grid().shape == (2, 2, 3)
-    assert len(swept.grid().programs) == 2
+    assert len(programs_of(swept.grid())) == 2
     optimizers, rate, tasks = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)[1:]
     head = 'num_models = 2\nnum_rounds = 20\nassignment = { name = "mfa_rand" }\ntask = {}\n'
     one = validate(Experiment, tomllib.loads(head + optimizers + of_optimizers))
-    assert len(one.grid().programs) == 1
+    assert len(programs_of(one.grid())) == 1
     one = validate(
         Experiment, tomllib.loads(head + optimizers.replace("learning_rate = 0.01", rate))
     )

@@ -14,6 +14,7 @@ import xarray as xr
 
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.sweeps.structures import programs_of
 from tests.compiling import USUAL
 
 ROOT = Path(__file__).parent.parent
@@ -204,7 +205,7 @@ def test_small_notebooks_run_in_one_kernel_where_warnings_and_errors_are_noticed
         assert complaints(cells) == [], name
         check_its_sweep_is_that_of_the_command_line(cells, tmp_path / name)
         for experiment in (tmp_path / name).glob("*.toml"):
-            assert load(experiment, Experiment).grid().programs
+            assert programs_of(load(experiment, Experiment).grid())
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_a
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 PARAMS = "params.npz"
 """The file beside a result with the models' final parameters."""

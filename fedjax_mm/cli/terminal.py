@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from fedjax_mm.papers import Findings
-    from fedjax_mm.sweeps.journal import Progress as Report
+    from fedjax_mm.sweeps.execution import Progress as Report
     from fedjax_mm.sweeps.plan import Plan
 
 _LOG_SECONDS = 30.0

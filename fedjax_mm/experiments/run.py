@@ -13,7 +13,8 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execute import Execution, finish, plan_for
+from fedjax_mm.sweeps.execute import finish, plan_for
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Plan, make_outline
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from fedjax_mm.experiments.fields import Config
     from fedjax_mm.papers.rulings import Ruling
-    from fedjax_mm.sweeps.execute import Execution
+    from fedjax_mm.sweeps.execution import Execution
 
 
 _LARGEST = 4096

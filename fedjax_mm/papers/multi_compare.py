@@ -37,7 +37,8 @@ from fedjax_mm.papers.rulings import alike, check, estimate, more, no_less, ruli
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.sequential import staged
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.execute import sweep
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points

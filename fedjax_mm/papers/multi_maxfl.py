@@ -30,7 +30,8 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import check, estimate, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.execute import sweep
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 

@@ -18,7 +18,7 @@ from fedjax_mm.results.finished import read_about, save_about
 from fedjax_mm.sweeps.checkpoint import STAGE_RESULT, Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 _ABOUT = "manifest.json"  # of a batch, with the digest of its result
 _TIMES = 8  # the seeds that an item begins with are the most that it has by default

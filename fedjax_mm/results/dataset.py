@@ -17,7 +17,8 @@ import xarray as xr
 from fedjax_mm.base import Trace
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
-from fedjax_mm.record import Counts, check_selectable
+from fedjax_mm.record import Counts
+from fedjax_mm.results.labels import check_selectable
 
 _LONG_NAMES = {
     "loss": "global loss F(w)",

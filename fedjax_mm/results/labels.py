@@ -7,6 +7,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+_OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
+"""Arguments of xarray's `sel` and `isel`, which would take them for no axis, without a word."""
+
+
+def check_selectable(axis: str) -> None:
+    """Raises `ValueError` if `sel` would not select on an axis that has this name."""
+    if axis in _OF_XARRAY:
+        raise ValueError(
+            f"an axis is called {axis!r}, as an argument of sel and isel, which would not select "
+            "on it; rename it, to 'algorithm' or 'rule', say"
+        )
+
 
 def label(dim: str, value: Any) -> str:
     """Returns a coordinate in words.

@@ -3,7 +3,7 @@
 from .checkpoint import Checkpoints
 from .devices import join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError
-from .execute import Execution
+from .execution import Execution
 from .grid import Setup
 from .shapes import state_bytes
 from .until import Until

@@ -2,21 +2,16 @@
 
 # A module of its own: the command line catches these errors without importing JAX.
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import xarray as xr
+from typing import Any
 
 
 class DivergenceError(FloatingPointError):
-    """A model's loss or parameters are not finite; `partial` is the result so far."""
+    """A model's loss or parameters are not finite; `partial` is the dataset of what is done."""
 
-    def __init__(self, message: str, partial: xr.Dataset) -> None:
+    def __init__(self, message: str, partial: Any) -> None:
         """Keeps the result so far."""
         super().__init__(message)
         self.partial = partial

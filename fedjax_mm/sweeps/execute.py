@@ -17,33 +17,14 @@ from fedjax_mm.results.dataset import check_counts, manifest
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import flags_of_user
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Runs, Setup
-from fedjax_mm.sweeps.journal import Journal, Progress
+from fedjax_mm.sweeps.journal import Journal
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.program import Record, Rounds, without_keys
 
 _SEGMENT_SECONDS = 1.0  # between two looks at what was computed
-
-
-class Execution(NamedTuple):
-    """How a sweep is carried out, as opposed to what is computed: results do not depend on it.
-
-    Attributes:
-      progress: called with what is being done, and the local trainings done and to do.
-      checkpoints: where to save unfinished work; the caller opens it, and discards it at the end.
-      save_every: seconds between two saves.
-      split: "replicas" or "clients", the devices' axis; see `layout`.
-      memory: bytes that may be used; by default 60 % of what is free.
-      announce: called with the plan before the first run.
-    """
-
-    progress: Progress | None = None
-    checkpoints: Checkpoints | None = None
-    save_every: float = 30.0
-    split: Literal["replicas", "clients"] | None = None
-    memory: float | None = None
-    announce: Callable[[Plan], None] | None = None
 
 
 @overload

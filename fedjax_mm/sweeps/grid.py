@@ -6,7 +6,6 @@ program of its own.
 """
 
 import dataclasses
-import itertools
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
@@ -23,8 +22,8 @@ from fedjax_mm.checks import check_choice, check_client_map, check_count, descri
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.parts import check_seed
-from fedjax_mm.record import RESERVED, check_selectable
-from fedjax_mm.sweeps.program import Program
+from fedjax_mm.record import RESERVED
+from fedjax_mm.results.labels import check_selectable
 from fedjax_mm.sweeps.until import Until
 
 
@@ -61,7 +60,7 @@ class Runs(TypedDict, total=False):
     cost: Callable[..., float] | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
     """All points of a sweep, each with all seeds; `sweep` explains the fields."""
 
@@ -177,62 +176,6 @@ class Grid:
     def labels(self) -> dict[str, list[Any]]:
         """The coordinates of every axis."""
         return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
-
-    @cached_property
-    def programs(self) -> list[Program]:
-        """The programs, one per structure, in the order of the axes."""
-        structural = [name for name in self.axes if not self.is_numeric(name)]
-        choices = itertools.product(*(self._classes(name) for name in structural))
-        return [self._program(dict(zip(structural, choice, strict=True))) for choice in choices]
-
-    def _classes(self, name: str) -> list[list[int]]:
-        """The positions on an axis, those of one program together."""
-        found: dict[Hashable, list[int]] = {}
-        key_of = self.together.get(name)
-        for place, value in enumerate(self.axes[name]):
-            found.setdefault(place if key_of is None else key_of(value), []).append(place)
-        return list(found.values())
-
-    def _program(self, choice: Mapping[str, list[int]]) -> Program:
-        """The program for some positions on each structural axis."""
-        positions = [
-            choice.get(name, range(size)) for name, size in zip(self.axes, self.shape, strict=False)
-        ]
-        mesh = np.meshgrid(*positions, range(self.num_seeds), indexing="ij")
-        index = tuple(each.ravel() for each in mesh)
-        if self.together:
-            # Replicas that are computed at once wait for the longest: like stands beside like.
-            at = dict(zip(self.axes, index, strict=False))
-            order = np.lexsort([at[name] for name in self.together])
-            index = tuple(each[order] for each in index)
-        at = dict(zip(self.axes, index, strict=False))
-        # Of the type that JAX gives to Python floats, with and without x64.
-        numbers = {
-            name: np.asarray(values, jnp.result_type(float))[at[name]]
-            for name, values in self.axes.items()
-            if name not in choice
-        }
-        numbers |= {
-            name: np.searchsorted(choice[name], at[name]).astype(np.int32) for name in self.together
-        }
-        numbers |= {name: np.asarray(values)[index[-1]] for name, values in self.per_seed.items()}
-        fixed = {
-            name: tuple(self.axes[name][i] for i in places)
-            if name in self.together
-            else self.axes[name][places[0]]
-            for name, places in choice.items()
-        }
-        return Program(self, self._label(choice), fixed, index, numbers)
-
-    def _label(self, choice: Mapping[str, list[int]]) -> str:
-        """Returns a program's structure in words; axes all of whose values it takes go without."""
-        words = {
-            name: " | ".join(str(self.labels[name][i]) for i in places)
-            for name, places in choice.items()
-            if len(places) == 1 or len(places) < len(self.axes[name])
-        }
-        algorithm = [words.pop("algorithm")] if "algorithm" in words else []
-        return ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
 
     def costs(self, index: Sequence[np.ndarray]) -> list[float]:
         """The relative work of a local training at some places on the axes."""

@@ -1,9 +1,7 @@
 """Between two segments: progress, saving, and stopping for a signal."""
 
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -13,14 +11,9 @@ from fedjax_mm.stacks import with_params
 from fedjax_mm.sweeps.checkpoint import Saved
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Carry, Program, Record
-
-if TYPE_CHECKING:
-    from fedjax_mm.sweeps.execute import Execution
-
-Progress = Callable[[str, int, int], None]
-"""Receives what is being done, and how much of how much is done."""
 
 _UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
 
@@ -31,7 +24,7 @@ class Journal:
     Finished batches are saved together with the one under way, every so many seconds.
     """
 
-    def __init__(self, plan: Plan, how: "Execution", signals: list[int]) -> None:
+    def __init__(self, plan: Plan, how: Execution, signals: list[int]) -> None:
         """Nothing has been done or saved."""
         self.plan, self.how, self.signals = plan, how, signals
         self.finished: dict[int, list[np.ndarray]] = {}

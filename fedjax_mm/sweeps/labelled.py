@@ -24,7 +24,7 @@ class Result:
     def __init__(self, plan: Plan) -> None:
         """Nothing is recorded yet: metrics are NaN, counts 0, and no model has diverged."""
         self.plan, grid = plan, plan.grid
-        programs = [each.program for each in plan.compiled]
+        programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
         # Where a model is not there its metrics are NaN, so that counts and truths become floats.
         metrics = {
@@ -75,7 +75,7 @@ class Result:
         """Returns the sizes at every point, ``[*axes, seeds, 1, models]``."""
         shape = (*self.plan.grid.shape, 1, self.records.is_finite.shape[-1])
         sizes = {name: np.zeros(shape, np.int64) for name in ("upload_size", "download_size")}
-        for program in self.plan.grid.programs:
+        for program in self.plan.programs:
             cells: Any = (*program.index, 0, slice(program.num_models))
             sizes["upload_size"][cells] = program.traced.facts.message_sizes.up
             sizes["download_size"][cells] = program.traced.facts.message_sizes.down
@@ -86,7 +86,7 @@ class Result:
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
-        named = [name for program in grid.programs for name in program.traced.facts.per_client]
+        named = [name for program in self.plan.programs for name in program.traced.facts.per_client]
         sizes = self._message_sizes()
         trace = Trace(rounds, metrics, *records.counts, **sizes, per_client=tuple(named))
         dims = (*grid.axes, "seed")

@@ -19,6 +19,7 @@ from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
+from fedjax_mm.sweeps.structures import programs_of
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
 _CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
@@ -86,6 +87,11 @@ class Plan:
     limit: float
 
     @property
+    def programs(self) -> list[Program]:
+        """The programs, compiled or not."""
+        return [each.program for each in self.compiled]
+
+    @property
     def is_compiled(self) -> bool:
         """Whether the programs can be called; else this is an outline."""
         return not math.isnan(self.compile_seconds)
@@ -117,7 +123,7 @@ class Plan:
     @property
     def result_bytes(self) -> int:
         """Memory of the labelled result."""
-        return _result_bytes(self.grid)
+        return _result_bytes(self.grid, self.programs)
 
     @property
     def batch_bytes(self) -> float:
@@ -198,8 +204,8 @@ def _make_plan(
     approve: Callable[[str, str], None] | None,
 ) -> Plan:
     """The plan of `make_plan`."""
-    where, room, limit = _place(grid, split, limit)
-    programs, clock = grid.programs, time.perf_counter()
+    programs, where, room, limit = _place(grid, split, limit)
+    clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
     report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
@@ -236,14 +242,14 @@ def make_outline(
     Raises:
       ValueError: if the result does not fit.
     """
-    where, room, limit = _place(grid, split, limit)
+    programs, where, room, limit = _place(grid, split, limit)
 
     def outlined(program: Program) -> Compiled:
         size = _batch_size(program, where, room)
         return Compiled(program, size, _not_compiled, size * _replica_bytes(program))
 
     used = psutil.Process().memory_info().rss
-    return Plan(grid, where, list(map(outlined, grid.programs)), math.nan, used, limit)
+    return Plan(grid, where, list(map(outlined, programs)), math.nan, used, limit)
 
 
 def _not_compiled(*_: Any) -> Any:
@@ -252,14 +258,14 @@ def _not_compiled(*_: Any) -> Any:
 
 def _place(
     grid: Grid, split: Literal["replicas", "clients"] | None, limit: float | None
-) -> tuple[Layout, float, float]:
-    """Returns the devices, the bytes for a batch, and those that may be used in all."""
+) -> tuple[list[Program], Layout, float, float]:
+    """Returns the programs, the devices, the bytes for a batch, and those for all of it."""
     # Programs list their runs: too many would fill the memory before a shape is known.
     records, runs = grid.num_records + 1, math.prod(grid.shape)
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
     remedy = "take fewer seeds or points, or record less often (record_every)"
     check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
-    programs = grid.programs
+    programs = programs_of(grid)
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
@@ -280,7 +286,7 @@ def _place(
     ):
         split = "replicas"
     where = layout(len(programs[0]), axis=split)
-    return where, *_room(grid, where, limit)
+    return programs, where, *_room(_result_bytes(grid, programs), where, limit)
 
 
 def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) -> None:
@@ -301,9 +307,9 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
         )
 
 
-def _room(grid: Grid, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes for a batch, and the limit that they come from."""
-    result, used = _result_bytes(grid), psutil.Process().memory_info().rss
+def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
+    """Returns the bytes for a batch beside the result's, and the limit that they come from."""
+    used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit
         room = limit - used - result
@@ -384,13 +390,13 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 
 
-def _result_bytes(grid: Grid) -> int:
+def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
     """The labelled result, while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
-    shapes = metric_shapes(grid.programs).values()
+    shapes = metric_shapes(programs).values()
     metrics = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
-    kept = math.prod(grid.shape) * num_bytes(kept_shapes(grid.programs))
-    num_models = max(program.num_models for program in grid.programs)
+    kept = math.prod(grid.shape) * num_bytes(kept_shapes(programs))
+    num_models = max(program.num_models for program in programs)
     return cells * num_models * (metrics + _RECORD_BYTES) + kept
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from functools import cached_property, partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,7 @@ from fedjax_mm.record import (
 )
 from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.devices import Layout
-
-if TYPE_CHECKING:
-    from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 
 _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
 
@@ -191,7 +189,7 @@ class Program:
       numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
     """
 
-    grid: "Grid"
+    grid: Grid
     label: str
     fixed: dict[str, Any]
     index: tuple[np.ndarray, ...]
@@ -214,7 +212,7 @@ class Program:
         return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
 
     @tracing("a sweep's build")
-    def setup(self, numbers: Any, shared: Any, prepared: Any) -> "Setup":
+    def setup(self, numbers: Any, shared: Any, prepared: Any) -> Setup:
         """Builds what one replica simulates."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 

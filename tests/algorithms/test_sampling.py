@@ -31,6 +31,7 @@ from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error
@@ -311,7 +312,7 @@ SHARED = FILE.replace("[algorithms.A.assignment]", "[assignment]")
 def test_a_file_has_all_settings(text):
     """Expected trainings are an axis that costs no program, of each algorithm or of all."""
     experiment = validate(Experiment, tomllib.loads(text))
-    assert len(experiment.grid().programs) == 1
+    assert len(programs_of(experiment.grid())) == 1
     result = run(experiment)
     algorithm = stalevr(0.1, local_steps=2, beta="exact")
     task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
@@ -336,7 +337,7 @@ def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
         how = algorithm(learning_rate, local_steps=1)
         return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2, unbiased=True))
 
-    (program,) = Grid(build, {"learning_rate": [0.1]}, 2).programs
+    (program,) = programs_of(Grid(build, {"learning_rate": [0.1]}, 2))
     carried = num_bytes(program.traced.carry)
     assert bytes_of_updates < carried < 1.2 * bytes_of_updates
     outline = make_outline(program.grid)

@@ -13,7 +13,7 @@ from fedjax_mm import Experiment, cli, save_dataset
 from fedjax_mm.cli import commands, results
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.results.dataset import Manifest
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 
 def call(*arguments):

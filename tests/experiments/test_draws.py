@@ -5,6 +5,7 @@ import pytest
 
 from fedjax_mm import Experiment, run
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps.structures import programs_of
 
 DIGITS = {
     "name": "digits",
@@ -41,7 +42,7 @@ def test_a_point_on_the_axes_of_the_data_is_that_experiment():
     experiment = validate(Experiment, values(axes=axes))
     assert validate(Experiment, experiment.model_dump()) == experiment
     grid = experiment.grid()
-    assert (grid.shape, len(grid.programs)) == ((1, 2, 2), 1)
+    assert (grid.shape, len(programs_of(grid))) == ((1, 2, 2), 1)
     result = run(experiment)
     assert result.attrs["manifest"]["data"] == "real"
     last = result.loss.isel(round=-1)
@@ -82,7 +83,7 @@ def test_numbers_of_the_data_share_a_program(axes, num_programs, num_draws):
             validate(Experiment, text)
         return
     grid = validate(Experiment, text).grid()
-    assert len(grid.programs) == num_programs
+    assert len(programs_of(grid)) == num_programs
     sizes = [store.train.counts.shape for store in grid.shared["data"]]
     assert [1 if len(size) == 1 else size[0] for size in sizes] == num_draws
 
@@ -90,7 +91,7 @@ def test_numbers_of_the_data_share_a_program(axes, num_programs, num_draws):
 def test_a_draw_of_an_axis_is_the_one_of_its_value():
     grid = validate(Experiment, values(axes={"task.num_clients": [6, 8]})).grid()
     clients = [store.num_clients for store in grid.shared["data"]]
-    for program, expected in zip(grid.programs, clients, strict=True):
+    for program, expected in zip(programs_of(grid), clients, strict=True):
         tasks = program.setup({}, grid.shared, ()).tasks
         assert {task.num_clients for task in tasks} == {expected}
 
@@ -122,7 +123,10 @@ def test_quadratics_differ_and_share_an_axis():
     both = run(validate(Experiment, text))
     assert len(np.unique(both.loss.isel(round=-1, seed=0))) == 2
     swept = validate(Experiment, text | {"axes": {"task.block_size": [2, 3]}})
-    assert [task.block_size for task in swept.grid().programs[1].setup({}, {}, ()).tasks] == [3, 3]
+    assert [task.block_size for task in programs_of(swept.grid())[1].setup({}, {}, ()).tasks] == [
+        3,
+        3,
+    ]
     starts = [each | {"start": "normal", "block_size": size} for size, each in enumerate(tasks, 1)]
     result = run(validate(Experiment, text | {"tasks": starts}))
     assert (result.distance.isel(round=0, seed=0) > 1).all()  # not at zeros
@@ -147,7 +151,7 @@ def test_clients_may_require_something_of_different_tasks():
 def test_the_number_of_models_is_given_once():
     experiment = validate(Experiment, values(num_models=..., axes={"num_models": [2, 3]}))
     assert (experiment.num_models, experiment.points) == (2, {"num_models": [2, 3]})
-    assert len(experiment.grid().programs) == 2
+    assert len(programs_of(experiment.grid())) == 2
 
 
 # Errors

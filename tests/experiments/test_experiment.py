@@ -17,6 +17,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.experiments.tasks import QuadraticConfig
+from fedjax_mm.sweeps.structures import programs_of
 from tests.compiling import optimised
 from tests.helpers import roll_out
 
@@ -534,7 +535,7 @@ def test_what_leaves_the_data_alone_may_be_an_axis():
     task = {"name": "synthetic", "num_clients": 3}
     grid = validate(Experiment, learning(task) | {"axes": axes}).grid()
     assert grid.shape == (1, 2, 2, 2, 20)
-    assert len(grid.programs) == 4
+    assert len(programs_of(grid)) == 4
 
 
 # Sweeps
@@ -627,7 +628,7 @@ def test_axes_become_values_and_programs(axes, expected, num_programs):
         for name, x in expected.items()
         for v in x
     ]
-    assert len(grid.programs) == num_programs
+    assert len(programs_of(grid)) == num_programs
 
 
 def test_assignments_on_an_axis_need_no_keys_that_nobody_wrote():
@@ -644,7 +645,7 @@ def test_an_axis_of_one_algorithm_leaves_the_others_alone():
         grid = validate(Experiment, two | {"axes": {key: [5]}}).grid()
         params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
         steps = []
-        for program in grid.programs:
+        for program in programs_of(grid):
             (task, *_), algorithm, *_ = program.setup(dict.fromkeys(program.numbers, 0), {}, ())
             server, _ = algorithm.init(task, params)
             key = jax.random.key(0)

@@ -39,6 +39,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import OwnModels, Tuning, classification, own_models, quadratic, requiring
 from fedjax_mm.tasks.networks import MLP
 from tests.helpers import roll_out, slow_unless
@@ -102,7 +103,7 @@ def read(text, kind=Experiment):
 def lowered(grid):
     """The text of every program, with all constants: equal texts have equal results, bit by bit."""
     where, *_ = plan._place(grid, None, None)
-    return {each.label: plan._lower(each, len(each), where).as_text() for each in grid.programs}
+    return {each.label: plan._lower(each, len(each), where).as_text() for each in programs_of(grid)}
 
 
 def described(grid):
@@ -112,7 +113,9 @@ def described(grid):
     server's step and the metrics, each once: what is left out is how the library repeats them.
     """
     sizes = {"num_seeds", "num_rounds", "seed", "record_every", "client_map", "per_seed", "axes"}
-    return {name: getattr(grid, name) for name in sizes}, [parts(each) for each in grid.programs]
+    return {name: getattr(grid, name) for name in sizes}, [
+        parts(each) for each in programs_of(grid)
+    ]
 
 
 def parts(program):
@@ -470,18 +473,18 @@ def test_flips_and_tests_of_their_own_reach_the_data():
 def test_assignments_of_one_and_of_all():
     text = f"{QUADRATIC}{A}local_steps = 1\n"
     text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
-    programs = read(text).grid().programs
-    updates = [program.traced.updates_per_round for program in programs]
+    programs = programs_of(read(text).grid())
+    updates = [program.traced.facts.updates_per_round for program in programs]
     assert updates == [4, 6]
     # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
     swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Experiment)
-    assert [p.traced.updates_per_round for p in swept.grid().programs] == [2, 5, 2, 5]
+    assert [p.traced.facts.updates_per_round for p in programs_of(swept.grid())] == [2, 5, 2, 5]
     assert swept.points == {"assignment.cohort_size": [2, 5]}
 
 
 def test_the_assignment_is_for_clients_that_are_seen():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
-    (program,), own = read(text).grid().programs, OwnModels(jnp.zeros((1, 6)))
+    (program,), own = programs_of(read(text).grid()), OwnModels(jnp.zeros((1, 6)))
     assignment = program.setup({}, {"data": None}, own).assignment
     assert assignment.num_clients == 4
     assert roll_out(assignment, jax.random.key(0), 20).max() == 3
@@ -652,10 +655,10 @@ def on_axes(name):
 @pytest.mark.parametrize("name", methods())
 def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
-    (program,) = base.grid().programs
+    (program,) = programs_of(base.grid())
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
     assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
-    (program,) = validate(Experiment, base.model_dump() | {"axes": points}).grid().programs
+    (program,) = programs_of(validate(Experiment, base.model_dump() | {"axes": points}).grid())
     assert len(program) == 2 ** len(points)
 
 
@@ -676,7 +679,7 @@ def test_points_of_an_axis_differ():
     axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequirement.learning_rate = [0.01, 0.2]"
     grid = read(f"{text}[axes]\n{axes}", Experiment)
     result = run(grid)
-    assert len(grid.grid().programs) == 1
+    assert len(programs_of(grid.grid())) == 1
     last = result.isel(round=-1, seed=0, model=0, algorithm=0)
     assert len(np.unique(last.loss.isel(learning_rate=0))) == 6
     assert np.all(last.loss.isel(learning_rate=0) == last.loss.isel(learning_rate=1))

@@ -14,6 +14,7 @@ from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.experiments.test_method_tables import lowered
 
@@ -174,7 +175,7 @@ def test_numbers_of_optimizers_and_schedules_are_axes_of_one_program():
         "clip": [1.0, 0.01],
     }
     experiment = validate(Experiment, values(**table) | {"axes": axes})
-    assert len(experiment.grid().programs) == 1
+    assert len(programs_of(experiment.grid())) == 1
     result = run(experiment).excess_loss.isel(round=-1, seed=0, model=0, algorithm=0)
     assert len(np.unique(result)) == 2**5
     changes = {"optimizer": {"name": "adam", "b1": 0.5}, "weight_decay": 0.1}
@@ -189,7 +190,7 @@ def test_optimizers_are_values_of_an_axis():
     axis = [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}]
     grid = validate(Experiment, values(optimizer=axis[1]) | {"axes": {"optimizer": axis}}).grid()
     assert grid.labels["optimizer"] == ["sgd(momentum=0.9)", "adam"]
-    assert len(grid.programs) == 2
+    assert len(programs_of(grid)) == 2
 
 
 @pytest.mark.parametrize("name", OPTIMIZER_TABLES)

@@ -14,7 +14,7 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import outline
 from fedjax_mm.experiments.tasks import SyntheticConfig
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 
 class Loaded(NamedTuple):

@@ -13,7 +13,7 @@ from fedjax_mm.papers.cho2022.mechanism import METRICS, Watched
 from fedjax_mm.papers.cho2022.runs import SCORES, best_points, run_comparison, select
 from fedjax_mm.papers.sequential import _joined
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks import requiring
 from tests.papers.test_cho2022_tables import SMALL, config_of
 

@@ -21,7 +21,8 @@ from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select, warm
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import own_models, quadratic, requiring
 from tests.helpers import traced_once
 
@@ -200,7 +201,7 @@ def test_the_whole_grid_of_table_1_is_two_programs_a_method(monkeypatch):
     found = []
 
     def count(grid, **_):
-        found.append([program.label for program in grid.programs])
+        found.append([program.label for program in programs_of(grid)])
         raise StopIteration
 
     monkeypatch.setattr(execute, "make_plan", count)

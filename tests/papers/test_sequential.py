@@ -19,7 +19,7 @@ from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from tests.test_cli import call, files, read_json
 
 SEEDS = ("--seeds", "auto")

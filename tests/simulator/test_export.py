@@ -12,6 +12,7 @@ from jax import export
 from fedjax_mm import bench, workloads
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import jitted
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks.classification import classification
 
 S1 = workloads.WORKLOADS["S1"]
@@ -54,7 +55,7 @@ def programs(workload, label, client_map, devices):
     """The programs of a workload, each with the shapes of its arguments."""
     if isinstance(workload, workloads.SweepWorkload):
         where = layout(REPLICAS, devices, axis="replicas")
-        for each in workload.grid().programs:
+        for each in programs_of(workload.grid()):
             yield jitted(each, where), shapes_of(each.inputs(where, np.zeros(REPLICAS, int)))
         return
     if isinstance(workload, workloads.Workload):

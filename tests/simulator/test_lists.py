@@ -16,7 +16,9 @@ from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.experiments import axes
 from fedjax_mm.sweeps import Setup
-from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.execute import sweep
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.tasks.classification import classification
@@ -290,10 +292,10 @@ def experiment(**changes):
 
 def test_axes_of_models_and_steps_share_a_program(monkeypatch):
     """Also where two devices share each list."""
-    assert len(experiment().grid().programs) == 2  # one for each algorithm
+    assert len(programs_of(experiment().grid())) == 2  # one for each algorithm
     together = [run(experiment(), Execution(split=split)) for split in (None, "clients")]
     monkeypatch.setattr(axes, "_can_join", lambda key, here: False)
-    assert len(experiment().grid().programs) == 8
+    assert len(programs_of(experiment().grid())) == 8
     apart = run(experiment())
     for each in together:
         xr.testing.assert_allclose(each, apart, rtol=1e-5, atol=1e-7)
@@ -301,7 +303,7 @@ def test_axes_of_models_and_steps_share_a_program(monkeypatch):
 
 def test_long_runs_have_programs_of_their_own():
     """Steps and models that they do not need would take longer than compiling."""
-    assert len(experiment(num_rounds=10_000_000).grid().programs) == 8
+    assert len(programs_of(experiment(num_rounds=10_000_000).grid())) == 8
 
 
 CHANGES = {
@@ -320,5 +322,5 @@ CHANGES = {
 def test_what_has_no_closed_form_or_no_partition_has_programs_of_its_own(name):
     given = {"algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}} | CHANGES[name]
     given = {"assignment": {"name": "mfa_rr"}} | given
-    programs = experiment(**given).grid().programs
+    programs = programs_of(experiment(**given).grid())
     assert len(programs) == (2 if name == "another assignment" else 4)

@@ -13,6 +13,7 @@ from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Rounds
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
 
@@ -115,7 +116,7 @@ def test_at_least_is_met_from_below():
 def test_a_batch_that_has_done_so_much_computes_no_more():
     """The loop on the device ends, not only what is kept of its records."""
     until = Until("client_updates", at_least=44)
-    (program,) = Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until).programs
+    (program,) = programs_of(Grid(build, {"learning_rate": RATES}, ROUNDS, SEEDS, until=until))
     runs = SEEDS * len(RATES)
     seeds = program.index[-1].astype(np.int32)
     given = Given(seeds, program.numbers, {}, root=np.uint32(0))

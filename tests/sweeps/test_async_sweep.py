@@ -13,10 +13,11 @@ import xarray as xr
 from fedjax_mm import fedavg, mfa_rand, simulate, sweep, to_dataset
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, state_bytes
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
+from fedjax_mm.sweeps.structures import programs_of
 from tests.helpers import Towards
 from tests.sweeps.test_checkpoint import signalling, sweep_of
 
@@ -86,7 +87,7 @@ def check_same(result, at, expected):
 def test_every_point_and_seed_is_a_single_run():
     """Side by side: one program, whose rounds are as many arrivals."""
     result = whole()
-    assert len(GRID.programs) == 1
+    assert len(programs_of(GRID)) == 1
     assert result["round"].values.tolist() == list(range(0, ROUNDS + 1, EVERY))
     runs = list(single_runs())
     for at, expected in runs:
@@ -167,7 +168,7 @@ def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
 
 
 def test_the_plan_knows_the_versions_before_anything_is_compiled():
-    (program,) = GRID.programs
+    (program,) = programs_of(GRID)
     given = parts(0.1, 1.0)
     assert num_bytes(program.traced.carry) >= state_bytes(*given)
     outline = make_outline(GRID)

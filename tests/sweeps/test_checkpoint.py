@@ -30,7 +30,8 @@ from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import Setup, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
-from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.execute import carry_out, plan_for
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from tests.helpers import Towards, share_grids
@@ -106,6 +107,7 @@ from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
 plan._lower = functools.cache(plan._lower)
+plan.programs_of = functools.cache(plan.programs_of)
 importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
 runs = importlib.import_module("fedjax_mm.experiments.run")
 grids, grid_of = [], runs._grid
@@ -284,6 +286,7 @@ def short_segments():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "_CACHE_BYTES", 1)
         patch.setattr(plan, "_lower", functools.cache(plan._lower))
+        patch.setattr(plan, "programs_of", functools.cache(plan.programs_of))
         patch.setattr(sweeps, "_SEGMENT_SECONDS", 0)
         share_grids(patch)
         yield

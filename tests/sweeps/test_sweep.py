@@ -31,10 +31,12 @@ from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
 from fedjax_mm.sweeps.devices import layout
-from fedjax_mm.sweeps.execute import Execution, carry_out, plan_for
+from fedjax_mm.sweeps.execute import carry_out, plan_for
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import OneOf, Program
+from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic, requiring
 from fedjax_mm.workloads import WORKLOADS
 from tests.helpers import Towards, counting
@@ -176,10 +178,10 @@ def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
 def test_counts_among_floats_and_arrays_of_floats_are_numbers():
     for values in ([0.5, 1], [np.float32(0.5), 1.0], np.array([0.5, 1]), jnp.array([0.5, 1])):
         grid = Grid(build, ONE | {"learning_rate": values}, 2)
-        assert len(grid.programs) == 1
-        np.testing.assert_array_equal(grid.programs[0].numbers["learning_rate"], [0.5, 1])
+        assert len(programs_of(grid)) == 1
+        np.testing.assert_array_equal(programs_of(grid)[0].numbers["learning_rate"], [0.5, 1])
     for values in ([1, 2], [True, 0.5], [0.5, "half"], [mfa_rr, mfa_rand]):
-        assert len(Grid(build, {"x": values}, 2).programs) == 2
+        assert len(programs_of(Grid(build, {"x": values}, 2))) == 2
 
 
 # Numbers
@@ -217,16 +219,20 @@ def test_values_that_are_together_share_a_program():
     runs = {"num_rounds": 3, "num_seeds": 2}
     together = {"local_steps": lambda steps: steps % 2}
     grid = Grid(steps_apart, axes, **runs, together=together)
-    assert [len(program) for program in grid.programs] == [4, 8]
-    assert [program.label for program in grid.programs] == ["local_steps=4", "local_steps=1 | 3"]
+    programs = programs_of(grid)
+    assert [len(program) for program in programs] == [4, 8]
+    assert [program.label for program in programs] == [
+        "local_steps=4",
+        "local_steps=1 | 3",
+    ]
     # Replicas that run at once are of equal length.
-    np.testing.assert_array_equal(grid.programs[1].index[0], [1] * 4 + [2] * 4)
+    np.testing.assert_array_equal(programs[1].index[0], [1] * 4 + [2] * 4)
     expected = sweep(steps_apart, axes, **runs)
     for classes in (together, {"local_steps": lambda _: None}):
         shared = sweep(steps_apart, axes, **runs, together=classes)
         np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
         np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
-    assert len(Grid(steps_apart, axes, **runs, together=classes).programs) == 1
+    assert len(programs_of(Grid(steps_apart, axes, **runs, together=classes))) == 1
 
 
 def test_the_forecast_counts_what_a_training_costs():
@@ -721,7 +727,7 @@ def test_every_run_of_the_benchmark_sweep_is_its_single_run(x64, tolerance):
         assert len(plan.compiled) == 4
         result = carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
         keys = seed_keys(grid.seed, grid.num_seeds)
-        for program in grid.programs:
+        for program in programs_of(grid):
 
             @jax.jit
             def alone(key, rate, program=program):

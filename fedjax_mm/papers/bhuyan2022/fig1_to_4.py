@@ -20,7 +20,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, alike, estimate, more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
 _SIMILAR = 0.02  # of gap(t) in log10: 5 % of F(w) - F(w*)

@@ -20,7 +20,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, estimate, median_more, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 
 class GainSweep(BothOnQuadratic):

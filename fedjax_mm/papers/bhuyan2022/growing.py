@@ -21,7 +21,7 @@ from fedjax_mm.papers.rulings import Ruling, check, estimate, more, no_less, rul
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.rates import MFA_RR_EXPONENT, fit_rate
 
 _NAMES = {"num_models": "M", "local_steps": "E"}

@@ -27,7 +27,7 @@ from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, more, rulin
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 
 _WHEN = {"T_1": "FedAvg alone, $T_1$", "T_M": "MFA-RR, $T_M$", "majority": "most frequent class"}
 _LOGISTIC = SyntheticLearner().models[0]

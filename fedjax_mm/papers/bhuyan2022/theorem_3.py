@@ -19,7 +19,7 @@ from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import Problem, Rate
 

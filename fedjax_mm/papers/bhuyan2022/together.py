@@ -25,7 +25,8 @@ from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
-from fedjax_mm.sweeps.execute import Execution, sweep
+from fedjax_mm.sweeps.execute import sweep
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.sweeps.until import Until

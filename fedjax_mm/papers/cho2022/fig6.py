@@ -18,7 +18,7 @@ from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective, mean_estimation
 
 _ALIKE = 0.1  # models that are closer, in units of gamma, are called the same

@@ -22,7 +22,7 @@ from fedjax_mm.papers.rulings import Ruling, fact, ruling
 from fedjax_mm.papers.schema import Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import describe
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.mean_estimation import maxfl_objective
 from fedjax_mm.tasks.minimize import local_minimum
 

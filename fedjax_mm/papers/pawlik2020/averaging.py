@@ -23,7 +23,7 @@ from fedjax_mm.papers.pawlik2020.clients import Increasing
 from fedjax_mm.papers.rulings import Evidence, Ruling, estimate, fact, more, no_less, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.theory.cohorts import corollary_part_1, corollary_part_2, theorem_1
 from fedjax_mm.theory.problem import Problem
 

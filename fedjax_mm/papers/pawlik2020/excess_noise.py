@@ -22,7 +22,7 @@ from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.rulings import Evidence, Ruling, check, fact, ruling
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, quadratic
 from fedjax_mm.theory.cohorts import (
     excess_noise_27,

@@ -21,7 +21,7 @@ from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, more, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import Execution
+from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Setup
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification

@@ -1,0 +1,69 @@
+"""Structures of a grid: runs that differ in numbers and seeds only make one program."""
+
+import itertools
+from collections.abc import Hashable, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.program import Program
+
+
+def programs_of(grid: Grid) -> list[Program]:
+    """Returns the programs of a grid, one for each structure, in the order of the axes."""
+    structural = [name for name in grid.axes if not grid.is_numeric(name)]
+    choices = itertools.product(*(_classes(grid, name) for name in structural))
+    return [_program(grid, dict(zip(structural, choice, strict=True))) for choice in choices]
+
+
+def _classes(grid: Grid, name: str) -> list[list[int]]:
+    """Returns the positions on an axis, those of one program together."""
+    found: dict[Hashable, list[int]] = {}
+    key_of = grid.together.get(name)
+    for place, value in enumerate(grid.axes[name]):
+        found.setdefault(place if key_of is None else key_of(value), []).append(place)
+    return list(found.values())
+
+
+def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
+    """Returns the program for some positions on each structural axis."""
+    positions = [
+        choice.get(name, range(size)) for name, size in zip(grid.axes, grid.shape, strict=False)
+    ]
+    mesh = np.meshgrid(*positions, range(grid.num_seeds), indexing="ij")
+    index = tuple(each.ravel() for each in mesh)
+    if grid.together:
+        # Replicas that are computed at once wait for the longest: similar ones are neighbours.
+        at = dict(zip(grid.axes, index, strict=False))
+        order = np.lexsort([at[name] for name in grid.together])
+        index = tuple(each[order] for each in index)
+    at = dict(zip(grid.axes, index, strict=False))
+    # Of the type that JAX gives to Python floats, with and without x64.
+    numbers = {
+        name: np.asarray(values, jnp.result_type(float))[at[name]]
+        for name, values in grid.axes.items()
+        if name not in choice
+    }
+    numbers |= {
+        name: np.searchsorted(choice[name], at[name]).astype(np.int32) for name in grid.together
+    }
+    numbers |= {name: np.asarray(values)[index[-1]] for name, values in grid.per_seed.items()}
+    fixed = {
+        name: tuple(grid.axes[name][i] for i in places)
+        if name in grid.together
+        else grid.axes[name][places[0]]
+        for name, places in choice.items()
+    }
+    return Program(grid, _label(grid, choice), fixed, index, numbers)
+
+
+def _label(grid: Grid, choice: Mapping[str, list[int]]) -> str:
+    """Returns a program's structure in words, without the axes of which it takes all values."""
+    words = {
+        name: " | ".join(str(grid.labels[name][i]) for i in places)
+        for name, places in choice.items()
+        if len(places) == 1 or len(places) < len(grid.axes[name])
+    }
+    algorithm = [words.pop("algorithm")] if "algorithm" in words else []
+    return ", ".join(algorithm + [f"{name}={word}" for name, word in words.items()]) or "run"
