@@ -140,8 +140,9 @@ def advance(
         state, work = engine.rounds(state, record_every)
         return state, record(state, work)
 
-    first, sizes = record(state, engine.no_work()), message_sizes(engine.stacks, state.models)
+    first = record(state, engine.no_work())
     state, rest = lax.scan(rounds_to_record, state, length=num_rounds // record_every)
+    sizes = message_sizes(engine.stacks, state.models)
     return state, make_trace(engine.stacks, first, rest, sizes)
 
 

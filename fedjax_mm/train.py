@@ -266,7 +266,7 @@ def message_of(stack: Stack, state: StackState) -> Contribution:
         how = _How(stack, start, Options("vmap", None), None, None, as_it_is, keeps_states=False)
         model, first = jax.tree.map(itemgetter(0), state), jnp.int32(0)
         models, own = _Models(lambda _: stack.task_at(first), (), model), model.clients
-        job = Jobs(first, None)
+        job = Jobs(first, None, scale=jnp.ones(()))
         sent = _contribute(how, models, job, jax.tree.map(itemgetter(0), own)).total
         return sums.dense_update(sent, model.params)
 
