@@ -4,8 +4,9 @@ from typing import Any
 
 import lazy_loader
 
-# All names at once would import what most programs never use, and take as long as JAX: each is
-# imported when it is first used. `__init__.pyi` says from where, for us and for type checkers.
+# Import each name on first use, because importing everything would take the time of importing JAX
+# again, mostly for modules that a program never uses. `__init__.pyi` lists the names and their
+# modules, for this and for type checkers.
 _imported, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 

@@ -1,10 +1,10 @@
-"""`python -m fedjax_mm` is the command `fedjax-mm`, also where that is not on the path."""
+"""`python -m fedjax_mm` is the command `fedjax-mm`, even if that is not on the path."""
 
 from fedjax_mm.interrupts import die_of_interrupts
 
 
 def run() -> None:
-    """The program; Ctrl-C while it is imported ends it without a word."""
+    """Runs the program, which Ctrl-C ends without a traceback even during its imports."""
     die_of_interrupts()
     from fedjax_mm.cli import start
 

@@ -66,15 +66,15 @@ Round: TypeAlias = int | Int[Array, ""]
 
 
 Steps: TypeAlias = int | Int[Array, ""]
-"""A number of local steps. Where it is traced, results cannot be differentiated in reverse."""
+"""A number of local steps. A traced number rules out reverse-mode differentiation."""
 
 
 class Padded(NamedTuple):
-    """A traced number of things in arrays of a known size: of a batch's examples, or of models.
+    """A traced count with a static upper bound: `number` of `size` slots are in use.
 
     Attributes:
-      size: how many there is room for.
-      number: those that are used; the others have weight 0, or train nothing.
+      size: the static upper bound, of a batch's examples or of models.
+      number: the count in use. Unused slots have weight 0, or train nothing.
     """
 
     size: int
@@ -89,8 +89,8 @@ class Batching(NamedTuple):
     """Rule by which a client's examples become the batches of its local steps.
 
     Attributes:
-      size: B, the rows of a batch. None takes all of the client's examples, in an array as long as
-        the largest client's; a small client's full gradient costs as much as the largest one's.
+      size: B, the rows of a batch. None takes all of the client's examples, padded to the length of
+        the largest client's, so that every client's full gradient has the cost of the largest one.
       order: "iid" draws every row independently and uniformly; "epochs" takes every example once
         per epoch of ``ceil(n_k / B)`` steps, in a new order for each epoch. Rows that fill its last
         batch have weight 0.
@@ -132,10 +132,11 @@ class Task(Protocol):
         """Returns the loss that a client's local step descends."""
 
     def metrics(self, rng_key: PRNGKeyArray, params: Params) -> Metrics:
-        """Returns one global model's metrics by name; `rng_key` is for metrics that draw.
+        """Returns one global model's metrics by name.
 
-        A metric is a number or an array. A task with numbers for each client names these metrics
-        in an attribute `per_client`, a tuple; their first axis is the clients'.
+        A metric is a number or an array; `rng_key` is for metrics that draw random numbers. A task
+        with numbers for each client names these metrics in an attribute `per_client`, a tuple;
+        their first axis is the clients'.
         """
 
 
@@ -144,7 +145,7 @@ class EpochTask(Task, Protocol):
     """A task with num_batches(client, size), the number of batches of an epoch."""
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of one epoch, ``ceil(n_k / B)``; an int if it is equal for all."""
+        """Returns the steps of one epoch, ``ceil(n_k / B)``, as an int if equal for all clients."""
 
 
 @runtime_checkable
@@ -157,13 +158,13 @@ class MeasuredTask(Task, Protocol):
 
 @runtime_checkable
 class DemandingTask(MeasuredTask, Protocol):
-    """A task whose clients have thresholds; wrap a task with `requiring` to make one."""
+    """A task whose clients have thresholds, made by wrapping a task with `requiring`."""
 
     def threshold(self, client: Index) -> Float[Array, ""]:
         """Returns rho_k: a model with ``F_k(w) < rho_k`` appeals to the client."""
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the model appeals to each client, which would then take part."""
+        """Returns, for each client, whether F_k(w) < rho_k, so that it would participate."""
 
 
 @runtime_checkable
@@ -205,11 +206,19 @@ class ClientContext(NamedTuple):
         return self.task.weight(self.client) * self.scale
 
     def loss(self) -> Float[Array, ""]:
-        """Returns F_k(w) at the global parameters; `ValueError` if the task has no such loss."""
+        """Returns F_k(w) at the global parameters.
+
+        Raises:
+          ValueError: if the task has no such loss.
+        """
         return needs(self.task, MeasuredTask).client_loss(self.params, self.client)
 
     def threshold(self) -> Float[Array, ""]:
-        """Returns rho_k; `ValueError` if clients have no thresholds."""
+        """Returns rho_k.
+
+        Raises:
+          ValueError: if clients have no thresholds.
+        """
         return needs(self.task, DemandingTask).threshold(self.client)
 
 
@@ -217,8 +226,8 @@ class SparseUpdate(NamedTuple):
     """The update ``scale * params + sum_i values[i] e_indices[i]`` of a flat parameter array.
 
     It may replace an array in `Contribution.update`. A client that changes few coordinates of a
-    large model then costs time and memory for these coordinates only. A sum of such updates has no
-    indices: it has a value for every coordinate.
+    large model then costs time and memory for these coordinates only. A sum of such updates has a
+    value for every coordinate and no indices.
     """
 
     scale: Float[Array, ""]
@@ -248,7 +257,7 @@ class InitFn(Protocol):
     """Function that makes the states before round 1."""
 
     def __call__(self, task: Task, params: Params) -> tuple[ServerState, ClientState]:
-        """Returns the server's state and one client's state; each client gets a copy of it."""
+        """Returns the server's state and one client's state, which every client gets a copy of."""
 
 
 class ClientFn(Protocol):
@@ -283,7 +292,8 @@ class ServerContext(NamedTuple):
 class ServerFn(Protocol):
     """Function that aggregates a round's contributions.
 
-    Models that nobody trained keep theirs, unless `Algorithm.steps_idle` is set.
+    Models without participants keep their parameters and state, unless `Algorithm.steps_idle` is
+    set.
     """
 
     def __call__(self, given: ServerContext) -> tuple[Params, ServerState]:
@@ -297,13 +307,12 @@ class Algorithm(NamedTuple):
       init: makes the states before round 1; ``()`` is an empty state.
       client: computes one client's contribution.
       server: applies the sum of the contributions.
-      num_steps: returns the number of local steps that a client will take, where clients take
-        different numbers: those with similar numbers are computed together. None if all take
-        equally many.
-      equal_steps: whether all clients of a task take equally many after all, as in epochs of equal
-        stores; `num_steps` does not count then.
-      steps_idle: whether the server also steps in rounds in which nobody trains the model, as
-        methods do that use earlier updates; the sums are then 0.
+      num_steps: returns the number of local steps that a client will take, so that clients with
+        similar numbers can be computed together. None if the numbers are equal.
+      equal_steps: whether all clients of a task take the same number of steps after all, as in
+        epochs of equal stores; `num_steps` is then ignored.
+      steps_idle: whether the server also steps in rounds without participants, as in methods that
+        use earlier updates; the sums are then 0.
     """
 
     init: InitFn
@@ -319,18 +328,18 @@ class Algorithm(NamedTuple):
 class Cohort:
     """Clients that train in a round, and the model that each of them trains.
 
-    Models that are given as a NumPy array are known while tracing: where each has a row of slots,
-    as in `of_rows`, they are computed side by side. Such models are part of the pytree's structure
+    A NumPy array of models is known while tracing. If each model has a row of slots, as in
+    `of_rows`, the rows are computed side by side. Such models are part of the pytree's structure
     and stay known in states and in `jax.lax.cond`. Traced models cost one local training for each
-    slot, whatever the number of clients of each model.
+    slot, regardless of how the clients are spread over the models.
 
     Attributes:
       clients: client numbers. -1 is padding, at any slot, and contributes nothing. A client may
         train several models, but each only once.
       models: model numbers; -1 is padding.
       scale: factors of the clients' weights, such as 1/p of unbiased sampling; None is 1.
-      num_gradients: all gradients of the round, where clients computed some before they were
-        chosen; None counts those of the cohort.
+      num_gradients: all gradients of the round, including gradients computed before the clients
+        were chosen; None counts the cohort's gradients.
       takes_part: whether clients take part; None is all. The others train, and their gradients
         count, but their weight is 0.
       is_known: whether models are known while tracing.
@@ -349,9 +358,9 @@ class Cohort:
     is_known: bool = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
-        """Notes whether models are known, which the kind of array would not tell later.
+        """Notes whether models are known, because the type of the array may change later.
 
-        Traced models become a NumPy array, too, where a state is fetched from a device.
+        Traced models, too, become a NumPy array when a state is fetched from a device.
         """
         object.__setattr__(self, "is_known", isinstance(self.models, np.ndarray))
 
@@ -369,14 +378,14 @@ class Cohort:
         return cls(clients.ravel(), models, scale, num_gradients, takes_part)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], bytes | None]:
-        """Returns the arrays, and models that are known."""
+        """Returns the arrays, and the known models as bytes."""
         known = np.asarray(self.models, np.int32).tobytes() if self.is_known else None
         models = None if self.is_known else self.models
         return (self.clients, models, self.scale, self.num_gradients, self.takes_part), known
 
     @classmethod
     def tree_unflatten(cls, models: bytes | None, fields: Sequence[Any]) -> Self:
-        """Returns the cohort again, of whatever JAX puts in the place of its arrays."""
+        """Rebuilds the cohort from its leaves, which JAX may have replaced by other objects."""
         cohort, (clients, given, *rest) = object.__new__(cls), fields
         given = given if models is None else np.frombuffer(models, np.int32)
         names = [field.name for field in dataclasses.fields(cls)]
@@ -403,9 +412,9 @@ class Updates(NamedTuple):
     """Updates that all clients would send in a round.
 
     Attributes:
-      norms: of the part that `Cohort.scale` multiplies, divided by the weights of all clients:
+      norms: of the part that `Cohort.scale` multiplies, divided by the weights of all clients;
         ``d_k |w_k - w|`` in FedAvg.
-      num_gradients: what they cost.
+      num_gradients: the number of gradients that they cost.
     """
 
     norms: Float[Array, "models clients"]
@@ -426,8 +435,8 @@ class Look(NamedTuple):
       appeals: returns whether each model appeals to each client, ``bool[models, clients]``, in one
         pass over all data; see `requiring`.
       weights: returns n_k of every model's task, ``float[models, clients]``.
-      updates: lets all clients train all models, with the keys of the round, so that those who are
-        chosen will send just that.
+      updates: lets all clients train all models, with the keys of the round, so that the cohort
+        will send exactly these updates.
       metric: returns a metric of every model as it is recorded, ``float[models]``, by its name;
         of several names the first that a model's task has.
     """
@@ -463,12 +472,12 @@ class Assignment(NamedTuple):
 
     Attributes:
       num_clients: N, the number of clients to choose from.
-      num_models: M, or what arrays have room for if that is padded.
+      num_models: M, or its static upper bound if M is padded.
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
-      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded beside
-        the tasks' metrics; None has none.
+      metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded together
+        with the tasks' metrics; None has none.
       num_used: M, if that is padded; sweeps then leave out the models from M on.
     """
 
@@ -484,7 +493,9 @@ class Assignment(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Records of a run; the first entry of every array is the state before the recorded rounds.
+    """Records of a run.
+
+    The first entry of every array is the state before the recorded rounds.
 
     Attributes:
       round: ``int32[records]``, rounds done.
@@ -493,8 +504,8 @@ class Trace:
       client_updates: ``int32[records, models]``, local trainings since the record before.
       gradients: ``int32[records, models]``, gradients computed since the record before. In either
         count, -1 marks a number that does not fit 32 bits.
-      idle_rounds: ``int32[records, models]``, rounds since the record before in which nobody
-        trained the model.
+      idle_rounds: ``int32[records, models]``, rounds since the record before in which the model had
+        no participants.
       upload_size: how many numbers one client sends per local training of each model.
       download_size: how many numbers one client receives per local training of each model.
       per_client: names of metrics with a number for each client, in the axis behind the models'.

@@ -31,7 +31,7 @@ class Uncompiled(NamedTuple):
     """A workload that has not been traced.
 
     Attributes:
-      function: does all the work on all devices; it can be jitted.
+      function: does all the work on all devices, and can be jitted.
       arguments: of the function.
       where: the devices.
     """
@@ -70,7 +70,7 @@ def build(
     clients of one replica are shared out over the devices.
 
     Args:
-      workload: what to do.
+      workload: the workload.
       label: one of its labels.
       client_map: as in `simulate`.
       devices: all if None.
@@ -103,7 +103,7 @@ def quadratic_program(
     client_map: ClientMap = "auto",
     devices: Sequence[Any] | None = None,
 ) -> Uncompiled:
-    """Returns what `build` compiles of a quadratic: all seeds' traces."""
+    """Returns the program of a workload on quadratics, whose results are all seeds' traces."""
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
@@ -125,7 +125,7 @@ def learning_program(
     devices: Sequence[Any] | None = None,
     params: Params | None = None,
 ) -> Uncompiled:
-    """Returns what `build` compiles of a classifier."""
+    """Returns the program of a workload on a classifier."""
     from fedjax_mm.tasks.classification import classification
 
     task: Task = classification(workload.data(), workload.model.module())
@@ -133,7 +133,7 @@ def learning_program(
     where = layout(1, devices)
 
     def run(words: Any, task: Task, params: Params) -> Any:
-        # `simulate` would evaluate the model; rounds alone are what is timed.
+        # Compose the rounds by hand, because `simulate` would also evaluate the model.
         state = init(jax.random.wrap_key_data(words), task, algorithm, assignment, params)
         engine = engine_of(task, algorithm, assignment, client_map, where.client_axis)
         state, _ = engine.rounds(state, workload.num_rounds)
@@ -141,7 +141,7 @@ def learning_program(
 
     key = jax.random.key(0)
     start = task.init(key) if params is None else params
-    # Data are arguments: as constants XLA would fold and copy them.
+    # Pass data as arguments, because XLA would fold and copy constants.
     arguments = where.put((jax.random.key_data(key), task, start), None)
     return Uncompiled(where.over(run, (None, None, None), None), arguments, where)
 
@@ -155,13 +155,14 @@ def count_steps(
     client_map: ClientMap = "auto",
     num_devices: int = 1,
 ) -> tuple[int, int]:
-    """Counts the local steps that one round of one model computes, and those that count.
+    """Counts the local steps that one round of one model computes, and the useful ones.
 
-    The others are of padding, and of clients that are done before the longest of their chunk.
+    The others belong to padding, or to clients that are done before the longest client of their
+    chunk.
 
     Args:
       group: the clients that train.
-      task: what they learn.
+      task: the model's learning problem.
       algorithm: how they train.
       assignment: as in `simulate`.
       client_map: as in `simulate`.
@@ -194,7 +195,7 @@ def count_steps(
     steps = jax.vmap(num_steps)(clients)
 
     def of_device(_: Any) -> Any:
-        # `in_chunks` asks for the axis of the devices, which `jax.vmap` names here.
+        # `jax.vmap` provides the axis of devices that `in_chunks` refers to by name.
         rows = in_chunks(jnp.broadcast_to(steps, clients.shape), order, size, "devices")
         return sum(each.shape[1] * jnp.sum(each.max(axis=1)) for each in rows)
 
@@ -230,8 +231,8 @@ def median_seconds(program: Program, repeats: int) -> float:
 def gemm_peak(sizes: tuple[int, ...] = (512, 1024, 2048), repeats: int = 10) -> dict[str, float]:
     """Measures the best GFLOP/s of an n x n float32 product, 2 n^3 operations, by form.
 
-    Forms: `NumPy`, `jax` on one device, and `jax, all devices`, one product on each. The largest of
-    them is the peak that work is compared with.
+    Forms: `NumPy`, `jax` on one device, and `jax, all devices`, one product on each. The peak is
+    the largest of them.
     """
     devices = np.array(jax.devices())
     by_device = NamedSharding(Mesh(devices, ("device",)), PartitionSpec("device"))

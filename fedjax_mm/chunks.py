@@ -15,15 +15,15 @@ from fedjax_mm.base import AnalyticTask, Params, Steps, Task
 
 ClientMap: TypeAlias = Literal["auto", "vmap", "scan"] | int
 """Setting for how local trainings are computed: "vmap" computes all clients of all models at once,
-"scan" one by one, and a number that many clients at a time, of all models if these are of one
-structure and share their data, else of one model; "auto" chooses by the device and the size of a
-model."""
+"scan" one client at a time, and a number n computes n clients at a time, of all models if these
+have one structure and share their data, else of one model; "auto" chooses by the device and the
+size of a model."""
 
 _CHUNK_BYTES = 32 * 2**10  # of parameters that one CPU device trains at once
 
 
 def chunk_size_of(client_map: ClientMap, task: Task, params: Params, group_size: int) -> int | None:
-    """Returns how many clients are computed at once; None is all, of all models.
+    """Returns how many clients are computed at once, or None for all, of all models.
 
     Args:
       client_map: as in `simulate`.
@@ -90,12 +90,12 @@ def _cut(rows: Any, width: int) -> Any:
 def put_rows(
     tree: Any, rows: Int[Array, " chunk"] | tuple[Int[Array, " chunk"], ...], new: Any
 ) -> Any:
-    """Returns the arrays with new rows, along one axis or more; those out of range are dropped."""
+    """Returns the arrays with new rows along one axis or more, dropping rows out of range."""
     return jax.tree.map(lambda x, y: x.at[rows].set(y, mode="drop"), tree, new)
 
 
 def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[int, int]]:
-    """Returns the sizes of chunks and the number of each; `growing` begins with small ones.
+    """Returns the sizes of chunks and the number of each, small sizes first if `growing`.
 
     Growing chunks compute at most twice the steps that clients need, if clients are sorted by
     their steps, most first, and are not vmapped over replicas.
@@ -104,10 +104,10 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
       >>> chunks_of(100, 25, growing=True)
       [(1, 4), (4, 7), (25, 3)]
     """
-    # The bound: a chunk of w clients takes w times the steps of its first client, at place r, which
-    # is at most the steps of the w clients before r. If the clients of each size are at least as
-    # many as the next size, no client is counted so more than twice.
-    chunk_size = -(-group_size // -(-group_size // chunk_size))  # equally large, as few as before
+    # The bound holds because a chunk of w clients takes w times the steps of its first client, at
+    # place r, which is at most the steps of the w clients before r. If each size has no fewer
+    # clients than the next size, this counts no client more than twice.
+    chunk_size = -(-group_size // -(-group_size // chunk_size))  # equal sizes, no chunk more
     size, sizes, done = 1 if growing else chunk_size, [], 0
     while done < group_size:
         larger = min(4 * size, chunk_size) if 8 * size < chunk_size else chunk_size
@@ -118,10 +118,10 @@ def chunks_of(group_size: int, chunk_size: int, *, growing: bool) -> list[tuple[
 
 
 def repeat_first(present: Bool[Array, " chunk"], rows: Any) -> Any:
-    """Returns a chunk's rows with its first client in place of padding."""
+    """Returns a chunk's rows with its first client instead of padding."""
 
-    # vmap of a while_loop runs as many steps as the longest client takes: padding repeats the
-    # chunk's first client, which takes the most.
+    # Repeat the first client, because vmap of a while_loop runs until the longest client is done
+    # and the chunk's first client takes the most steps.
     def repeat(x: Array) -> Array:
         return jnp.where(present, x, jnp.maximum(x[0], jnp.zeros_like(x[0])))
 
@@ -133,8 +133,8 @@ def compute_chunk(
 ) -> Any:
     """Returns ``function(*args)`` of every client of a chunk, over a leading axis of `args`.
 
-    With `skip` a chunk that is all padding is not computed, and gives zeros. Of replicas that are
-    computed together, all compute a chunk if it is not empty for one of them.
+    With `skip` a chunk that is all padding is not computed, and gives zeros. Replicas that are
+    computed together all compute a chunk unless it is empty for all of them.
     """
     together = jax.jit(vmap_unless_one(len(present), function), inline=True)
     if not skip:
@@ -146,7 +146,7 @@ def compute_chunk(
 
 @custom_vmap
 def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
-    """Returns whether anybody is present; with `jax.vmap`, whether in any replica."""
+    """Returns whether any client is present, in any replica if there is an axis of replicas."""
     return jnp.any(present)
 
 
@@ -154,8 +154,8 @@ def is_any(present: Bool[Array, " chunk"]) -> Bool[Array, ""]:
 def _is_any_of_replicas(
     axis_size: int, in_batched: list[bool], present: Bool[Array, "..."]
 ) -> tuple[Bool[Array, ""], bool]:
-    # `jax.vmap` computes both branches of a `lax.cond` whose condition has an axis of replicas:
-    # this has none. Clients that are not present are selected away later, in this chunk as in all.
+    # Reduce over the replicas, because `jax.vmap` computes both branches of a `lax.cond` whose
+    # condition has an axis of replicas. `add_chunk` later masks the clients that are not present.
     del axis_size, in_batched
     return is_any(jnp.any(present, axis=0)), False
 
@@ -163,8 +163,9 @@ def _is_any_of_replicas(
 def vmap_unless_one(size: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function over a leading axis of a known size."""
 
-    # `jax.vmap` computes both branches of a `lax.cond`, and XLA makes loops of convolutions with a
-    # batch of kernels, even of one: an axis of length 1 is removed instead.
+    # Remove an axis of length 1 instead of mapping over it, because `jax.vmap` computes both
+    # branches of a `lax.cond`, and XLA makes loops of convolutions with a batch of kernels, even a
+    # batch of one.
     def call(*args: Any) -> Any:
         alone = function(*jax.tree.map(itemgetter(0), args))
         return jax.tree.map(lambda x: jnp.asarray(x)[None], alone)

@@ -1,4 +1,7 @@
-"""Cohorts as rows of slots, one for each model, and back; a reshape where models are known."""
+"""Conversion of cohorts to rows of slots, one for each model, and back.
+
+For known models this is usually a reshape.
+"""
 
 from typing import Any, TypeAlias
 
@@ -14,16 +17,16 @@ Places: TypeAlias = Int[Array, "models width"] | Int[np.ndarray, "models width"]
 def places_of(
     clients: Numbers, models: Numbers, num_models: int, width: int | None = None
 ) -> Places:
-    """Returns the slots of each model, in their order; -1 fills up the rows.
+    """Returns the slots of each model, in their order, in rows padded with -1.
 
-    Clients stand at the front, so that chunks of padding can be skipped. The result is a NumPy
-    array if `models` is one.
+    The padding comes last, so that chunks of padding can be skipped. The result is a NumPy array if
+    `models` is one.
 
     Args:
       clients: their numbers; a negative one is padding.
       models: the model that each client trains; a negative one is padding.
       num_models: M.
-      width: of the rows, for traced models: a model has at most so many clients. By default the
+      width: of the rows, for traced models: an upper bound on a model's clients. By default the
         number of slots.
 
     Example:
@@ -38,7 +41,7 @@ def places_of(
         longest = max(map(len, each))
         return np.stack([np.pad(x, (0, longest - len(x)), constant_values=-1) for x in each])
     slots = jnp.arange(len(models), dtype=jnp.int32)
-    # Index -1 would write to the last model; a row out of range is dropped.
+    # Use a row out of range, which is dropped, because -1 would write to the last model.
     row = jnp.where((clients >= 0) & (models >= 0), models, num_models)
     mine = row[:, None] == jnp.arange(num_models)
     before = jnp.take_along_axis(jnp.cumsum(mine, axis=0), models[:, None], axis=1)[:, 0] - 1
@@ -51,10 +54,10 @@ def _is_reshape(places: Places) -> bool:
 
 
 def by_rows(tree: Any, places: Places) -> Any:
-    """Returns arrays ``[models, width, ...]`` from arrays ``[slots, ...]``, filled up with -1."""
+    """Returns arrays ``[models, width, ...]`` from arrays ``[slots, ...]``, padded with -1."""
     if _is_reshape(places):
         return jax.tree.map(lambda x: x.reshape(*places.shape, *x.shape[1:]), tree)
-    # Index -1 would read the last slot; one out of range is filled.
+    # Use an index out of range, which gives the fill value, because -1 would read the last slot.
     where = jnp.where(places >= 0, places, jnp.iinfo(jnp.int32).max)
 
     def get(x: Array) -> Array:
@@ -64,7 +67,7 @@ def by_rows(tree: Any, places: Places) -> Any:
 
 
 def by_slots(tree: Any, places: Places, num_slots: int) -> Any:
-    """Returns arrays ``[slots, ...]`` from arrays ``[models, width, ...]``; others have zeros."""
+    """Returns arrays ``[slots, ...]`` from arrays ``[models, width, ...]``, zero in other slots."""
 
     def put(x: Array) -> Array:
         flat = x.reshape(places.size, *x.shape[2:])

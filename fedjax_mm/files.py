@@ -12,7 +12,7 @@ import numpy as np
 
 
 def prepare_directory(path: Path) -> None:
-    """Makes the directory; fails now if results could not be written there later.
+    """Makes the directory and checks, before any work, that results can be written there.
 
     Raises:
       ValueError: naming the directory and the reason.
@@ -26,7 +26,7 @@ def prepare_directory(path: Path) -> None:
 
 @contextmanager
 def wanted_for_results(path: Path) -> Iterator[None]:
-    """Raises `ValueError` with the remedy for what is wrong with a directory."""
+    """Turns an `OSError` about a directory into a `ValueError` with the remedy."""
     try:
         yield
     except OSError as error:
@@ -36,29 +36,30 @@ def wanted_for_results(path: Path) -> Iterator[None]:
 
 
 def check_regular(path: Path) -> None:
-    """Raises `ValueError` for what is there but no file: reading a named pipe would never end."""
+    """Raises `ValueError` for a special file, such as a named pipe, whose reading may never end."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file")
 
 
 def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Writes a file under a temporary name and renames it: the file is whole or does not exist.
+    """Writes a file under a temporary name and renames it, so that it is never incomplete.
 
     Raises:
       OSError: naming the file, if it cannot be written.
     """
-    aside = path.with_name(f".{path.name}.part")  # the same name always: a killed write is replaced
+    aside = path.with_name(f".{path.name}.part")  # a fixed name, to replace a killed write's file
     try:
-        # What has that name may be a link: writing through it would change another file.
+        # Remove it first, because it may be a link, and writing would change the link's target.
         aside.unlink(missing_ok=True)
         write(aside)
         with aside.open("rb+") as file:
-            # A rename may reach the disk before what was written: a power cut would leave nothing.
+            # Without this, a rename may reach the disk before the content, and a power cut would
+            # leave an empty file.
             os.fsync(file.fileno())
         aside.replace(path)
         _sync_directory(path.parent)
     except OSError as error:
-        # An error of writing, unlike one of opening, knows no path.
+        # Name the path, because an error of writing, unlike one of opening, does not.
         reason = error.strerror or error
         named = OSError(f"cannot write {path}: {reason}; make room, or give another directory")
         named.errno = error.errno
@@ -69,8 +70,8 @@ def write_aside(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    # A rename is an entry of the directory, which has to reach the disk too. Windows has no
-    # descriptors of directories, and writes their entries in order.
+    # The rename is an entry of the directory, which must reach the disk too. Skip Windows, because
+    # it has no descriptors of directories and writes their entries in order.
     if os.name != "nt":
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -80,24 +81,24 @@ def _sync_directory(path: Path) -> None:
 
 
 def save_json(content: Mapping[str, Any], path: Path) -> None:
-    """Writes indented JSON; numbers that are not finite become null."""
+    """Writes indented JSON, with null for numbers that are not finite."""
     text = json.dumps(plain(content), indent=2, allow_nan=False)
     write_aside(path, lambda aside: aside.write_text(text + "\n"))
 
 
 def sealed(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the content with a digest of it: what was edited would be believed."""
+    """Returns the content with a digest of it, by which `is_sealed` detects later edits."""
     own = {key: value for key, value in content.items() if key != "digest"}
     return {**own, "digest": hashlib.sha256(json.dumps(plain(own)).encode()).hexdigest()}
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Returns whether the content is as it was when it was sealed."""
+    """Returns whether the content is unchanged since it was sealed."""
     return content["digest"] == sealed(content)["digest"]
 
 
 def plain(value: Any) -> Any:
-    """Returns a value in JSON's types; numbers that are not finite become null."""
+    """Returns a value in JSON's types, with None for numbers that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

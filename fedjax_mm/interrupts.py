@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: nothing is left behind, nobody sees a traceback, wherever they came."""
+"""Ctrl-C and SIGTERM: a program ends without leftovers and without a traceback, at any point."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from typing import Any
 
 
 def die_of_interrupts() -> None:
-    """Lets Ctrl-C end the process at once, as long as it writes nothing.
+    """Lets Ctrl-C kill the process at once, for the time in which it writes nothing.
 
-    While modules are imported, or the interpreter ends, an exception may come out as anything.
+    While modules are imported, or the interpreter shuts down, a `KeyboardInterrupt` may surface as
+    any other error.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else they are ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else Ctrl-C is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager
 def tidy_interrupts() -> Iterator[None]:
-    """Ends the block with `KeyboardInterrupt` at Ctrl-C, so that it tidies up; twice ends at once.
+    """Ends the block with `KeyboardInterrupt` at Ctrl-C, so that it tidies up.
 
-    So does SIGTERM, of which the process dies behind the block. The libraries below make other
-    errors of the exception, or swallow it in a callback: then it comes again.
+    A second Ctrl-C kills the process at once. SIGTERM is treated alike, and kills the process after
+    the block. Libraries may turn the exception into another error, or swallow it in a callback; it
+    is then raised again.
     """
     came, usual = list[signal.Signals](), sys.unraisablehook
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    ends = (signal.SIG_DFL, signal.default_int_handler)  # else it is ignored, or another's
+    ends = (signal.SIG_DFL, signal.default_int_handler)  # else ignored, or handled by the program
     mine = [number for number, handler in before.items() if handler in ends]
     if threading.current_thread() is not threading.main_thread() or not mine:
         yield
@@ -72,7 +74,7 @@ def tidy_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     else:
-        # A library may have cleared the exception: it is raised again.
+        # Raise the exception again, because a library may have cleared it.
         if came:
             raise KeyboardInterrupt
     finally:
@@ -85,11 +87,13 @@ def tidy_interrupts() -> Iterator[None]:
 
 @contextmanager
 def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
-    """Notes SIGINT and SIGTERM instead of dying of them; the second one has its usual effect.
+    """Collects the first SIGINT or SIGTERM in a list instead of dying of it.
+
+    The second one has its usual effect.
 
     Args:
-      is_noting: whether to; else nothing is changed.
-      until: when the block looks at the list that it gets, for the user.
+      is_noting: whether to collect signals; else nothing is changed.
+      until: text for the user on when the block looks at the list.
     """
     noted: list[int] = []
     if not is_noting or threading.current_thread() is not threading.main_thread():

@@ -2,7 +2,7 @@
 
 A round's key folds 0 for the assignment, 1 + m for model m, and `_METRICS` for the metrics. A
 model's key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have
-no round: the seed's key folds `_JOBS` instead, then the job's number, then 0 for the client, 1 for
+no round. Instead, the seed's key folds `_JOBS`, then the job's number, then 0 for the client, 1 for
 the delay and 2 for the training.
 """
 
@@ -34,7 +34,7 @@ def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of the delays in a round, a round's key for `model_keys`."""
+    """Returns the key of the delays in a round, which serves as a round's key in `model_keys`."""
     return jax.random.fold_in(assignment_key, _DELAYS)
 
 
@@ -88,5 +88,5 @@ def delay_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
 
 
 def training_key(job_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key of a job's client, which trains."""
+    """Returns the key of a job's local training."""
     return jax.random.fold_in(job_key, 2)

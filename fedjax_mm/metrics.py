@@ -1,4 +1,4 @@
-"""Measures of recorded curves, in NumPy; the last axis has the recorded rounds."""
+"""Measures of recorded curves, in NumPy, whose last axis holds the recorded rounds."""
 
 from typing import Any
 
@@ -9,7 +9,9 @@ __all__ = ["first_round_below", "gain", "log_gap", "standard_error"]
 
 
 def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
-    """Returns ``gap(t) = log10(F(w_t) - F*)``, eq. (10) of Bhuyan et al.; -inf at the optimum.
+    """Returns ``gap(t) = log10(F(w_t) - F*)``, eq. (10) of Bhuyan et al.
+
+    The gap is -inf at the optimum.
 
     Example:
       >>> log_gap([0.1, 0.001]).tolist()
@@ -20,7 +22,7 @@ def log_gap(excess_loss: Any) -> Float[np.ndarray, "*batch records"]:
 
 
 def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndarray, "*batch"]:
-    """Returns the first recorded round whose error is at most `threshold`; NaN if there is none.
+    """Returns the first recorded round whose error is at most `threshold`, or NaN.
 
     Args:
       errors: ``[..., records]``.
@@ -39,7 +41,7 @@ def first_round_below(errors: Any, rounds: Any, threshold: Any) -> Float[np.ndar
 def gain(num_models: Any, rounds_single: Any, rounds_multi: Any) -> Float[np.ndarray, "*batch"]:
     """Returns the gain of multi-model training, ``g = M T_1 / T_M``, eq. (3) of Bhuyan et al.
 
-    It is NaN where a target was not reached, and never clipped to the budget of rounds.
+    It is NaN if a target was not reached, and is never clipped to the budget of rounds.
 
     Example:
       >>> gain(9, 50, 117).round(3).item()
@@ -51,7 +53,7 @@ def gain(num_models: Any, rounds_single: Any, rounds_multi: Any) -> Float[np.nda
 
 
 def standard_error(samples: Any, axis: int = 0) -> Float[np.ndarray, "*batch"]:
-    """Returns the standard error of the mean over `axis`; NaN for a single sample.
+    """Returns the standard error of the mean over `axis`, or NaN for a single sample.
 
     Example:
       >>> standard_error([1.0, 3.0]).item()

@@ -1,4 +1,4 @@
-"""Figures. The only module that draws with matplotlib; nothing here needs a display."""
+"""Figures. Only this module draws with matplotlib, and it needs no display."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -51,8 +51,8 @@ class Line(NamedTuple):
       x: ``[points]``.
       y: ``[points]``; NaN is not drawn.
       errors: standard errors, drawn as bars if given.
-      style: of matplotlib, such as "--" or "o", in which "?" is the marker of the line's number; or
-        "bar".
+      style: "bar", or a style of matplotlib, such as "--" or "o", in which "?" is the marker of the
+        line's number.
       color: a number, or one of matplotlib's colours; the line's number in its panel if None. There
         are 8 colours: the next 8 numbers have them with a dot after each dash, then with two.
     """
@@ -72,12 +72,12 @@ class Panel(NamedTuple):
       title: above them.
       xlabel: below.
       ylabel: on the left.
-      lines: what is drawn.
+      lines: the curves, points and bars.
       marks: vertical lines, by label.
       limits: of y.
       scale: of y, "linear" or "log".
       xscale: of x, likewise.
-      ticks: of x, by their texts; matplotlib's own if there are none.
+      ticks: of x, by their texts; if empty, matplotlib chooses them.
     """
 
     title: str
@@ -100,13 +100,13 @@ def diagonal(label: str, x: np.ndarray) -> Line:
 def lines(
     values: xr.DataArray, errors: xr.DataArray | None = None, style: str = "-?", **how: Any
 ) -> list[Line]:
-    """Returns a line for every coordinate of the first dimension; the second dimension is x.
+    """Returns a line for every coordinate of the first dimension, over the second as x.
 
     Args:
       values: over ``(series, x)``, or ``(x,)`` for one line.
       errors: standard errors, likewise.
       style: of all lines.
-      **how: other attributes of all lines; a `label` is put in front of the series' own.
+      **how: other attributes of all lines; a `label` is put in front of the series' label.
 
     Example:
       >>> loss = xr.DataArray([[3.0, 1.0], [3.0, 2.0]], {"M": [2, 9], "round": [0, 10]})
@@ -139,12 +139,12 @@ def panels(
     """Returns a panel for every coordinate of the first dimension.
 
     Args:
-      values: over ``(panel, series, x)``; NaN where there is no value. Where x are words or few
-        whole numbers, all of them are ticks.
+      values: over ``(panel, series, x)``, NaN for missing values. All x are ticks if they are words
+        or a few whole numbers.
       errors: standard errors, likewise.
       xlabel: of every panel.
       ylabel: of every panel.
-      more: lines that every panel has too.
+      more: further lines of every panel.
       style: of the lines.
       **how: other attributes of the panels.
 
@@ -190,7 +190,7 @@ def draw(
         width, height = len(rows[0]), len(rows)
         figure = Figure(figsize=(max(9.0, 4.4 * width), 0.9 + 3.4 * height))
         grid = figure.subplots(height, width, squeeze=False)
-        # "a" to "z", then "aa" to "zz": a grid of bounds can have more panels than letters.
+        # "a" to "z" and then "aa" to "zz", because a grid of bounds can have more than 26 panels.
         letters = (first + last for first in ("", *ascii_lowercase) for last in ascii_lowercase)
         for row, columns in zip(rows, grid, strict=True):
             for j, (axes, panel) in enumerate(zip(columns, row, strict=True)):
@@ -217,7 +217,7 @@ def _fill(axes: Axes, panel: Panel) -> None:
     if panel.ticks:
         is_crowded = max(map(len, panel.ticks)) * len(panel.ticks) > 45
         turned: dict[str, Any] = {"rotation": 35, "ha": "right"} if is_crowded else {}
-        # Turned words of two lines would lie on their neighbours'.
+        # Do not wrap turned words, because two lines would overlap their neighbours.
         texts = [text if is_crowded else textwrap.fill(text, 20) for text in panel.ticks]
         axes.set_xticks(list(panel.ticks.values()), texts, **turned)
 
@@ -228,7 +228,7 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         entries.append(dict(zip(labels, handles, strict=True)))
-    # Where a panel is full, no place in it is free: a legend would hide what is drawn.
+    # A legend inside a full panel would hide the lines.
     is_full = [len(texts) > _MOST_INSIDE for texts in entries]
     looks = {entry for panel in panels for entry in _looks(panel)}
     is_clear = all(len(set(part)) == len(looks) for part in zip(*looks, strict=True))
@@ -244,7 +244,7 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
 
 
 def _looks(panel: Panel) -> list[tuple[str, Any]]:
-    """Returns the entries of a panel's legend with what they look like."""
+    """Returns the entries of a panel's legend with their appearance."""
     found: list[tuple[str, Any]] = []
     for number, line in enumerate(panel.lines):
         found += [(line.label, _look(line, number))] * bool(line.label)
@@ -257,7 +257,7 @@ def _look(line: Line, number: int) -> tuple[str, str, tuple[float, ...]]:
     if isinstance(color, int):
         turn, color = divmod(color, len(COLORS))
         color = COLORS[color]
-    # Of lines of one colour the markers differ, too.
+    # Lines of one colour differ in their markers, too.
     style = line.style.replace("?", MARKERS[(number + turn) % len(MARKERS)])
     kind = next((kind for kind in _DASHES if style.startswith(kind)), None)
     return color, style, (*_DASHES[kind], *_DOT * turn) if kind and turn else ()
@@ -298,12 +298,12 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     """Returns the end of a sweep: an axis of numbers along x, another axis as panels.
 
     Args:
-      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, where there is
-        none, of the first axis of words that is not the only one.
-      metric: by default the excess loss, or else the loss, or else what comes first.
+      dataset: from a sweep. Lines are the values of the axis ``algorithm``, or, without it, of the
+        first axis of words unless that is the only axis.
+      metric: by default the excess loss, or else the loss, or else the first metric.
 
     Raises:
-      ValueError: if there is no such metric.
+      ValueError: if the dataset lacks the metric.
 
     Example:
       >>> from fedjax_mm import fedavg, full_participation, sweep
@@ -322,7 +322,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     if metric not in dataset:
         found = [name for name, values in dataset.data_vars.items() if "round" in values.dims]
         raise ValueError(f"metric is {metric!r}; choose from {', '.join(map(str, found))}")
-    if "algorithm" not in dataset.dims:  # lines are another axis of words, or there is one line
+    if "algorithm" not in dataset.dims:  # use another axis of words, or draw one line
         dims = list(map(str, dataset[metric].dims[:-3]))
         words = [dim for dim in dims if dataset[dim].dtype.kind not in "fiu"]
         if len(dims) > 1 and words:
@@ -334,7 +334,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
     # The first axis of real numbers, or else of counts, or else any.
     x = min(axes, key=lambda name: "fiu".find(values[name].dtype.kind) % 4)
     panel, *others = [name for name in axes if name != x] or ["panel"]
-    # A mean over models skips those that are not there, but no diverged ones.
+    # Average over the models of a run, skipping models that the run lacks but no diverged ones.
     is_whole = (dataset.diverged < 0).all("model")
     end = values.isel(round=-1).astype(float).mean("model").where(is_whole)
     end = end.isel(dict.fromkeys(others, 0))
@@ -379,7 +379,7 @@ def save_figure(figure: Figure, path: Path | str) -> None:
 
 
 def _shown(labels: xr.DataArray) -> list[str]:
-    """Returns an axis's labels, numbers in four digits where those tell them apart."""
+    """Returns an axis's labels, with numbers in four digits if all labels stay distinct."""
     values = labels.values
     short = [f"{x:.4g}" if isinstance(x, float) else str(x) for x in values]
     return short if len(set(short)) == len(short) else list(map(str, values))
@@ -405,13 +405,14 @@ def arrange(
         columns, legend = -(-len(entries) // rows), 0.1 + 0.17 * rows
         height += legend  # the panels keep their size
         figure.set_size_inches(width, height)
-        # matplotlib fills one column after the other: in this order the rows are read.
+        # Reorder the entries so that they read by rows, because matplotlib fills column by column.
         texts = [text for i in range(columns) for text in list(entries)[i::columns]]
         handles = [entries[text] for text in texts]
         place: dict[str, Any] = {"bbox_to_anchor": (0.5, bottom / height), "borderaxespad": 0.2}
         figure.legend(handles, texts, fontsize=8, ncols=columns, loc="lower center", **place)
     figure.text(0.5, 0.05 / height, "\n".join(lines), ha="center", va="bottom", fontsize=8.5)
-    # In inches, too: a share of a tall figure is more than the room that the layout leaves.
+    # Place the title in inches, too, because a fraction of a tall figure would be more than the
+    # room that the layout leaves.
     figure.suptitle(title, fontsize=11.5, y=1 - 0.08 / height, va="top")
     rect = (0, (bottom + legend) / height, 1, 1 - 0.08 / height)
     figure.set_layout_engine("tight", rect=rect)

@@ -18,7 +18,9 @@ Schedule: TypeAlias = Callable[[Any], Any]
 
 
 def inverse_time(beta: Any, gamma: Any) -> Schedule:
-    """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1; both numbers may be traced.
+    """Returns the decaying rate ``beta / (t + gamma)`` of Theorem 1.
+
+    Both numbers may be traced.
 
     Example:
       >>> inverse_time(30.0, 100.0)(20)
@@ -49,12 +51,13 @@ def growing_sample_size(
 ) -> Schedule:
     """Returns N_s(t), the sample size that Theorem 2 needs in round t, as a schedule.
 
-    It is the smallest with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``, and
-    at least 1. With a decaying rate it grows to all examples. `fedavg` takes it as `batch_size`.
+    It is the smallest size with ``(S - N_s(t)) / S <= eta_t V / (2 E sqrt(beta_1 + beta_2 G^2))``,
+    and at least 1. With a decaying rate it grows to all examples. Pass it to `fedavg` as
+    `batch_size`.
 
     Args:
       learning_rate: eta_t.
-      num_examples: S, of the largest client; smaller clients reach all of theirs sooner.
+      num_examples: S, of the largest client; smaller clients reach all of their examples sooner.
       local_steps: E.
       gradient_bound: G. This and the arguments below may be traced.
       noise: beta_1 and beta_2 of Assumption 4.
@@ -77,7 +80,7 @@ def growing_sample_size(
     def size(t: Any) -> Any:
         left_out = learning_rate(t) * growth
         left_out /= 2 * local_steps * jnp.sqrt(beta_1 + beta_2 * gradient_bound**2)
-        # Round-off must not make the sample smaller than the condition: 1e-6 makes it larger.
+        # Add 1e-6, because round-off must not make the sample smaller than the condition allows.
         least = jnp.ceil(num_examples * (1 - left_out + 1e-6))
         return jnp.clip(least, 1, num_examples).astype(jnp.int32)
 

@@ -1,8 +1,8 @@
 """Random orders and draws that do not sort and do not depend on the floating-point precision."""
 
-# `jax.random.permutation` sorts: on a CPU that takes longer than the training step of a small
-# model, and half a second for a million clients. All draws here are of 32-bit words, so that a seed
-# gives the same clients with and without x64.
+# `jax.random.permutation` is avoided because it sorts. On a CPU that takes longer than the training
+# step of a small model, and half a second for a million clients. All draws here are of 32-bit
+# words, so that a seed gives the same clients with and without x64.
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 from fedjax_mm.base import Padded
 
 RANK_LIMIT = 128
-"""Size up to which an order is drawn by ranking (n^2 comparisons); above, by a keyed bijection."""
+"""Size up to which an order is drawn by ranking (n^2 comparisons), else by a keyed bijection."""
 
 _FEISTEL_ROUNDS = 16  # with 8, orders of five to seven are measurably uneven
 _GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio, odd: counters are far apart
@@ -24,12 +24,14 @@ def permutation(
 ) -> Int[Array, " n"]:
     """Returns the first `length` entries of a random permutation of ``0, ..., size - 1``.
 
-    Up to `RANK_LIMIT` the entries are the ranks of independent 32-bit words: uniform, except for
-    ties (probability below 2^-19). Above it entry i is the image of i under a keyed bijection,
-    which costs O(length): drawing a thousand of a million clients does not touch the others.
+    Up to `RANK_LIMIT` the entries are the ranks of independent 32-bit words, which are uniform
+    except for ties (probability below 2^-19). Above it entry i is the image of i under a keyed
+    bijection, at a cost of O(length), so that drawing a thousand of a million clients does not
+    touch the others.
 
-    A padded size of a traced number n gives the permutation of n, and then the numbers from n on.
-    It is that of the size n alone if `RANK_LIMIT` is not between the two.
+    A padded size of a traced number n gives a permutation of ``0, ..., n - 1`` followed by the
+    numbers from n on. The permutation is that of the size n alone, unless `RANK_LIMIT` lies between
+    n and the upper bound.
 
     Example:
       >>> import jax
@@ -51,7 +53,7 @@ def _by_rank(
     number = jnp.arange(size, dtype=jnp.int32)
     tie = (words[None, :] == words[:, None]) & (number[None, :] < number[:, None])
     is_before = (words[None, :] < words[:, None]) | tie
-    if drawn is not None:  # words do not depend on how many are drawn
+    if drawn is not None:  # the words do not depend on `drawn`
         is_in = number < drawn
         is_before = jnp.where(is_in[:, None], is_before & is_in, number[None, :] < number[:, None])
     rank = jnp.sum(is_before, axis=1, dtype=jnp.int32)
@@ -62,7 +64,7 @@ def _by_rank(
 def shuffled(
     words: UInt32[Array, " 2"], places: Int[Array, "*places"], size: int | Int[Array, ""]
 ) -> Int[Array, "*places"]:
-    """Returns the entries at some places of a random order of ``0, ..., size - 1``.
+    """Returns the entries at the given places of a random order of ``0, ..., size - 1``.
 
     Args:
       words: the key, by `hash_words`.
@@ -94,7 +96,8 @@ def shuffled(
     start = jnp.minimum(jnp.asarray(places, jnp.uint32), size - 1)
     is_out = jnp.ones(start.shape, bool)
     image, _ = lax.while_loop(lambda carry: jnp.any(carry[1]), walk, (start, is_out))
-    # If a and b are odd, the network makes even permutations only: half of the keys swap 0 and 1.
+    # Swap 0 and 1 for half of the keys, because for odd a and b the network makes even permutations
+    # only.
     swap = (words[0] & 1 == 1) & (image < 2) & (size > 1)
     return jnp.where(swap, 1 - image, image).astype(jnp.int32)
 
@@ -112,7 +115,8 @@ def drawn(
     """
     word = _mix(_mix(jnp.asarray(counters, jnp.uint32) * _GOLDEN + words[0]) ^ words[1])
     size = jnp.asarray(size, jnp.uint32)
-    # Without x64 there is no 64-bit product: its upper half comes from products of 16-bit halves.
+    # Compute the upper half of the 64-bit product from 16-bit halves, because JAX has no 64-bit
+    # integers without x64.
     high, low = size >> 16, size & 0xFFFF
     middle = (word >> 16) * low + ((word & 0xFFFF) * low >> 16)
     other = (word & 0xFFFF) * high
@@ -133,12 +137,13 @@ def fold_words(words: UInt32[Array, " 2"], number: Int[Array, ""]) -> UInt32[Arr
 
 
 def _below(word: UInt32[Array, "*words"], size: UInt32[Array, ""]) -> UInt32[Array, "*words"]:
-    # Scaling is cheaper than a remainder, and right for sizes up to 2^16.
+    # Scale, because that is cheaper than a remainder; it is right for sizes up to 2^16.
     return (word >> 16) * size >> 16
 
 
 def _mix(x: UInt32[Array, "*words"]) -> UInt32[Array, "*words"]:
-    # The finalizer of MurmurHash3: every bit of the input changes every bit of the output.
+    # This is the finalizer of MurmurHash3, in which every bit of the input affects every bit of the
+    # output.
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

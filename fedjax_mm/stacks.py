@@ -21,7 +21,7 @@ from fedjax_mm.parts import check_trained
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StackState:
-    """State of the models of one stack; every leaf has a leading axis of these models.
+    """State of the models of one stack, with a leading axis of these models on every leaf.
 
     Attributes:
       params: the models' parameters.
@@ -91,7 +91,7 @@ class Stack(NamedTuple):
     def slots(self, cohort: Cohort) -> tuple[Cohort, Int[np.ndarray, " slots"]]:
         """Returns the cohort of this stack's models, numbered by their rows, and its slots.
 
-        If models are traced these are all slots, with padding for the clients of other stacks.
+        For traced models these are all slots, with padding for the clients of other stacks.
         """
         models = cohort.models if cohort.is_known else jnp.asarray(cohort.models)
         is_mine = models[:, None] == np.array(self.models)
@@ -108,7 +108,7 @@ class Stack(NamedTuple):
         return mine, np.arange(len(clients))
 
     def task_at(self, row: Int[Array, ""]) -> Task:
-        """Returns the task of one of the stack's models; `row` may be traced."""
+        """Returns the task of the stack's model at `row`, which may be traced."""
         return jax.tree.map(lambda x, same: x if same else x[row], self.task, self.shared)
 
 
@@ -122,17 +122,18 @@ def stacks_of(
 
     Args:
       tasks: one for all models, or one per model.
-      algorithm: likewise.
-      assignment: an `Assignment` or a `Dispatch`, which has the numbers of clients and of models.
-      by: which of the two, for messages.
+      algorithm: one for all models, or one per model.
+      assignment: an `Assignment` or a `Dispatch`, with the numbers of clients and models.
+      by: the name of its kind, for messages.
 
     Raises:
-      TypeError: if a task or an algorithm is something else.
-      ValueError: if there are not as many tasks or algorithms as models, or the clients differ.
+      TypeError: if a task or an algorithm has another type.
+      ValueError: if the number of tasks, algorithms or clients differs from the assignment's.
     """
     check_trained(tasks, algorithm)
     num_models = assignment.num_models
-    # A loop's index is traced, which NumPy's arrays do not take. Shared ones stay shared.
+    # Convert to jax.Array, because NumPy arrays cannot be indexed by a loop's traced index. An
+    # array that tasks share is converted once, so that it stays shared.
     arrays: dict[int, Array] = {}
     tasks = jax.tree.map(
         lambda x: arrays.setdefault(id(x), jnp.asarray(x)) if isinstance(x, np.ndarray) else x,
@@ -154,7 +155,7 @@ def stacks_of(
 
 
 def _stack(tasks: Sequence[Task]) -> tuple[Task, Any]:
-    # Identity, not equality: comparing values would read device arrays, and fail where traced.
+    # Compare by identity, because comparing values would read device arrays and fail on tracers.
     shared = jax.tree.map(lambda *leaves: all(x is leaves[0] for x in leaves), *tasks)
     return jax.tree.map(lambda same, *xs: xs[0] if same else jnp.stack(xs), shared, *tasks), shared
 

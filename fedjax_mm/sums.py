@@ -30,7 +30,7 @@ def scale_update(update: Any, factor: Scalar) -> Any:
 
 
 def zero_sum(contribution: Contribution, params: Params) -> Contribution:
-    """Returns the empty sum; of `contribution` only shapes and types count."""
+    """Returns the empty sum of contributions with the shapes and types of `contribution`."""
 
     def zeros(leaf: SparseUpdate, param: Array) -> SparseUpdate:
         return SparseUpdate(leaf.scale, (), jnp.zeros(param.shape, leaf.values.dtype))
@@ -45,13 +45,13 @@ def add_chunk(
     present: Bool[Array, " chunk"],
     *rows: Int[Array, " chunk"],
 ) -> Contribution:
-    """Returns the sum plus contributions ``[chunk, ...]``; absent clients add nothing.
+    """Adds the contributions ``[chunk, ...]`` of the clients that are present to the sum.
 
     With rows, such as the clients' models, there is a sum for each row.
     """
 
     def select(leaf: Array) -> Array:
-        # 0 * NaN is NaN: absent clients are replaced by zeros, never multiplied by 0.
+        # Replace absent clients by zeros instead of multiplying by 0, because 0 * NaN is NaN.
         mask = present.reshape(present.shape + (1,) * (leaf.ndim - 1))
         return jnp.where(mask, leaf, jnp.zeros_like(leaf))
 
@@ -68,7 +68,7 @@ def add_chunk(
 
 
 def finish_sum(total: Contribution, params: Params) -> Contribution:
-    """Returns the sum with dense arrays in place of its sparse parts."""
+    """Returns the sum with its sparse parts as dense arrays."""
 
     def dense(leaf: SparseUpdate, param: Array) -> Array:
         return leaf.scale * param + leaf.values
@@ -77,14 +77,14 @@ def finish_sum(total: Contribution, params: Params) -> Contribution:
 
 
 def dense_update(contribution: Contribution, params: Params) -> Contribution:
-    """Returns the contribution with dense arrays in place of its update's sparse parts."""
+    """Returns the contribution with its update's sparse parts as dense arrays."""
     alone = jax.tree.map(lambda x: x[None], contribution)
     total = add_chunk(zero_sum(contribution, params), alone, jnp.ones(1, bool))
     return contribution._replace(update=finish_sum(total, params).update)
 
 
 def _map_sparse(function: Callable[[Any, Array], Any], update: Any, params: Params) -> Any:
-    # A dense update may have any structure, also one unlike that of the parameters.
+    # A dense update may differ in structure from the parameters, so do not map over both.
     if not any(map(_is_sparse, jax.tree.leaves(update, is_leaf=_is_sparse))):
         return update
 

@@ -24,24 +24,24 @@ from fedjax_mm.stacks import Stack, StackState, over_models
 
 
 class Options(NamedTuple):
-    """Settings of speed and memory; results depend on them only by the order of summation."""
+    """Settings of speed and memory, which change results only by the order of summation."""
 
     client_map: chunks.ClientMap
     client_axis: str | None
-    with_reports: bool = False  # whether anybody reads them
+    with_reports: bool = False  # whether the assignment reads them
 
 
 class Jobs(NamedTuple):
     """Local trainings, ``[slots]`` each.
 
     Attributes:
-      client: who trains; -1 is padding.
-      model: the row of the model in its stack; a NumPy array is known while tracing, and None are
-        the jobs of one model.
+      client: the number of the client that trains; -1 is padding.
+      model: the row of the model in its stack. A NumPy array is known while tracing; None stands
+        for the jobs of one model.
       scale: factors of the clients' weights; None gives none.
       takes_part: whether clients take part; None is all.
       segment: which of its model's sums a contribution is added to; None if there is one.
-      origin: whatever `StartFn` needs to know of a job.
+      origin: further data of a job that `StartFn` needs.
     """
 
     client: Any
@@ -53,7 +53,7 @@ class Jobs(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What a client begins with: its key, its round, and a version of the model."""
+    """Inputs of a client's start: its key, its round, and a version of the model."""
 
     rng_key: PRNGKeyArray
     round: Round
@@ -62,13 +62,13 @@ class Start(NamedTuple):
 
 
 StartFn: TypeAlias = Callable[[Any, StackState, Jobs], Start]
-"""Function of what a model's jobs share, of the model, and of one job."""
+"""Function of the data that a model's jobs share, of the model, and of one job."""
 
 SendFn: TypeAlias = Callable[[Scalar], tuple[Contribution, ClientState]]
 """Runs the client function with a factor of its weight."""
 
 MessageFn: TypeAlias = Callable[[SendFn, Scalar, Params], tuple[Contribution, ClientState]]
-"""Function that makes a client's message and its new state of what the client function returns."""
+"""Function that turns the client function's result into the client's message and new state."""
 
 
 class Trained(NamedTuple):
@@ -86,7 +86,7 @@ class Trained(NamedTuple):
 
 
 def as_it_is(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, ClientState]:
-    """Returns what the client function returns."""
+    """Returns the client function's result unchanged."""
     del params
     return send(scale)
 
@@ -104,22 +104,22 @@ def train(
     message: MessageFn = as_it_is,
     keeps_states: bool = True,
 ) -> Trained:
-    """Trains the jobs of a stack's models and adds up what they contribute.
+    """Trains the jobs of a stack's models and adds up their contributions.
 
-    Jobs are computed as one list, whose chunks mix models, or as rows: lists of one model each,
-    side by side or one after the other. A list needs data that all models share, because each slot
-    would else copy the data of its model.
+    Jobs are computed as one list, whose chunks mix models, or as rows, which are lists of one model
+    each, side by side or one after the other. A list needs data that all models share, because
+    otherwise each slot would copy the data of its model.
 
     Args:
       stack: the models.
       state: their state.
-      jobs: what is trained.
-      start: says what a client begins with.
+      jobs: the local trainings.
+      start: makes a client's inputs.
       options: of the run.
-      shared: what `start` needs to know of each model, ``[models, ...]``.
+      shared: data of each model for `start`, ``[models, ...]``.
       num_segments: the sums of a model; None is one, of sparse updates if clients send them.
-      most_per_model: a model has at most so many jobs, if it is traced who trains what.
-      message: what a client sends.
+      most_per_model: static upper bound on the jobs of a model, if the jobs' models are traced.
+      message: makes a client's message.
       keeps_states: whether clients keep their new states.
     """
     size = chunks.chunk_size_of(options.client_map, stack.task, state.params, len(jobs.client))
@@ -141,7 +141,7 @@ def train(
 
 
 class _How(NamedTuple):
-    """Settings of a list's training that are known while tracing; see `train`."""
+    """Settings of a list's training that are known while tracing, as in `train`."""
 
     stack: Stack
     start: StartFn
@@ -160,7 +160,7 @@ class _Models(NamedTuple):
     state: StackState
 
     def begin(self, start: StartFn, job: Jobs) -> tuple[Task, Start]:
-        """Returns what a client learns, and what it begins with."""
+        """Returns a client's task and its start."""
         shared, model = self.shared, dataclasses.replace(self.state, clients=())
         if row := _row(job):
             shared, model = jax.tree.map(itemgetter(row), (shared, model))
@@ -168,7 +168,7 @@ class _Models(NamedTuple):
 
 
 def _row(jobs: Jobs) -> tuple[Any, ...]:
-    """Returns the index of the jobs' models, which one model alone does not need."""
+    """Returns the index of the jobs' models, which is empty without a models axis."""
     return () if jobs.model is None else (jobs.model,)
 
 
@@ -177,8 +177,8 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
     With a client axis, every device of the axis trains a share of the list.
     """
-    # Memory does not grow with the list: `chunk_size` clients at a time are computed and added up,
-    # and of the states of all clients only the participants' rows are written.
+    # Memory does not grow with the list, because `chunk_size` clients at a time are computed and
+    # added up, and only the participants' rows of the client states are written.
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
@@ -192,7 +192,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         known = so_far.client_states if how.keeps_states else states
         own = jax.tree.map(itemgetter((*_row(jobs), jobs.client)), known)
         new = chunks.compute_chunk(contribute, present, jobs, own, skip=may_skip)
-        # Index -1 would write to the last client; an index out of range is dropped.
+        # Use an index out of range, which is dropped, because -1 would write to the last client.
         client = jnp.where(present, jobs.client, how.stack.num_clients)
         rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
         made: Any = new.client_states, new.reports
@@ -222,7 +222,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
 
 
 def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots"] | None:
-    """Returns the slots in decreasing order of local steps; None if all clients take as many."""
+    """Returns the slots in decreasing order of local steps, or None if the steps are equal."""
     count = how.stack.algorithm.num_steps
     if count is None or how.stack.has_equal_steps:
         return None

@@ -19,14 +19,14 @@ ASSIGNMENTS: dict[str, Callable[[int, int], Assignment]] = {"MFA-Rand": mfa_rand
 
 
 class Workload(NamedTuple):
-    """A quadratic (p = 4, E = 5, eta = 0.1); all clients train, each one of all the models."""
+    """A quadratic (p = 4, E = 5, eta = 0.1) on which each client trains one model per round."""
 
     name: str
     num_clients: int
     num_models: int
     num_rounds: int
     num_seeds: int
-    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed by itself
+    labels: tuple[str, ...] = tuple(ASSIGNMENTS)  # each is timed separately
 
     @property
     def client_updates(self) -> int:
@@ -44,7 +44,7 @@ class SweepWorkload(NamedTuple):
     num_rounds: int
     num_seeds: int
     record_every: int
-    labels: tuple[str, ...] = ("sweep of both",)  # each is timed by itself
+    labels: tuple[str, ...] = ("sweep of both",)  # each is timed separately
 
     @property
     def client_updates(self) -> int:
@@ -69,7 +69,9 @@ class SweepWorkload(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A classifier: convolutions 5 x 5 that keep the size, each with ReLU and 2 x 2 max; dense.
+    """A classifier of convolutions, each with ReLU and 2 x 2 max pooling, and of dense layers.
+
+    The convolutions are 5 x 5 and keep the size.
 
     Attributes:
       example_shape: `[features]`, or `[height, width, channels]` for convolutions.
@@ -95,9 +97,10 @@ class Model(NamedTuple):
     def flops(self) -> int:
         """Floating-point operations of one example's gradient, those of matrix products only.
 
-        A layer is a product of `[m, k]` and `[k, n]`: for a dense one m = 1, k = in, n = out; for
-        a convolution m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k for
-        the gradient of the kernel, and, but in the first layer, 2 m n k for that of its input.
+        A layer is a product of `[m, k]` and `[k, n]`. A dense layer has m = 1, k = in, n = out; a
+        convolution has m = height x width, k = 25 in, n = out. It costs 2 m n k forward, 2 m n k
+        for the gradient of the kernel, and, except in the first layer, 2 m n k for the gradient of
+        its input.
         """
         total = 0
         for layer, shape in enumerate(self.kernel_shapes):
@@ -125,16 +128,16 @@ MCMAHAN_CNN = Model((28, 28, 1), (32, 64), (512, 10))
 class LearningWorkload(NamedTuple):
     """Federated averaging of a classifier: S of K clients a round, E steps of B of n examples each.
 
-    The examples are random, of the model's shape: the work does not depend on their values.
+    The examples are random, of the model's shape, because the work does not depend on their values.
 
     Attributes:
       name: W2, ...
-      model: what is trained.
+      model: the classifier.
       num_clients: K.
       num_examples: n of every client; None for Synthetic(1, 1), with 45 to very many examples.
       cohort_size: S, clients in a round.
       num_steps: E, SGD steps of a client in a round; None for one epoch.
-      batch_size: B examples drawn for each step; all of them if it is n.
+      batch_size: B, the examples drawn for each step; all examples if B = n.
       num_rounds: of a run of `fedjax_mm`.
       learning_rate: eta.
     """
@@ -148,7 +151,7 @@ class LearningWorkload(NamedTuple):
     batch_size: int
     num_rounds: int = 1
     learning_rate: float = 0.1
-    labels: tuple[str, ...] = ("FedAvg",)  # each is timed by itself
+    labels: tuple[str, ...] = ("FedAvg",)  # each is timed separately
 
     @property
     def client_updates(self) -> int:

@@ -1,4 +1,4 @@
-"""Asynchronous training in simulated time: who works on what, how long it takes, what it brings."""
+"""Asynchronous training in simulated time: dispatch of jobs, their delays, and server steps."""
 
 import lazy_loader
 

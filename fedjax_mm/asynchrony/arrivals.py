@@ -1,6 +1,6 @@
-"""The next arrivals that can be trained together, and the steps that they make.
+"""The next arrivals that can be trained together, and the server steps that they make.
 
-All of it is arithmetic on times and numbers of jobs: nothing depends on what the jobs learn.
+This is all arithmetic on times and numbers of jobs, independent of the results of training.
 """
 
 from typing import NamedTuple
@@ -22,10 +22,10 @@ class Arrivals(NamedTuple):
       client: see `Jobs`.
       version: see `Jobs`.
       place: see `Jobs`.
-      rank: how many arrivals of its model come before it in the batch.
-      step: which of its model's steps in the batch it contributes to, from 0.
-      slot: where its update is kept among the model's recent ones; `WINDOW` if it is not.
-      staleness: the steps that the model made during the job.
+      rank: the number of earlier arrivals of its model in the batch.
+      step: the number, from 0, of the step in the batch to which it contributes.
+      slot: the slot of its update among the model's recent ones; `WINDOW` if it is not kept.
+      staleness: the number of steps that the model made during the job.
     """
 
     number: Array
@@ -40,15 +40,15 @@ class Arrivals(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The next arrivals, as many as can be trained together, and the steps that they make.
+    """The next arrivals that can be trained together, and the steps that they make.
 
     Attributes:
       size: the number of arrivals.
       jobs: the arrivals.
-      keys: the keys of their training; apart, as a key cannot be padded with -1.
+      keys: the keys of their training, separate because a key cannot be padded with -1.
       steps_before: the steps that each model's server made before the batch.
       new_steps: the steps that it makes in the batch.
-      places: where the versions of the new steps are stored, ``[models, steps]``.
+      places: the storage places of the new steps' versions, ``[models, steps]``.
     """
 
     size: Int[Array, ""]
@@ -60,12 +60,12 @@ class Batch(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Bounds of a batch, which are known while tracing.
+    """Static bounds of a batch.
 
     Attributes:
-      arrivals: the most arrivals.
-      per_model: the most arrivals of one model.
-      steps: the most steps of one model.
+      arrivals: upper bound on the arrivals.
+      per_model: upper bound on the arrivals of one model.
+      steps: upper bound on the steps of one model.
     """
 
     arrivals: int
@@ -83,16 +83,17 @@ def next_batch(
 ) -> tuple[Clock, Batch]:
     """Returns the clock after the next arrivals that can be trained together, and these arrivals.
 
-    A batch has jobs that are at work already, in the order in which they end. It stops before the
-    first job that began after one of them ended: what that job trains is not known yet.
+    A batch has jobs that are already in progress, in the order in which they end. It stops before
+    the first job that began after one of them ended, because the version that such a job trains is
+    not known yet.
 
     Args:
       dispatch: the rule.
       clock: the clock before the batch.
-      draws: the draws of the jobs that follow.
+      draws: the draws of the replacements, the jobs that follow the arrivals.
       bounds: the bounds of a batch.
-      first: the place in `draws` of the job that follows the first arrival.
-      limit: the most arrivals; none if it is 0.
+      first: the place in `draws` of the first arrival's replacement.
+      limit: upper bound on the arrivals; 0 gives an empty batch.
     """
     ending = _next_to_end(dispatch, clock, bounds.arrivals)
     followers = _followers(dispatch, clock, draws, ending, first)
@@ -100,7 +101,7 @@ def next_batch(
     missing = jnp.maximum(buffer_size - clock.filled, 1)
 
     def new_steps_after(arrivals: Int[Array, "*any models"]) -> Int[Array, "*any models"]:
-        """Returns the steps of so many arrivals: one once the buffer is full, then one per b_m."""
+        """Returns a model's steps after `arrivals`: one per full buffer of b_m updates."""
         later = (arrivals - missing) // buffer_size + 1
         return jnp.where(arrivals < missing, 0, later)
 
@@ -127,16 +128,16 @@ def next_batch(
 
 
 class _Ending(NamedTuple):
-    """Jobs at work that end next, ``[arrivals]``, as many as a batch may have, in that order."""
+    """The ``[arrivals]`` jobs in progress that end next, in the order in which they end."""
 
     jobs: Jobs
-    row: Array  # where they are among the jobs at work
+    row: Array  # indices among the jobs in progress
     is_model: Array  # [arrivals, models]
-    arrived: Array  # arrivals of each model so far, this one included, [arrivals, models]
-    rank: Array  # arrivals of its model before it
+    arrived: Array  # arrivals of each model so far, including this one, [arrivals, models]
+    rank: Array  # number of earlier arrivals of the same model
 
     def of_own(self, x: Int[Array, "arrivals models"]) -> Int[Array, " arrivals"]:
-        """Returns the number of each arrival's own model."""
+        """Returns the entry of each arrival's own model."""
         return jnp.sum(jnp.where(self.is_model, x, 0), axis=1, dtype=jnp.int32)
 
 
@@ -148,7 +149,7 @@ def _batch_size(
     limit: Int[Array, ""],
 ) -> Int[Array, ""]:
     """Returns how many of the next jobs to end are trained together."""
-    # When the first of those ends that follow the jobs before each job.
+    # Earliest finish time among the replacements of arrivals 0, ..., i - 1.
     never = jnp.full(1, jnp.inf, followers.finish.dtype)
     earliest = jnp.concatenate([never, lax.cummin(followers.finish)[:-1]])
     i = jnp.arange(bounds.arrivals, dtype=jnp.int32)
@@ -164,10 +165,10 @@ def _arrivals(
     step: Int[Array, " arrivals"],
     present: Bool[Array, " arrivals"],
 ) -> Arrivals:
-    """Returns the arrivals of a batch, as their training takes them."""
+    """Returns the arrivals of a batch."""
     jobs = ending.jobs
     number = clock.arrived[jobs.model] + ending.rank  # of the model's updates since the start
-    # A batch may have more updates than are kept: the last ones are.
+    # Keep the last updates only, because a batch may have more than `WINDOW`.
     is_kept = present & (number >= after.arrived[jobs.model] - WINDOW)
     return Arrivals(
         number=jnp.where(present, jobs.number, -1),
@@ -184,8 +185,8 @@ def _arrivals(
 
 def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
     """Returns the jobs that end next."""
-    # Of jobs that end at the same moment the one that began first comes first: they are stored in
-    # the order of their beginnings, and `top_k` keeps the order of equal ones.
+    # Among jobs that end at the same moment, the one that began first comes first, because jobs are
+    # stored in the order in which they began and `top_k` is stable.
     _, row = lax.top_k(-clock.jobs.finish, number)
     jobs = jax.tree.map(lambda x: x[row], clock.jobs)
     is_model = jobs.model[:, None] == jnp.arange(dispatch.num_models, dtype=jnp.int32)
@@ -197,7 +198,7 @@ def _next_to_end(dispatch: Dispatch, clock: Clock, number: int) -> _Ending:
 def _followers(
     dispatch: Dispatch, clock: Clock, draws: Draws, ending: _Ending, first: Int[Array, ""]
 ) -> Jobs:
-    """Returns the job that follows each arrival, still with the version of the job before it."""
+    """Returns the replacement of each arrival, still with the version of the job before it."""
     i = jnp.arange(len(ending.rank), dtype=jnp.int32)
     model = _models_of_followers(clock, ending) if dispatch.reallocate else ending.jobs.model
     place_in_draws = jnp.minimum(first + i, len(draws.client) - 1)
@@ -212,9 +213,10 @@ def _followers(
 
 
 def _models_of_followers(clock: Clock, ending: _Ending) -> Int[Array, " arrivals"]:
-    """Returns the model of the job that follows each arrival.
+    """Returns the model of each arrival's replacement.
 
-    A model with too many jobs hands over its first ones, to the first models that lack some.
+    A model with too many jobs gives the replacements of its first arrivals to the first models with
+    too few jobs.
     """
     models = jnp.arange(len(clock.targets), dtype=jnp.int32)
     lacks = clock.targets - jnp.sum(clock.jobs.model[:, None] == models, axis=0, dtype=jnp.int32)
@@ -233,10 +235,11 @@ def _free_places(
     new_steps: Int[Array, " models"],
     bounds: Bounds,
 ) -> Int[Array, "models steps"]:
-    """Returns where the versions of the new steps are stored, each in a place of its own.
+    """Returns a separate place for the version of each new step.
 
-    A place is free if it holds neither the version of a job that stays at work nor a current one.
-    At least as many are free as jobs arrive, and these make at most as many steps.
+    A place is free if it holds neither the version of a job that stays in progress nor a current
+    version. The free places are enough, because they are no fewer than the arrivals, and each
+    arrival makes at most one step.
     """
     used = jnp.where(_stays(clock, ending, present), clock.jobs.place, dispatch.num_places)
     is_used = jnp.zeros(dispatch.num_places, bool).at[used].set(True, mode="drop")
@@ -249,14 +252,14 @@ def _free_places(
 def _current_place(
     clock: Clock, places: Array, model: Int[Array, "*any"], new_steps: Int[Array, "*any"]
 ) -> Int[Array, "*any"]:
-    """Returns where the version of a model is stored after so many steps of the batch."""
+    """Returns the place of a model's version after `new_steps` steps of the batch."""
     return jnp.where(new_steps > 0, places[model, new_steps - 1], clock.place[model])
 
 
 def _stays(
     clock: Clock, ending: _Ending, present: Bool[Array, " arrivals"]
 ) -> Bool[Array, " jobs"]:
-    """Returns which of the jobs at work do not arrive in the batch."""
+    """Returns, for each job in progress, whether it stays in progress after the batch."""
     leaves = jnp.where(present, ending.row, len(clock.jobs.number))
     return jnp.ones_like(clock.jobs.number, bool).at[leaves].set(False, mode="drop")
 
@@ -269,20 +272,20 @@ def _jobs_after(
     places: Int[Array, "models steps"],
     present: Bool[Array, " arrivals"],
 ) -> Jobs:
-    """Returns the jobs at work after the batch, with the versions of those that begin in it.
+    """Returns the jobs in progress after the batch, with the versions that new jobs begin from.
 
-    `steps_so_far` are each model's steps up to each arrival, this one included.
+    `steps_so_far` are each model's steps up to and including each arrival.
     """
-    # In the order of their beginnings: those that stay, then those that begin.
+    # Keep the order in which jobs began: first the jobs that stay, then the new jobs.
     (old,) = jnp.nonzero(_stays(clock, ending, present), size=len(clock.jobs.number), fill_value=0)
     later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
     after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, followers)
-    # A job that begins at the moment of a step begins after it: it sees all arrivals up to the last
-    # one of that moment.
+    # A job that begins at the moment of a step begins after the step, so it sees all arrivals up to
+    # the last one of that moment.
     times, i = jnp.where(present, ending.jobs.finish, jnp.inf), jnp.arange(len(present))
     is_last = jnp.concatenate([times[:-1] < times[1:], jnp.ones(1, bool)])
     seen_by_new = lax.cummin(jnp.where(is_last, i + 1, len(i)), reverse=True)
-    # Those that stay began before the first arrival, or at its very moment.
+    # The jobs that stay began before the first arrival, or at the same moment.
     seen_by_old = jnp.where(after.start >= times[0], seen_by_new[0], 0)
     seen = jnp.minimum(jnp.where(later < 0, seen_by_old, seen_by_new[later]), jnp.sum(present))
     new_steps = steps_so_far[jnp.maximum(seen - 1, 0), after.model]

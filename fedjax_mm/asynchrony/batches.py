@@ -1,14 +1,14 @@
 """Batches of arrivals: train -> add up -> step -> share out.
 
-Up to the first job that began after one of them, arrivals are independent. So a batch of them is
+Arrivals are independent up to the first job that began after one of them. So a batch of them is
 trained together, and then the servers make their steps, in their order. The cut into batches
 changes results by the order of summation alone.
 
-A job is trained when it arrives, not when it begins. The version that it began from is stored until
-then. Every job may have begun from another one, and every model has a current one, so that R + M
-versions are stored, of each structure of models. To train a job when it begins, and to store its
-update, would take as much memory, but only the jobs that began since the last step could be trained
-together, and R jobs that never arrive would be trained for nothing.
+A job is trained when it arrives, not when it begins, and the version from which it began is stored
+until then. Every job may have begun from a different version, and every model has a current one, so
+R + M versions are stored for each structure of models. Training a job when it begins and storing
+its update would take the same memory, but only the jobs that began since the last step could be
+trained together, and R jobs that never arrive would be trained for nothing.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class Store(NamedTuple):
     """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
-      versions: `Version`, ``[places, ...]``: those that jobs began from, and the current ones.
+      versions: `Version`, ``[places, ...]``, which jobs in progress began from or are current.
       buffer: the sum of the contributions since each model's last step, ``[models, ...]``.
       recent: each model's last updates, ``[models, 8, ...]``; ``()`` without reallocation.
     """
@@ -54,7 +54,7 @@ class Store(NamedTuple):
 
 
 class AsyncState(NamedTuple):
-    """State of an asynchronous run beside its models: the clock, and a store for each stack."""
+    """State of an asynchronous run, apart from its models: the clock, and each stack's store."""
 
     clock: Clock
     stores: tuple[Store, ...]
@@ -74,7 +74,7 @@ class Received(NamedTuple):
 
 
 def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
-    """Returns a stack's store at time 0: the first versions, and nothing else."""
+    """Returns a stack's store at time 0: which has the first versions only."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
@@ -113,7 +113,8 @@ def arrivals_of(
         draws = draws_of(dispatch, rng_key, numbers)
 
         def is_missing(now: _Progress) -> Array:
-            # A replica that has all waits for others: a batch of no arrivals changes nothing.
+            # Count over all replicas, because one without missing arrivals waits for the others: a
+            # batch without arrivals changes nothing.
             return chunks.is_any(now.done[None] < number)
 
         def one_batch(now: _Progress) -> _Progress:
@@ -141,10 +142,12 @@ def arrivals_of(
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
     """Returns the bounds of a batch on the way to a number of arrivals."""
-    # Each place of a list would copy the data of its model, and compute each stack: rows instead.
+    # Use rows instead of a list if models share no data, because each slot of a list would copy the
+    # data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
-    # At most about half of the jobs arrive before one that follows them. A list has room for them
-    # all. A row is computed whole: room for a quarter, which most batches fill, wastes less.
+    # At most about half of the jobs arrive before one that follows them. A list has room for all of
+    # them. A row has room for a quarter, because rows are computed with their padding and most
+    # batches fill a quarter.
     per_model = min(number, -(-max(dispatch.at_work) // (2 if is_list else 4)))
     most = min(number, dispatch.num_jobs, dispatch.num_models * per_model)
     return Bounds(most, per_model, min(per_model, dispatch.ratio))
@@ -159,7 +162,7 @@ def _train(
     arrivals: Arrivals,
     job_keys: PRNGKeyArray,
 ) -> Trained:
-    """Trains those arrivals whose models are in a stack."""
+    """Trains the arrivals whose models are in a stack."""
 
     def start(_: Any, model: StackState, job: Jobs) -> Start:
         del model

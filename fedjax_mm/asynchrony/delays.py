@@ -27,7 +27,7 @@ class Delay(Protocol):
     """Function that draws how long one local training takes."""
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        """Returns a time that is not negative; models and clients are counted from 0."""
+        """Returns a non-negative time, for a model and a client counted from 0."""
 
 
 def shifted_exponential(
@@ -40,17 +40,17 @@ def shifted_exponential(
     slow_factor: Scalar = 1.3,
     fast_factor: Scalar = 0.7,
 ) -> Delay:
-    """Shifted exponential delays, longer at slow clients: ``factor_k (shift_m + mean_m Exp(1))``.
+    """Shifted exponential delays ``factor_k (shift_m + mean_m Exp(1))``, longer at slow clients.
 
     Args:
       num_clients: N.
       mean: of the exponential part; a number, or one for each model.
-      shift: the least delay of a client that is neither slow nor fast; None is half the mean. With
-        a mean of 0 delays are constant.
-      slow: the share of slow clients. Who is slow does not depend on the seed of a run.
+      shift: the smallest delay of a client that is neither slow nor fast; None is half the mean.
+        With a mean of 0 delays are constant.
+      slow: the share of slow clients. The choice of slow clients does not depend on a run's seed.
       fast: the share of fast clients.
-      slow_factor: what the delays of slow clients are multiplied by.
-      fast_factor: what the delays of fast clients are multiplied by.
+      slow_factor: factor of the delays of slow clients.
+      fast_factor: factor of the delays of fast clients.
 
     Raises:
       ValueError: if a number is out of its range.
@@ -89,7 +89,7 @@ def shifted_exponential(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _ShiftedExponential:
-    """Law that `shifted_exponential` returns; `num_models` is None where all have the same."""
+    """Law that `shifted_exponential` returns, with no `num_models` if it is equal for all."""
 
     num_clients: int
     num_models: int | None
@@ -102,7 +102,8 @@ class _ShiftedExponential:
 
     def __call__(self, rng_key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
         """Returns how long a local training takes."""
-        # A client's place in a fixed random order: an array of all would be a constant as large.
+        # Compute the client's place in a fixed random order, because an array of all places would
+        # be a large constant of the program.
         place = shuffled(hash_words(jax.random.key(0)), jnp.asarray(client), self.num_clients)
         is_fast = place >= self.num_clients - self.num_fast
         factor = jnp.where(is_fast, self.fast_factor, 1.0)
@@ -118,7 +119,7 @@ def _of_model(numbers: Any, model: Index) -> Any:
 
 
 def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
-    """Raises an error unless this may be the `Delay` of so many clients and models."""
+    """Raises an error unless this is a `Delay` for these numbers of clients and models."""
     if not callable(delay):
         raise TypeError(
             f"delay is {described(delay)}; give a function of a key, a model and a client, such as "
@@ -140,7 +141,7 @@ def check_delay(delay: Any, num_clients: int, num_models: int) -> None:
 
 
 def _check_law(delay: Any) -> None:
-    """Raises an error unless a function of the user's draws one time."""
+    """Raises an error unless a user's function draws one time."""
     what = "delay(rng_key, model, client)"
     try:
         inspect.signature(delay).bind(None, None, None)
@@ -156,26 +157,26 @@ def _check_law(delay: Any) -> None:
 
 
 class OnClock(NamedTuple):
-    """State of an assignment on a clock: its own, and the simulated time."""
+    """State of an assignment on a clock: the assignment's state, and the simulated time."""
 
     state: Any
     time: Float[Array, ""]
 
 
 def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
-    """Returns the assignment on the clock of `simulate_async`: records have a metric `time`.
+    """Returns the assignment with a metric `time`, on the clock of `simulate_async`.
 
-    A round lasts as long as its slowest client: as the longest delay of a local training in it. A
-    client that trains several models does so at the same time, as in `simulate_async`. A round in
-    which nobody trains takes no time.
+    A round takes the time of its slowest client, which is the longest delay of its local trainings.
+    A client that trains several models does so at the same time, as in `simulate_async`. A round
+    without participants takes no time.
 
     Args:
-      assignment: who trains what.
-      delay: draws how long a local training takes.
+      assignment: the choice of clients and models.
+      delay: draws the duration of a local training.
 
     Raises:
-      TypeError: if arguments are something else.
-      ValueError: if the delays are those of other numbers of clients or models.
+      TypeError: if an argument has another type.
+      ValueError: if the delays are for another number of clients or models.
 
     Example:
       >>> import jax

@@ -1,10 +1,9 @@
 """Jobs in simulated time: the rule that hands them out, their draws, and the clock.
 
-A job is the local training of one model by one client, from the version of the model that it was
-given; it arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py`
-trains them.
+A job is the local training of one model by one client, from the model's version at its start; it
+arrives when it ends. `arrivals.py` finds the jobs that arrive next, and `batches.py` trains them.
 
-Axes:  ``models`` M · ``jobs`` all R that are at work
+Axes:  ``models`` M · ``jobs`` all R in progress
 """
 
 from collections.abc import Sequence
@@ -25,14 +24,14 @@ WINDOW = 8
 
 
 class Dispatch(NamedTuple):
-    """Rule by which jobs are handed out and updates are collected; build it with `fedast`.
+    """Rule by which jobs are handed out and updates are collected, as `fedast` builds it.
 
     Attributes:
       num_clients: N, the number of clients to draw from.
       num_models: M.
-      at_work: R_m, the jobs of each model in the beginning.
+      at_work: initial R_m, the number of jobs of each model in progress.
       ratio: R_m over the number of updates in the model's buffer.
-      delay: draws how long a job takes.
+      delay: draws the duration of a job.
       reallocate: whether R_m follows the relative variance of recent updates.
       arrivals_per_round: the number of arrivals that make a round.
     """
@@ -47,7 +46,7 @@ class Dispatch(NamedTuple):
 
     @property
     def num_jobs(self) -> int:
-        """R, the jobs at work."""
+        """R, the number of jobs in progress."""
         return sum(self.at_work)
 
     @property
@@ -57,7 +56,7 @@ class Dispatch(NamedTuple):
 
     @property
     def num_places(self) -> int:
-        """The most versions of models that are needed at a time: jobs', and the current ones."""
+        """The number of stored versions: at most one for each job, and each model's current one."""
         return self.num_jobs + self.num_models
 
 
@@ -71,23 +70,23 @@ def fedast(
     reallocate: bool = True,
     arrivals_per_round: int | None = None,
 ) -> Dispatch:
-    """FedAST: R_m jobs of every model at work, and a step of the model for b_m of their updates.
+    """FedAST: R_m jobs of each model in progress, and one server step per b_m of their updates.
 
     A finished job is followed by a new one, on a client drawn uniformly, from the current version
-    of its model. Of b_m = ceil(R_m / ratio) updates that have arrived, the server makes one step.
-    The new job is of the same model, unless that has R_m others; then it is of the first model
-    that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to the
-    relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
-    updates, once all models have had 8. It is at least `ratio`, and a multiple of it but for the
-    rest of R.
+    of its model. The server makes one step from each b_m = ceil(R_m / ratio) updates that have
+    arrived. The new job is of the same model, unless that has R_m others; then it is of the first
+    model that has fewer. Every 0.75 R M arrivals (R jobs of all models) R_m is set in proportion to
+    the relative variance ``mean |Delta - mean Delta|^2 / |mean Delta|^2`` of the model's last 8
+    updates, once all models have had 8. It is at least `ratio`, and a multiple of `ratio` except
+    for the remainder of R.
 
     Args:
       num_clients: N. A client may have several jobs at a time.
       num_models: M.
-      at_work: R_m in the beginning; a number for all models, or one for each.
-      ratio: R_m / b_m, about the number of steps that a model makes while a job is at work.
-      delay: draws how long a job takes, such as `asynchrony.shifted_exponential`, the default. One
-        with an infinite or NaN delay does not arrive as long as others do.
+      at_work: initial R_m; a number for all models, or one for each.
+      ratio: R_m / b_m, about the number of steps that a model makes while a job is in progress.
+      delay: draws the duration of a job, such as `asynchrony.shifted_exponential`, the default. A
+        job with an infinite or NaN delay does not arrive while others do.
       reallocate: whether R_m changes.
       arrivals_per_round: the number of arrivals that make a round; None is R, one for each job at
         work. Results do not depend on it, but records are between rounds.
@@ -101,8 +100,8 @@ def fedast(
 
     Raises:
       TypeError: if `delay` is no function.
-      ValueError: if a number is out of its range, or the delays are those of other numbers of
-        clients or models.
+      ValueError: if a number is out of its range, or the delays are for another number of clients
+        or models.
 
     Example:
       >>> from fedjax_mm import fedavg, simulate
@@ -154,16 +153,16 @@ def _known(name: str, value: Any) -> int:
 
 
 class Jobs(NamedTuple):
-    """Jobs that are at work, ``[jobs]`` each.
+    """Jobs in progress, ``[jobs]`` each.
 
     Attributes:
-      finish: when they end.
-      start: when they began.
+      finish: time of arrival.
+      start: time at which they began.
       number: from 0, in the order in which they began.
-      model: what they train.
-      client: who trains.
-      version: the steps that the model had made.
-      place: where that version is stored.
+      model: the model that they train.
+      client: the client that trains.
+      version: the steps that the model had made at the start.
+      place: the storage place of that version.
       key: of the client's training.
     """
 
@@ -178,14 +177,14 @@ class Jobs(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Jobs at work and counts of each model, which alone decide what happens next.
+    """Jobs in progress and counts of each model, which alone determine the course of events.
 
     Attributes:
       time: of the last arrival.
-      jobs: the jobs at work.
-      steps: those that each model's server has made.
+      jobs: the jobs in progress.
+      steps: the number of steps that each model's server has made.
       filled: updates in each model's buffer.
-      place: where each model's current version is stored.
+      place: the storage place of each model's current version.
       targets: R_m.
       arrived: updates of each model since the start.
     """
@@ -200,7 +199,7 @@ class Clock(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Draws of jobs with consecutive numbers: clients, the delays of each model there, and keys."""
+    """Draws of jobs with consecutive numbers: the client, its delay for each model, and the key."""
 
     client: Int[Array, " jobs"]
     delay: Float[Array, "jobs models"]
@@ -208,7 +207,7 @@ class Draws(NamedTuple):
 
 
 def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jobs"]) -> Draws:
-    """Returns the draws of jobs with these numbers; they depend on the seed and the number only."""
+    """Returns the draws of jobs, which depend on the seed and the job's number only."""
 
     def draw(number: Int[Array, ""]) -> Draws:
         key = keys.job_key(rng_key, number)
@@ -216,7 +215,8 @@ def draws_of(dispatch: Dispatch, rng_key: PRNGKeyArray, numbers: Int[Array, " jo
         models = jnp.arange(dispatch.num_models, dtype=jnp.int32)
         delays = jax.vmap(dispatch.delay, (None, 0, None))(keys.delay_key(key), models, client)
         delays = jnp.asarray(delays, float)
-        # NaN has no place in an order: such a job never ends, and neither does an infinite one.
+        # A job with a NaN delay never ends, like a job with an infinite one, because NaN cannot be
+        # ordered.
         delays = jnp.where(jnp.isnan(delays), jnp.inf, delays)
         return Draws(client, delays, keys.training_key(key))
 
@@ -254,7 +254,7 @@ def first_jobs(dispatch: Dispatch, rng_key: PRNGKeyArray) -> Clock:
 def share_out(
     dispatch: Dispatch, targets: Int[Array, " models"], variances: Float[Array, " models"]
 ) -> Int[Array, " models"]:
-    """Returns new R_m, in proportion to relative variances; the old ones if they have none."""
+    """Returns R_m in proportion to relative variances, or the old R_m if these are undefined."""
     ratio, M = dispatch.ratio, dispatch.num_models
     left = dispatch.num_jobs - M * ratio
     total = jnp.sum(variances)

@@ -1,7 +1,8 @@
 """The command line: list, reproduce, bounds, report, init, run, sweep, show, bench.
 
-Here are options, help texts and exit codes; `commands` does the work, and is imported where it is
-needed: JAX and the rest take seconds, which neither a list nor a wrong word should cost.
+This module has options, help texts and exit codes, and `commands` does the work. It is imported
+inside the commands that need it, because importing JAX and the rest takes seconds, which neither a
+list nor a mistyped command should cost.
 """
 
 from __future__ import annotations
@@ -39,21 +40,21 @@ app = typer.Typer(
     - `fedjax-mm reproduce mfa-fig3 --set num_models=6 --seeds 5` changes its settings
     - `fedjax-mm report results` shows everything that was made on one page
     - `fedjax-mm judge results` judges finished results again, by this version's rules
-    - `fedjax-mm bounds mfa --models 12` puts the theorems' bounds beside measured errors
+    - `fedjax-mm bounds mfa --models 12` compares the theorems' bounds with measured errors
     - `fedjax-mm init` writes an experiment of your own to start from, `experiment.toml`
     - `fedjax-mm run experiment.toml` runs it
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
-    - `fedjax-mm show results/experiment` shows what came out
+    - `fedjax-mm show results/experiment` shows the result
 
     Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's
-    statement is contradicted, 130 or 143 interrupted: what was done is saved, and `--resume`
+    statement is contradicted, 130 or 143 interrupted. Interrupted work is saved, and `--resume`
     continues it.
     """,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits: wrong input is one line on stderr and exit code 2."""
+    """Runs the command line and exits, with one line on stderr and code 2 for wrong input."""
     arguments = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
         code = app(args=arguments, prog_name="fedjax-mm", standalone_mode=False)
@@ -77,14 +78,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _is_one_of_several() -> bool:
-    """Whether this process computes together with others."""
+    """Returns whether this process computes together with others."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def _leave(error: Exception) -> NoReturn:
-    """Ends one of several processes at once, with an error that the others may not have."""
-    # At an orderly exit JAX waits for the others, which have ended or wait for this one: minutes.
+    """Ends one of several processes at once, because of an error that the others may not have."""
+    # Skip the orderly exit, in which JAX would wait minutes for the other processes, because these
+    # have ended or are waiting for this one.
     jax = sys.modules["jax"]
     if isinstance(error, jax.errors.JaxRuntimeError):
         (first, *_) = str(error).splitlines()
@@ -143,7 +145,7 @@ def set_up(
     """Sets JAX up, before it starts its devices."""
     is_asked = verbose or distributed or process is not None or devices is not None
     if context.invoked_subcommand in ("list", "report", "init", "show") and not is_asked:
-        return  # they compute nothing, and JAX takes longer to import than either to show
+        return  # they compute nothing, and importing JAX would take longer than the command
 
     import jax
 
@@ -167,7 +169,7 @@ def set_up(
 
 @app.command("list")
 def list_() -> None:
-    """Show what `reproduce` can reproduce."""
+    """List everything that `reproduce` can reproduce."""
     rows = [(name, ITEMS.title(name)) for name in ITEMS]
     show_table(("id", "what it shows"), rows, box=None, header_style="bold")
     console.print("\nMake one with: fedjax-mm reproduce ID [ID ...]", style="dim")
@@ -184,20 +186,20 @@ def reproduce(
     max_seeds: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="NUMBER", help="Of --seeds auto; 8 times the first ones if not given."
+            min=1, metavar="NUMBER", help="Of --seeds auto; 8 times the initial ones by default."
         ),
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(metavar="MINUTES", help="Of --seeds auto, for each figure; no limit if not."),
+        typer.Option(metavar="MINUTES", help="Of --seeds auto, for each figure; no default limit."),
     ] = None,
     rounds: Annotated[str | None, number("Rounds, instead of the paper's.")] = None,
     clients: Annotated[str | None, number("Clients, instead of the paper's.")] = None,
     data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the real data, where it is used.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the real data, if it is used.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Data set, where there are several.")
+        str | None, typer.Option(metavar="NAME", help="Data set, for figures that can use several.")
     ] = None,
     overrides: Overrides = None,
     resume: Resume = False,
@@ -208,8 +210,8 @@ def reproduce(
 
     Writes `result.nc`, `figure.png` and `summary.json` to OUT/ID/, prints the measured table and
     judges the paper's statements: supported, contradicted, not settled or not tested. `--seeds
-    auto` adds seeds until all are settled, as many as there are each time. `--set` changes any
-    setting that `summary.json` lists under manifest.config, for example `--set task.start=zeros`,
+    auto` doubles the number of seeds until all are settled. `--set` changes any setting that
+    `summary.json` lists under manifest.config, for example `--set task.start=zeros`,
     `--set learning_rate=0.05` or `--set precision=float64`.
     """
     from fedjax_mm.cli import commands
@@ -227,7 +229,7 @@ def _exit(none_is: bool) -> NoReturn:
 
 
 def _settings(overrides: Sequence[str] | None, **options: str | None) -> list[str]:
-    """The overrides, and the options that were given."""
+    """Returns the overrides and the given options as one list."""
     given = [f"{key}={value}" for key, value in options.items() if value is not None]
     return [*(overrides or []), *given]
 
@@ -250,11 +252,11 @@ def bounds(
     overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
 ) -> None:
-    """Put a paper's bounds beside measured errors.
+    """Compare a paper's bounds with measured errors.
 
-    Prints the constants, the bounds and the errors, says whether each bound holds at every recorded
-    round and how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For example
-    `fedjax-mm bounds mfa --clients 24 --models 12 --steps 1 --steps 5`.
+    Prints the constants, the bounds and the errors, checks whether each bound holds at every
+    recorded round and how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For
+    example `fedjax-mm bounds mfa --clients 24 --models 12 --steps 1 --steps 5`.
     """
     from fedjax_mm.cli import commands
 
@@ -273,8 +275,8 @@ def judge(
 ) -> None:
     """Judge finished results again, by the rules of this version.
 
-    Computes nothing: reads every `result.nc` below DIR and writes `summary.json` and `figure.png`
-    beside it again.
+    Reads every `result.nc` below DIR, without computing anything, and writes `summary.json` and
+    `figure.png` in the same directory again.
     """
     from fedjax_mm.cli import commands
 
@@ -296,11 +298,11 @@ def report(
 ) -> None:
     """Show everything below a directory on one page.
 
-    First the statements of the papers by verdict, with what it would take to settle or test the
-    others; then of each item the figure, the statements, the main table, what the paper publishes
-    and leaves open, the manifest and the command that makes it again. The page needs no other file
-    and no network. Markdown has its figures in the folder figures/ beside it. What could not be
-    read is named there, and the rest is shown.
+    The page begins with the statements of the papers by verdict, with the requirements for settling
+    or testing the others. It then shows for each item the figure, the statements, the main table,
+    the paper's published numbers and open points, the manifest and the command that makes it again.
+    The page needs no other file and no network, except that Markdown has its figures in the folder
+    figures/ next to it. Unreadable results are listed on the page.
     """
     from fedjax_mm.cli import page
 
@@ -346,9 +348,10 @@ def bench(
 
 
 def start() -> None:
-    """The program: `main` without collecting, again and again, what is imported for good.
+    """Runs `main` with garbage collection tuned for programs that import and trace much.
 
-    This takes a sixth off every command: importing and tracing make objects, and hardly any cycles.
+    This takes a sixth off every command, because importing and tracing make many objects that stay,
+    and hardly any cycles, so that collecting them again and again is wasted.
     """
     gc.freeze()
     gc.set_threshold(100_000, 50, 50)

@@ -1,6 +1,6 @@
 """Everything below a directory that can be reported: summaries, figures, manifests.
 
-JAX is not needed: whatever machine made the results, any other shows them.
+Nothing here needs JAX, so that results can be shown on another machine than the one that made them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Content = TypeVar("Content", bound=BaseModel)
 
 _LEADS = ("shows", "text")
 _ROWS = 30  # of a table on the page; longer ones stay in the summary
-_SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, however little of it
+_SIGNS = {"unfinished", "result.nc", "figure.png"}  # of a result, possibly incomplete
 
 
 class Device(BaseModel):
@@ -50,7 +50,7 @@ class Manifest(BaseModel):
 
     @property
     def lines(self) -> dict[str, str]:
-        """Returns the origin in words, by what is told."""
+        """Returns the origin as lines of text, by their subjects."""
         seconds = (f"{name} {value:.1f} s" for name, value in self.wall_seconds.items())
         return {
             "data": ": ".join(filter(None, (self.data, ", ".join(self.datasets)))),
@@ -75,7 +75,7 @@ class Summary(BaseModel):
 
     @property
     def lead(self) -> str:
-        """Returns what the item shows, in the words of `published.toml`."""
+        """Returns the item's subject, as `published.toml` puts it."""
         return next((self.paper[key] for key in _LEADS if type(self.paper.get(key)) is str), "")
 
     @property
@@ -87,7 +87,7 @@ class Summary(BaseModel):
 
     @property
     def seeds(self) -> str:
-        """Returns the number of seeds, or the fewest and the most that a comparison took."""
+        """Returns the number of seeds, or the range of numbers that the comparisons took."""
         parts = (part for statement in self.statements for part in statement.parts)
         taken = {part.seeds for part in parts if part.seeds is not None}
         counts = sorted(taken or filter(None, [self.manifest.config.get("num_seeds")]))
@@ -110,7 +110,7 @@ class Summary(BaseModel):
 
     @property
     def other_tables(self) -> tuple[Table, ...]:
-        """Returns all tables but the main one."""
+        """Returns all tables except the main one."""
         return self.tables[len(self.main_tables) :]
 
     @property
@@ -120,7 +120,7 @@ class Summary(BaseModel):
 
 
 class Item(NamedTuple):
-    """A reproduced item: where it is, what it shows, and its figure, empty if there is none."""
+    """A reproduced item: its place and titles, its summary, and its figure, possibly empty."""
 
     place: str
     anchor: str
@@ -131,7 +131,7 @@ class Item(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """A statement of a paper, and the items whose results judge it; none if none was made."""
+    """A statement of a paper, with the item that judges it and a link to it, empty if not made."""
 
     paper: str
     item: str
@@ -140,7 +140,7 @@ class Sentence(NamedTuple):
 
 
 class Collected(NamedTuple):
-    """Items, manifests of other runs by place, and what could not be read, in lines."""
+    """Items, manifests of other runs by place, and a line about each unreadable result."""
 
     items: list[Item]
     runs: dict[str, Manifest]
@@ -148,10 +148,10 @@ class Collected(NamedTuple):
 
     @property
     def sentences(self) -> list[Sentence]:
-        """Returns all statements of every paper of which there is an item, each once.
+        """Returns each statement of every paper that has an item here, once.
 
-        Of several results of an item the first one judges; a statement whose item was not made is
-        not tested.
+        The first of several results of an item judges; a statement whose item was not made is not
+        tested.
         """
         found = []
         made = {item.summary.id: item for item in reversed(self.items)}
@@ -196,7 +196,7 @@ def collect(directory: Path) -> Collected:
 
 
 def _item(folder: Path, place: str, problems: list[str]) -> Item:
-    """Returns an item; what is missing beside its summary is added to the problems."""
+    """Returns an item, and adds missing or broken files to the problems."""
     summary = _load(Summary, folder / "summary.json")
     if summary.id not in list(ALL):
         raise ValueError(f"summary.json is of an unknown item, {summary.id!r}; update fedjax-mm")
@@ -218,7 +218,7 @@ def _item(folder: Path, place: str, problems: list[str]) -> Item:
 
 
 def _load(kind: type[Content], path: Path) -> Content:
-    """Returns what a file holds. Raises `ValueError` in one line."""
+    """Returns a file's content, or raises a `ValueError` of one line."""
     try:
         return kind.model_validate(json.loads(path.read_text()))
     except ValidationError as error:
@@ -230,7 +230,7 @@ def _load(kind: type[Content], path: Path) -> Content:
 
 
 def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields numbers and statements with their names; those beside each other are one text."""
+    """Yields numbers and statements as texts with their names, joining the innermost ones."""
     if isinstance(value, Mapping):
         if name and not any(isinstance(each, Mapping | list) for each in value.values()):
             yield name, ", ".join(f"{key}: {each}" for key, each in value.items())

@@ -42,15 +42,15 @@ from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
 
 PARAMS = "params.npz"
-"""The file beside a result with the models' final parameters."""
+"""The file with the models' final parameters, in the directory of a result."""
 
 Existing = Literal["keep", "resume", "overwrite"]
-"""What becomes of work that a directory holds: a finished result of another run is kept, and an
-unfinished run too, unless it is to be resumed."""
+"""Treatment of earlier work in a directory: a finished result of another run is kept unless it is
+to be overwritten, and an unfinished run is kept unless it is to be resumed."""
 
 
 def existing(resume: bool, overwrite: bool) -> Existing:
-    """Returns how the options say to treat what a directory holds."""
+    """Returns the treatment of a directory's earlier work, from the options."""
     with refusing():
         if resume and overwrite:
             raise ValueError(
@@ -60,7 +60,7 @@ def existing(resume: bool, overwrite: bool) -> Existing:
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
-    """Returns how the options say to carry a run out, the memory in GiB."""
+    """Returns the execution of a run, from the options, with the memory in GiB."""
     with refusing():
         if memory is not None and not memory > 0:
             raise ValueError(f"--memory is {memory:g}; it must be positive")
@@ -71,7 +71,7 @@ def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Exe
 
 
 def budget_of(is_auto: bool, max_seeds: int | None, max_minutes: float | None) -> Budget | None:
-    """Returns what may be spent on adding seeds; None if none are added."""
+    """Returns the budget for adding seeds, or None without `--seeds auto`."""
     with refusing():
         for name, value in {"--max-seeds": max_seeds, "--max-minutes": max_minutes}.items():
             if value is not None and not is_auto:
@@ -96,11 +96,11 @@ def reproduce(
     Args:
       ids: of the items.
       overrides: settings that win over the items' own.
-      scale: clients and dataset, where they are given.
+      scale: clients and dataset, if given.
       data: the folder of the real data.
-      out: where each item has a folder.
-      before: how to treat what is there.
-      how: to carry the runs out.
+      out: the directory in which each item has a folder.
+      before: the treatment of earlier work.
+      how: the execution of the runs.
       budget: of seeds and time, if seeds are added until all statements are settled.
     """
     with refusing():
@@ -116,7 +116,7 @@ def reproduce(
 def bounds(
     paper: str, overrides: Sequence[str], out: Path, before: Existing, how: Execution
 ) -> bool:
-    """Makes the item with a paper's bounds, and returns whether none of its claims fails."""
+    """Makes the item with a paper's bounds, and returns whether all of its claims hold."""
     with refusing():
         item = _find(BOUNDS, paper, "paper")
         config = _configure(item, overrides)
@@ -174,7 +174,7 @@ def _make(
             results[key] = item.make(config, saving)
         return results[key]
 
-    # All of them are looked at before one is made: a refusal costs no work.
+    # Look at all directories before making an item, so that a refusal costs no work.
     found = [
         _finished(folder / "summary.json", config, before, seeds_too=budget is None)
         for config, folder in zip(configs, folders, strict=True)
@@ -203,8 +203,8 @@ def _make(
 def judge(directory: Path) -> bool:
     """Judges finished results again and returns whether no statement is contradicted.
 
-    Nothing is computed: the rules, tables and figures are those of this version, and the data and
-    the manifest stay as they are.
+    The rules, tables and figures are those of this version. The data and the manifest stay
+    unchanged, because nothing is computed.
     """
     with refusing():
         folders = [
@@ -250,11 +250,11 @@ def _finished(
     Args:
       path: of a result's summary or manifest.
       config: all settings of the run.
-      before: how to treat what is there.
-      seeds_too: whether a result with another number of seeds is another one.
-      files: that the result must have, beside its Dataset.
+      before: the treatment of earlier work.
+      seeds_too: whether a result with another number of seeds counts as another result.
+      files: the files that the result must have in addition to its Dataset.
     """
-    # Who has begun over a finished result had leave to overwrite it.
+    # Unfinished work over a finished result means that `--overwrite` was given when it began.
     with refusing(), wanted_for_results(path.parent):  # its name may be too long
         if before == "overwrite" or Checkpoints(path.parent).has_work:
             return None
@@ -285,12 +285,12 @@ def _goes_on(done: Mapping[str, Any], item: Item, config: Config, budget: Budget
 def _write(
     item: Item, config: Config, dataset: xr.Dataset, directory: Path, remedy: str
 ) -> Findings:
-    """Writes and prints a reproduction; one of several processes does."""
+    """Writes and prints a reproduction, in the first process only."""
     from fedjax_mm import plots
 
     if jax.process_index() > 0:
         return item.findings(dataset, config)
-    # Compressing leaves the interpreter free to judge and to draw.
+    # Save in a thread, because compression releases the interpreter for judging and drawing.
     with ThreadPoolExecutor(1) as thread:
         saved = thread.submit(save_dataset, dataset, directory / "result.nc")
         try:
@@ -298,7 +298,7 @@ def _write(
             figure = item.figure(dataset, findings.measured, config)
             plots.save_figure(figure, directory / "figure.png")
         finally:
-            saved.result()  # a fault of the saving comes first
+            saved.result()  # raises an error of saving, if any
     about = item.summary(dataset, findings)
     save_about(directory / "summary.json", about, ("result.nc", "figure.png"))
     changed = "" if config == item.settings else ", with other settings"
@@ -346,7 +346,7 @@ def sweep(
 
 
 def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool = False) -> None:
-    """Prints what would be computed, as far as it is known before anything is compiled."""
+    """Prints the plan of an experiment, with the numbers that are known before compilation."""
     experiment = _read(path, overrides, is_sweep=is_sweep)
     with refusing(), progress() as report:
         show_plan(runs.outline(experiment, how._replace(progress=report)))
@@ -355,7 +355,7 @@ def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool
 def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment:
     """Returns the experiment in a file, which has axes if it is a sweep."""
     with refusing():
-        if path.stem in (".", ".."):  # the name of the results, which would lie outside of OUT
+        if path.stem in (".", ".."):  # results with this name would lie outside of OUT
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
         experiment = load(path, Experiment, overrides)
         if experiment.axes and not is_sweep:
@@ -368,13 +368,17 @@ def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment
 def _run_and_save(
     experiment: Experiment, directory: Path, how: Execution, with_params: bool = False
 ) -> xr.Dataset:
-    """Returns the result, saved; if a model diverged and that is the end, what came before it."""
+    """Returns the result after saving it, and saves the partial result if divergence ends the run.
+
+    Raises:
+      DivergenceError: if a model diverged and that ends the run.
+    """
 
     def save(dataset: xr.Dataset, params: list[Params] | None = None) -> None:
         if jax.process_index() > 0:
             return
         save_dataset(dataset, directory / "result.nc")
-        # An earlier run's would stand beside the result of this one.
+        # Remove an earlier run's parameters, which would seem to belong to this result.
         (directory / PARAMS).unlink(missing_ok=True)
         if params is not None:
             save_params(params, dataset, directory / PARAMS)
@@ -405,7 +409,7 @@ def _draw_overview(dataset: xr.Dataset, path: Path) -> None:
 
 @contextmanager
 def _made(directories: Sequence[Path]) -> Iterator[None]:
-    """Makes directories that can be written to; those that stay empty are removed at the end."""
+    """Makes writable directories, and removes empty ones at the end."""
     parents = {parent for directory in directories for parent in (directory, *directory.parents)}
     with refusing(), wanted_for_results(directories[0]):
         new = sorted((path for path in parents if not path.exists()), reverse=True)
@@ -423,7 +427,7 @@ def _made(directories: Sequence[Path]) -> Iterator[None]:
 
 @contextmanager
 def _saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
-    """Adds checkpoints in a directory, discarded when all is written, and a progress bar."""
+    """Adds a progress bar, and checkpoints that are discarded when all is written."""
     try:
         with _checkpointed(directory, before, how) as saving:
             yield saving
@@ -445,7 +449,7 @@ def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator
             with progress() as report:
                 try:
                     yield how._replace(progress=report, checkpoints=checkpoints)
-                except DivergenceError:  # the run is over: it would end so again
+                except DivergenceError:  # the run is over, because it would diverge again
                     checkpoints.discard()
                     raise
             checkpoints.discard()

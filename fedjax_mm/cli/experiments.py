@@ -25,8 +25,8 @@ def init(
 ) -> None:
     """Write an experiment file to start from.
 
-    FILE is experiment.toml if it is not given; a file that exists is never overwritten. What is
-    written is commented, runs in seconds, and has further settings to switch on:
+    FILE is experiment.toml by default; an existing file is never overwritten. The new file is
+    commented, runs in seconds, and has further settings to switch on:
 
         fedjax-mm init mine.toml
         fedjax-mm run mine.toml
@@ -55,7 +55,7 @@ def run(
 
     Writes OUT/NAME/result.nc, a labelled NetCDF file for `xarray.open_dataset`, where NAME is the
     file's name, and prints the last values. `fedjax-mm init` writes a file to start from, and
-    `--dry-run` shows what would be computed. Algorithms are FedAvg or, by their `name`, any other
+    `--dry-run` shows the plan of the run. Algorithms are FedAvg or, by their `name`, any other
     method; `assignment`, `requirement` and `byzantine` are tables for all of them, see
     "Experiments in a file" in the documentation. A complete experiment:
 
@@ -101,9 +101,9 @@ def sweep(
 ) -> None:
     """Run an experiment at all points of a grid.
 
-    The file is that of `fedjax-mm run` with a table of axes. An axis is a setting of the experiment
-    or one of every algorithm's (algorithms.NAME.q is one algorithm's); its values are a list, or a
-    range:
+    The file is a file for `fedjax-mm run` with a table of axes. An axis is a setting of the
+    experiment or of all algorithms (algorithms.NAME.q is a setting of one algorithm); its values
+    are a list, or a range:
 
         [axes]
         num_models = [2, 12]
@@ -113,7 +113,7 @@ def sweep(
     Numbers that are not counts, seeds, and draws of the data cost no compilation. Writes
     OUT/NAME/result.nc with one dimension per axis, and OUT/NAME/figure.png, and prints the last
     values. Runs that diverge are marked in the variable `diverged`, and the others go on.
-    `--dry-run` shows what would be computed.
+    `--dry-run` shows the plan of the sweep.
     """
     from fedjax_mm.cli import commands
 
@@ -128,14 +128,14 @@ def sweep(
 def show(
     result: Annotated[Path, typer.Argument(metavar="RESULT")],
 ) -> None:
-    """Show a result: where it comes from, its dimensions and its last values.
+    """Show a result: its origin, its dimensions and its last values.
 
     RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc:
 
         fedjax-mm show results/experiment
 
-    Values are means over models and seeds with standard errors over the seeds; of a run with a
-    target, those of the round that met it.
+    Values are means over models and seeds with standard errors over the seeds. For a run with a
+    target they are the values of the round that met it.
     """
     from fedjax_mm.cli import results
 

@@ -9,7 +9,7 @@ import typer
 
 
 def number(text: str) -> Any:
-    """Returns an option in place of a setting, which is checked together with the others."""
+    """Returns an option for a setting, whose value is checked together with the other settings."""
     return typer.Option(metavar="NUMBER", help=text)
 
 
@@ -26,21 +26,21 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Continue an unfinished run bit by bit; start if there is none; leave a complete one.",
+        help="Continue an unfinished run exactly; leave a complete one; else start a new one.",
     ),
 ]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Give up another run's finished result that is there.")
+    bool, typer.Option("--overwrite", help="Replace the finished result of another run.")
 ]
 SaveEvery = Annotated[float, typer.Option(help="Seconds between two saves of unfinished work.")]
 Memory = Annotated[
     float | None,
-    typer.Option(metavar="GIB", help="Memory that may be used; 60 % of what is free if not given."),
+    typer.Option(metavar="GIB", help="Memory that may be used; 60 % of the free one by default."),
 ]
 Split = Annotated[
     Literal["replicas", "clients"] | None,
     typer.Option(
-        help="What the devices share out: seeds and points, or the clients of each group."
+        help="Axis to split over devices: seeds and points, or the clients of each cohort."
     ),
 ]
 DryRun = Annotated[

@@ -33,17 +33,17 @@ _SIGNS = {
 }
 
 SHARE = LIMIT // 40
-"""Bytes of a figure beside a page in Markdown."""
+"""Bytes of a figure of a page in Markdown."""
 
 
 def write(directory: Path, kind: Kind, out: Path) -> Collected:
-    """Writes the page of a directory, and the figures beside a page in Markdown.
+    """Writes the page of a directory, with separate figures if it is in Markdown.
 
     Returns:
-      What the page shows.
+      The contents of the page.
 
     Raises:
-      ValueError: if there is no such directory, or nothing in it.
+      ValueError: if the directory does not exist or holds no result.
     """
     if not directory.is_dir():
         raise ValueError(f"{directory}: there is no such directory; give one with results")
@@ -66,7 +66,7 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
 
 
 def render(found: Collected, kind: Kind) -> str:
-    """Returns the page as text; the same results give the same text."""
+    """Returns the page as text, which depends on the results only."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=select_autoescape(),
@@ -82,7 +82,7 @@ def render(found: Collected, kind: Kind) -> str:
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
     if kind == "md":
         return page.render(about)
-    # The figures share what the text leaves of the page; base64 makes four bytes of three.
+    # The figures share the bytes that remain after the text; base64 makes four bytes of three.
     room = LIMIT - len(page.render(about).encode())
     share = room * 3 // 4 // max(len(found.items), 1)
     figures = {item.anchor: b64encode(shrunk(item.figure, share)).decode() for item in found.items}
@@ -90,7 +90,7 @@ def render(found: Collected, kind: Kind) -> str:
 
 
 def _statements(found: Collected) -> dict[str, Any]:
-    """Returns the statements of all papers: counted, by verdict, and what was not tested by why."""
+    """Returns the statements of all papers: counts, by verdict, and untested ones by reason."""
     sentences = found.sentences
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]
@@ -107,7 +107,7 @@ def _statements(found: Collected) -> dict[str, Any]:
 
 
 def _command(summary: Summary) -> str:
-    """Returns the command that makes an item again; the folder of the data is the user's."""
+    """Returns the command that makes an item again, with DIR for the user's folder of data."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
     for setting in summary.changed:
@@ -117,14 +117,14 @@ def _command(summary: Summary) -> str:
 
 
 def _markdown(value: Any) -> Any:
-    """Returns text that Markdown shows as it is, on one line."""
+    """Returns text escaped for Markdown, on one line."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return re.sub(r"([\\`*_<>|\[\]~$&#])", r"\\\1", re.sub(r"\s+", " ", value))
 
 
 def shrunk(figure: bytes, limit: int) -> bytes:
-    """Returns a PNG of at most so many bytes: with fewer colours, fewer pixels, or else nothing."""
+    """Returns a PNG of at most `limit` bytes, with fewer colours or pixels, or empty bytes."""
     for width in (1600, 1200, 900, 600, 300):
         if len(figure) <= limit:
             return figure
@@ -132,7 +132,7 @@ def shrunk(figure: bytes, limit: int) -> bytes:
         with Image.open(BytesIO(figure)) as image:
             fewer = image.convert("RGB")
         fewer.thumbnail((width, fewer.height))
-        # Octrees are the quickest way to a palette, and good enough for lines and words.
+        # Use octrees, the quickest way to a palette, which is good enough for lines and text.
         fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG")
         figure = buffer.getvalue()
     return figure if len(figure) <= limit else b""

@@ -1,4 +1,4 @@
-"""Results on the terminal: their last values, and what a directory has; and a file to start from.
+"""The commands `show` and `init`: results on the terminal, and an experiment file to start from.
 
 Nothing here computes on a device.
 """
@@ -28,7 +28,7 @@ def init(path: Path) -> None:
     """Writes the experiment file to start from.
 
     Raises:
-      RefusedError: if there is such a file, or it cannot be written.
+      RefusedError: if the file exists or cannot be written.
     """
     if path.exists():
         raise RefusedError(f"{path} exists, and is left as it is; give another FILE, or remove it")
@@ -44,7 +44,7 @@ def show(path: Path) -> None:
     """Prints a result in a directory or in a file.
 
     Raises:
-      RefusedError: if there is none.
+      RefusedError: if the path holds no result.
     """
     from fedjax_mm.results.dataset import open_result
 
@@ -55,7 +55,7 @@ def show(path: Path) -> None:
     try:
         dataset = open_result(file)
         about = _about(dataset)
-    except Exception as error:  # whatever damaged content makes its readers raise
+    except Exception as error:  # damaged content may make its readers raise anything
         raise RefusedError(f"{file}: this is no result; {remedy}") from error
     show_table(("", str(file)), about, box=None, header_style="bold")
     console.print()
@@ -94,9 +94,8 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
 def show_last(dataset: xr.Dataset) -> None:
     """Prints the last values of a result, means over models and seeds with standard errors.
 
-    Every point is a row, or some of all over the axes where they are too many; metrics for which
-    there is no room are named below. Without axes other than the algorithms all metrics are rows
-    instead.
+    Every point is a row; too many points are thinned out evenly. Metrics that do not fit the width
+    are named below. Without axes other than the algorithms all metrics are rows instead.
     """
     metrics = [
         str(name)
@@ -127,7 +126,7 @@ def show_last(dataset: xr.Dataset) -> None:
         shown.pop()
     columns = labels | {name: cells[name] for name in shown}
     rows = list(zip(*columns.values(), strict=True))
-    if len(rows) > _MOST_ROWS:  # from all over the axes: the first ones may be of one algorithm
+    if len(rows) > _MOST_ROWS:  # spread evenly, because the first rows may be of one algorithm
         rows = [rows[i * len(rows) // _MOST_ROWS] for i in range(_MOST_ROWS)]
     show_table([*columns], rows, title=title)
     if len(rows) < len(points):
@@ -139,14 +138,14 @@ def show_last(dataset: xr.Dataset) -> None:
 
 
 def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.Dataset]:
-    """Returns means and standard errors over the seeds; NaN where a run diverged."""
+    """Returns means and standard errors over the seeds, with NaN at points with diverged runs."""
     values = dataset[list(metrics)]
     last = values.isel(round=-1)
     if "ended" in dataset:
         last_round = dataset["round"].values[-1]
         last = values.sel(round=dataset.ended.where(dataset.ended >= 0, last_round))
     last = last.drop_vars("round").astype(float)
-    if "model" in last.dims:  # a mean over models skips those that are not there
+    if "model" in last.dims:  # the mean skips NaN, the metrics of absent models
         last = last.mean("model")
     if "diverged" in dataset:
         is_whole = (dataset.diverged < 0).all("model")
@@ -159,7 +158,7 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
 
 
 def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
-    """Returns a metric at a point with its standard error, where that is known."""
+    """Returns a metric at a point as text, with its standard error if known."""
     value, around = mean[name].item(), error[name].item()
     if math.isnan(value):
         return "diverged" if "is_whole" in mean and mean.is_whole < 1 else "none"
@@ -167,7 +166,7 @@ def _text(mean: xr.Dataset, error: xr.Dataset, name: str, digits: int) -> str:
 
 
 def _label(value: Any) -> str:
-    """Returns a coordinate in words."""
+    """Returns a coordinate as text."""
     plain = value.item() if hasattr(value, "item") else value
     return f"{plain:g}" if isinstance(plain, float) else str(plain)
 

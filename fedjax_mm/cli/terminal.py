@@ -1,4 +1,4 @@
-"""The terminal: tables, verdicts, plans, and the progress of what runs."""
+"""Output on the terminal: tables, verdicts, plans, and progress."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 _LOG_SECONDS = 30.0
 _NO_FORECAST = "forecast after a round"
 
-# Labels, paths and messages are anybody's: "[/x]" in them is no markup, and ":x:" no picture.
+# Disable markup and emoji, because labels, paths and messages may contain "[/x]" or ":x:".
 console = Console(markup=False, emoji=False)
 notes = Console(stderr=True, markup=False, emoji=False)
 
 
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
-    """Prints text as it is; long lines are not broken."""
+    """Prints text without markup and without breaking long lines."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
 
 
 def show_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], on: Console = console, **how: Any
 ) -> None:
-    """Prints a table; `how` is rich's."""
+    """Prints a table, with rich's options in `how`."""
     rows = [*rows]
-    # Where there is no room for both, rich breaks what is longest: headers go before cells.
+    # In a narrow terminal break headers before cells, because rich would break the longest text.
     columns = list(zip(header, *rows, strict=True))
     least = [max(map(len, (*name.split(), *cells)), default=0) for name, *cells in columns]
     is_tight = sum(max(map(len, column)) + 3 for column in columns) >= on.width
@@ -70,7 +70,7 @@ def show_findings(title: str, findings: Findings, remedy: str) -> None:
     Args:
       title: of a table that has none.
       findings: of the item.
-      remedy: what would settle a statement.
+      remedy: text on how to settle a statement.
     """
     for each in findings.tables:
         heading = each.title or title
@@ -97,7 +97,7 @@ def _show_verdict(verdict: str, text: str) -> None:
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
-    """Prints how long a result took and where its files are."""
+    """Prints the times that a result took, and its files."""
     wall = dataset.attrs["manifest"]["wall_seconds"]
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
     say(f"  {times}; in {directory}: {files}\n", style="dim")
@@ -124,9 +124,9 @@ def show_plan(plan: Plan) -> None:
 
 @contextmanager
 def progress() -> Iterator[Report]:
-    """A bar with what is being done, and the time since the start and to the end.
+    """Shows a bar with the current work, the time since the start and the time left.
 
-    Where nobody watches, as in a cluster's log, it is a line now and then.
+    Output that is no terminal, such as a cluster's log, gets a line from time to time instead.
     """
     if not notes.is_terminal:
         with reminded(log_lines()) as report:
@@ -165,9 +165,9 @@ def log_lines() -> Report:
 
 @contextmanager
 def reminded(report: Report) -> Iterator[Report]:
-    """Says now and then what is being done while nothing is reported.
+    """Prints a reminder of the current work from time to time while nothing is reported.
 
-    A round is computed in one piece: with many local steps it alone may take hours.
+    One round may take hours without a report if it has many local steps.
     """
     is_over, last, doing = threading.Event(), time.monotonic(), "starting"
 
@@ -191,13 +191,14 @@ def reminded(report: Report) -> Iterator[Report]:
 
 
 def time_left() -> Callable[[int, int], str]:
-    """The forecast of the time to the end, from the speed since the work began."""
+    """Returns a function that forecasts the time left, from the speed since the work began."""
     start: tuple[float, int, int] | None = None
 
     def left(done: int, total: int) -> str:
         nonlocal start
         now = time.monotonic()
-        # After compiling, some work may be done from before; and then nothing is done yet.
+        # Restart the clock if `done` has not grown, because after compilation the first reports may
+        # count work of an earlier session, and a new total starts from 0.
         if start is None or total != start[2] or done <= start[1]:
             start = now, done, total
             return ""

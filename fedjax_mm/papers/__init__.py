@@ -37,7 +37,7 @@ class _Items(Mapping[str, Item]):
         return len(self._places)
 
     def title(self, name: str) -> str:
-        """Returns an item's title; nothing is imported."""
+        """Returns an item's title without importing its module."""
         return self._places[self._prefix + name].title
 
     def paper(self, name: str) -> str:
@@ -52,7 +52,7 @@ def _places() -> dict[str, _Place]:
     found: dict[str, _Place] = {}
     for path in sorted(root.glob("*/*.py")) + sorted(root.glob("*.py")):
         module = ".".join(("fedjax_mm.papers", *path.relative_to(root).with_suffix("").parts))
-        # Parsing all of every page would take as long as importing the command line.
+        # Parse from ITEMS on, because parsing all would take the time of importing the commands.
         _, _, items = path.read_text().partition("\nITEMS")
         for node in ast.walk(ast.parse(f"ITEMS{items}" if items else "")):
             if isinstance(node, ast.Call):

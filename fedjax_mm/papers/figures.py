@@ -15,7 +15,7 @@ from fedjax_mm.plots import COLORS, MARKERS, STYLE, Line, Panel, arrange, finish
 
 
 def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: str) -> Panel:
-    """Returns a panel with one kind of points for every series, beside each other over each name.
+    """Returns a panel with one kind of points for every series, side by side over each name.
 
     Args:
       names: along x.
@@ -39,7 +39,7 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
 def dots(
     values: xr.DataArray, errors: xr.DataArray, *, xlabel: str, title: str, caption: str
 ) -> Figure:
-    """Returns panels beside each other with the same rows of dots, as wide as a page's column.
+    """Returns panels side by side with the same rows of dots, of the width of a page's column.
 
     Args:
       values: over ``(panel, row, series)``; rows are drawn from the top.

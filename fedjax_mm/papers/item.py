@@ -63,7 +63,7 @@ class Item(NamedTuple):
 
     @property
     def paper(self) -> Mapping[str, Any]:
-        """Returns the published numbers, and what the paper leaves open."""
+        """Returns the published numbers, and the points that the paper leaves open."""
         return published(type(self.settings).__module__, self.id)
 
     def make(self, settings: Config, execution: Execution | None = None) -> xr.Dataset:
@@ -73,7 +73,7 @@ class Item(NamedTuple):
         return result.assign_attrs(manifest=about)
 
     def findings(self, result: xr.Dataset, settings: Config) -> Findings:
-        """Returns what was measured, and the verdict on every statement of the paper.
+        """Returns the measured numbers, and the verdict on every statement of the paper.
 
         Raises:
           ValueError: if a statement of `published.toml` is not judged, or an unknown one is.

@@ -2,7 +2,7 @@
 
 Table 4 of Bhuyan et al. trains nine CNNs together, one for each facial attribute of CelebA, whose
 images may not be redistributed. Here attributes are sets of classes of MNIST and of Fashion-MNIST.
-FedAvg trains every network by itself with all clients for T_1 rounds; MFA-Rand and MFA-RR train the
+FedAvg trains every network alone with all clients for T_1 rounds; MFA-Rand and MFA-RR train the
 first M networks at once until each has at least the accuracies that FedAvg gave it.
 """
 
@@ -59,7 +59,7 @@ pullover, 3 dress, 4 coat, 5 sandal, 6 shirt, 7 sneaker, 8 bag, 9 ankle boot."""
 
 
 class ImagesLearner(Config):
-    """McMahan's CNN, made small, on attributes of one data set; all models start alike."""
+    """McMahan's CNN, made small, on attributes of one data set, from one initial model."""
 
     name: DataName
     attributes: Annotated[tuple[str, ...], Distinct, Field(min_length=1)]
@@ -90,7 +90,7 @@ class ImagesLearner(Config):
         return self.attributes
 
     def data(self, runs: Together) -> FederatedData:
-        """Returns a stack of draws of who has which images, one for each seed."""
+        """Returns a stack of draws of the partition of images, one for each seed."""
         if runs.directory is None:
             raise RefusedError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         pool = load_idx(runs.directory, name=self.name)

@@ -1,19 +1,19 @@
 """All multi-model methods on the same problems, a comparison that is in no paper.
 
 Methods are compared at equal local trainings: their number on a problem is the smallest that any
-run of any method reached. All methods train K clients a round, exactly or in the mean; only the
-bandit with Pareto sets trains fewer, and its rounds are four times as many. GVR and StaleVR have
-all clients train all models before they draw clients, and only those that are drawn count.
+run of any method reached. All methods train K clients a round, exactly or in the mean, except the
+bandit with Pareto sets, which trains fewer and has four times the rounds. In GVR and StaleVR all
+clients train all models before clients are drawn, and only the drawn clients count.
 
 Each method has a learning rate of its own on each problem, and FedAST also a rate of the server.
 They are the best ones of a grid on *selection seeds*, whose data and draws no judged seed has,
 because the best of several rates looks better than it is on the seeds that chose it.
 
-All methods have one clock, on which a local training takes as long as one law says. A round lasts
-as long as its slowest client; that all clients of GVR train before they are drawn takes no time.
-FedAST has no rounds: K jobs are at work, and K arrivals are recorded as a round. As published it
-does not weigh its clients, and so minimizes another mean than the other methods: here it weighs
-them as these do.
+All methods have one clock, on which one law draws the duration of each local training. A round
+takes the time of its slowest client; in GVR the training of all clients before the draw takes no
+time. FedAST has no rounds. It keeps K jobs in progress, and K arrivals are recorded as a round. As
+published it does not weigh its clients, and so minimizes another mean than the other methods. Here
+it weighs them as the other methods do.
 """
 
 import functools
@@ -124,7 +124,7 @@ class MultiCompare(Seeded):
 
 
 def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every problem with every method at its rates; each seed has a draw of the data.
+    """Returns every problem with every method at its rates, with a draw of the data per seed.
 
     `selection_accuracy` are the accuracies that chose the rates, by problem, method and rates.
     """
@@ -163,7 +163,7 @@ def run(config: MultiCompare, execution: Execution | None = None) -> xr.Dataset:
 def choose(scores: xr.DataArray, over: Sequence[str]) -> dict[str, xr.DataArray]:
     """Returns the coordinates at which the mean over seeds is highest, by dimension.
 
-    A point where a seed has NaN, as where it diverged, is not chosen, unless all are so.
+    A point with NaN for a seed, for example by divergence, is not chosen unless all points have it.
 
     Example:
       >>> scores = xr.DataArray([[1.0, 3.0], [2.5, 2.5]], {"rate": [0.1, 0.2], "seed": [0, 1]})
@@ -183,7 +183,7 @@ def _runs(
     shared: Mapping[str, Any],
     execution: Execution,
 ) -> xr.Dataset:
-    """Returns every problem with every method; each pair is a stage that keeps its result."""
+    """Returns every problem with every method, each pair as a stage that keeps its result."""
     drawn = functools.cache(lambda problem: config.chosen[problem].data(config))
 
     def make(alone: Any, saving: Execution) -> xr.Dataset:
@@ -318,7 +318,7 @@ def _interpolated(values: xr.DataArray, along: xr.DataArray, at: xr.DataArray) -
 
 
 def judge(measured: xr.Dataset, config: MultiCompare) -> Iterator[Check]:
-    """Asks which methods help by more than 1 point; no paper says anything of these problems."""
+    """Checks which methods help by more than 1 point, on problems that are in no paper."""
     accuracy = measured["accuracy per seed"]
 
     def lead(score: str, pairs: Mapping[str, str]) -> xr.DataArray | None:

@@ -1,7 +1,7 @@
-"""Several models at once, each of which wants to appeal to its clients; in no paper.
+"""Several models at once with appeal to clients as their objective, in no paper.
 
-MFA-Rand or MFA-RR decides who trains which model, MaxFL how each model aggregates, and a client to
-whom the model of its group does not appeal stays away in that round.
+MFA-Rand or MFA-RR assigns clients to models, MaxFL aggregates each model, and a client does not
+take part in a round if the assigned model does not appeal to it.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Requirement(Config):
 
 
 class MultiAppeal(Seeded):
-    """Settings: three questions about the digits, of clients some of whom have flipped labels."""
+    """Settings of three questions about the digits, with flipped labels at some clients."""
 
     num_clients: Count = 20
     num_unseen: Count = 10
@@ -74,7 +74,8 @@ class MultiAppeal(Seeded):
             task = task_of(column=column)
             return own_models(rng_key, task, model=column, **dict(self.requirement))
 
-        # Questions differ in a column only: lax.map compiles one training for all of them.
+        # Use lax.map, which compiles one training for all questions, because they differ in a
+        # column only.
         return lax.map(of_question, jnp.arange(len(QUESTIONS)))
 
     def build(
@@ -89,7 +90,7 @@ class MultiAppeal(Seeded):
 
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
         local = {"local_steps": self.local_steps, "batch_size": self.batch_size}
-        # Cohorts are as large as all groups: a client trains unless the model does not appeal.
+        # Make cohorts as large as all groups, so that a client trains if the model appeals to it.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
             [demanding(column) for column in range(len(QUESTIONS))],
@@ -126,7 +127,7 @@ def ask(
 
 
 def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
-    """Returns every assignment with every aggregation; each seed has clients of its own."""
+    """Returns every assignment with every aggregation, with separate clients for each seed."""
     sizes = config.model_dump(include={"num_clients", "num_unseen"})
     population = POPULATIONS["digits"]._replace(**sizes)
     how: dict[str, Any] = {

@@ -29,12 +29,12 @@ class Sizes(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A method: who trains what, and how clients train and the server aggregates.
+    """A method: its assignment, and its algorithm for clients and server.
 
     Attributes:
       assign: from the sizes.
       algorithm: a factory that takes a rate, `local_steps` and `batch_size`.
-      rounds: rounds for each round of MFA-Rand, so that as many clients train.
+      rounds: rounds for each round of MFA-Rand, for equal numbers of local trainings.
       has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
     """
 
@@ -64,7 +64,7 @@ def _of(factory: Callable[..., Assignment], *, rounds: int = 1, **options: Any) 
 
 def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
-        # As many trainings a round as the others have, in the mean.
+        # Expect the number of trainings in a round that the other methods have.
         how = {"expected_trainings": float(sizes.cohort_size)} | options
         return variance_reduced(sizes.num_clients, sizes.num_models, **how)
 
@@ -78,9 +78,9 @@ def _one_by_one(sizes: Sizes) -> Assignment:
 
 
 def _at_once(sizes: Sizes) -> Dispatch:
-    """Returns FedAST with K jobs at work; half of a model's jobs, rounded up, fill its buffer.
+    """Returns FedAST with K jobs in progress, and buffers of half of a model's jobs, rounded up.
 
-    Every model has one job at least. If one has no more, each update makes a step, of all models.
+    Every model has at least one job. If a model has only one, each update of any model is a step.
     """
     N, M, K, _ = sizes
     each = [max(1, len(part)) for part in np.array_split(np.arange(K), M)]

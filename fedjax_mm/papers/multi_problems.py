@@ -127,7 +127,7 @@ FILES: tuple[Name, ...] = ("mnist", "fashion-mnist")
 
 
 def deal(pool: Pool, num_clients: int, alpha: float, seeds: Sequence[int]) -> FederatedData:
-    """Returns a stack of draws of who has which of the pool's training examples.
+    """Returns a stack of draws of the partition of the pool's training examples.
 
     Args:
       pool: all examples.

@@ -1,4 +1,4 @@
-"""What the papers publish: their statements and numbers, and what they leave open, as data."""
+"""The papers' published statements and numbers, and the points that they leave open, as data."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _FILE = "published.toml"
 
 
 def published(module: str, id: str) -> Mapping[str, Any]:
-    """Returns an item's table in the file `published.toml` of its paper; empty if it has none.
+    """Returns an item's table in the file `published.toml` of its paper, or an empty one.
 
     An item's key `shares` names a table whose entries are the item's too.
 

@@ -8,10 +8,10 @@ tail replaces 3: 19.2 with 3 seeds, 6.6 with 5, 4.1 with 10, 3.4 with 20.
 A statement is *supported* if every part is, *contradicted* if one of its K parts is at the level
 0.135 % / K, because each of K parts may err, and otherwise *not settled*. A part whose samples
 include NaN or an infinite number, because a run diverged or a target was not reached, is *not
-tested*: it neither supports nor contradicts. Samples that are all equal decide without an error;
-where they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
+tested*: it neither supports nor contradicts. Samples that are all equal decide without an error; if
+they lie exactly at the margin, "at least" and "within" hold and "more than" does not.
 
-Verdicts are looked at again whenever seeds are added, and each look may err. If seeds are doubled
+Verdicts are given again whenever seeds are added, and each verdict may err. If seeds are doubled
 from 3 to 96 and the true mean is exactly at its margin, one of the two errors is made with
 probability 1.4 % (0.7 % for each side); with 3 standard errors instead of Student's quantile it
 would be 12.7 %.
@@ -32,7 +32,7 @@ from fedjax_mm.results.labels import number, places
 LEVEL = math.erfc(3 / math.sqrt(2)) / 2
 """The probability of one error of one test: the one-sided tail beyond 3 standard errors."""
 
-_MOST_SEEDS = 10_000  # that are named as what it would take
+_MOST_SEEDS = 10_000  # that are named as the number to settle a statement
 _ROUNDOFF = 1e-9  # of a difference of two equal numbers, relative to them
 
 
@@ -86,9 +86,9 @@ def ruling(key: str, *parts: Sequence[Evidence], about: str = "", takes: str = "
 
     Args:
       key: of the statement.
-      *parts: what `more`, `no_less`, `alike`, `median_more` and `fact` return.
+      *parts: results of `more`, `no_less`, `alike`, `median_more` and `fact`.
       about: evidence that no part has.
-      takes: what it would take to test a part that is not tested.
+      takes: the requirement for testing an untested part.
     """
     tests = [test for each in parts for test in each]
     found = tuple(_part(test, len(tests)) for test in tests)
@@ -104,7 +104,7 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
     """Returns the outcome of a check of our own.
 
     Args:
-      text: what is checked.
+      text: the checked property.
       passed: whether it passed, or an array of which all must be true; None or NaN if nothing
         decides; or tests, as of `more`, whose numbers then are the evidence.
       evidence: the numbers.
@@ -123,7 +123,7 @@ def check(text: str, passed: Any, evidence: str = "") -> Check:
 
 
 def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evidence]:
-    """Tests that the mean is above `by`; samples that all equal it contradict that.
+    """Tests that the mean is above `by`, which samples that all equal it contradict.
 
     Args:
       samples: over ``(..., "seed")``, paired differences if methods are compared.
@@ -140,7 +140,7 @@ def more(samples: xr.DataArray, by: float = 0.0, form: str = ".2f") -> list[Evid
 
 
 def no_less(samples: xr.DataArray, margin: float, form: str = ".2f") -> list[Evidence]:
-    """Tests that the mean is at least -margin; samples that all equal it support that."""
+    """Tests that the mean is at least -margin, which samples that all equal it support."""
     return [_mean_test(*row, margin, form, tie=True) for row in _rows(samples)]
 
 
@@ -223,7 +223,7 @@ def _combined(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
-    """Returns the samples ``[seeds]`` of every comparison, with its coordinates in words."""
+    """Returns the samples ``[seeds]`` of every comparison, with its coordinates as text."""
     dims = [str(dim) for dim in samples.dims if dim != "seed"]
     values = samples.transpose(*dims, "seed").values.astype(float)
     names = [", ".join(words) for _, words in places(samples, *dims)]
@@ -231,7 +231,7 @@ def _rows(samples: xr.DataArray) -> list[tuple[str, np.ndarray]]:
 
 
 def _mean_test(name: str, samples: np.ndarray, margin: float, form: str, *, tie: bool) -> Evidence:
-    """Tests that the mean plus a margin is positive; `tie` is the answer if it is always 0."""
+    """Tests that the mean plus a margin is positive, with the answer `tie` if it is always 0."""
     from scipy.special import stdtr
 
     size = len(samples)
@@ -268,7 +268,7 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
     median = f"{middle:{form}}" if np.isfinite(middle) else "not reached"
     text = f"median {median}, {high} of {size} seeds above {by:g}"
     text += f", {int(missing.sum())} did not get there" if missing.any() else ""
-    # P(X >= k) of X ~ Binomial(size, 1/2): a tie and an unknown sample help no side.
+    # Take P(X >= k) of X ~ Binomial(size, 1/2). A tie and an unknown sample help no side.
     supports, contradicts = (float(bdtrc(k - 1, size, 0.5)) if k else 1.0 for k in (high, low))
     if high == low == unknown == 0:  # all are at the margin, which is not above it
         supports, contradicts = 1.0, 0.0
@@ -280,7 +280,7 @@ def _sign_test(name: str, samples: np.ndarray, by: float, top: float, form: str)
 
 
 def _least(p_value: Callable[[Any], Any]) -> int | None:
-    """Returns the least number of seeds at which a p-value decides; None if it takes too many."""
+    """Returns the smallest number of seeds at which a p-value decides, or None if too large."""
     sizes = range(2, _MOST_SEEDS + 1)
     found = bisect_left(sizes, True, key=lambda size: bool(p_value(size) < LEVEL))
     return sizes[found] if found < len(sizes) else None

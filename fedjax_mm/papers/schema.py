@@ -26,7 +26,7 @@ class Part(_Schema):
     """One comparison of a statement, such as that with one of six methods.
 
     Attributes:
-      name: the comparison in words; empty if the statement has no other.
+      name: the name of the comparison; empty if the statement has no other.
       verdict: on this comparison alone.
       evidence: the numbers.
       seeds: the number of samples of a random quantity.
@@ -49,7 +49,7 @@ class Published(_Schema):
       where: the section, caption or appendix.
       rule: how the sentence is read here: the quantity, its direction and its margin.
       data: the dataset that the sentence is about; on any other it is not tested.
-      takes: what it would take to test the statement.
+      takes: the requirement for testing the statement.
       untested: why no run can judge the statement; empty if the item's code judges it.
     """
 
@@ -77,13 +77,13 @@ class Statement(Published):
 
     @property
     def needed(self) -> int | None:
-        """Returns the seeds that would settle the statement; None if no number is known."""
+        """Returns the seeds that would settle the statement, or None if no number is known."""
         open_parts = [part.needed for part in self.parts if part.verdict == "not settled"]
         return None if None in open_parts else max(filter(None, open_parts), default=None)
 
     @property
     def remains(self) -> str:
-        """Returns in words what it would take to settle or test the statement; empty if settled."""
+        """Returns the requirement for settling or testing the statement, empty if settled."""
         if self.verdict == "not tested":
             return self.takes
         number = f"about {self.needed:,}" if self.needed else "more than 10,000"
@@ -91,13 +91,13 @@ class Statement(Published):
 
     @property
     def why_not_tested(self) -> str:
-        """Returns the reason of "not tested": what stood for what, or what did not get there."""
+        """Returns the reason of "not tested": replaced data or settings, or unreached targets."""
         lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
         return self.about or (lost[0] if lost else "")
 
     @property
     def seeds(self) -> int | None:
-        """Returns the fewest seeds of a comparison; None if nothing was random."""
+        """Returns the smallest number of seeds of a comparison, or None if nothing was random."""
         return min((part.seeds for part in self.parts if part.seeds), default=None)
 
 

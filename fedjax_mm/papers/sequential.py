@@ -32,16 +32,20 @@ class Budget(NamedTuple):
     """Seeds and time that an item may take.
 
     Attributes:
-      max_seeds: in all; 8 times those that the item begins with if None.
-      max_minutes: of compiling and running. No batch of seeds is begun that would take longer,
-        which takes in proportion as long as all before it.
+      max_seeds: in all; None is 8 times the initial number.
+      max_minutes: of compiling and running. No batch of seeds is begun that would exceed it,
+        estimated in proportion to the time of all batches before.
     """
 
     max_seeds: int | None = None
     max_minutes: float | None = None
 
     def seeds(self, item: Item, config: Seeded) -> int:
-        """Returns the most seeds; `ValueError` if the item begins with more."""
+        """Returns the largest number of seeds.
+
+        Raises:
+          ValueError: if the item begins with more.
+        """
         most = self.max_seeds or _TIMES * config.num_seeds
         if most < config.num_seeds:
             raise ValueError(
@@ -68,19 +72,22 @@ def decide(
     tell: Callable[[str], None],
     begun: Path | None = None,
 ) -> tuple[Seeded, xr.Dataset]:
-    """Returns the settings and the result with as many seeds as its statements or the budget take.
+    """Adds seeds until all statements are settled or the budget is spent.
 
-    A batch of seeds is computed, then as many again, and so on. Each is a stage of the checkpoints,
-    which keeps its result, and equals those seeds of one run with all seeds.
+    Each batch doubles the number of seeds. It is a stage of the checkpoints, which keeps its
+    result, and it equals the same seeds of one run with all seeds.
 
     Args:
-      item: what is reproduced.
+      item: the item to reproduce.
       config: its settings; the first batch has their number of seeds.
-      execution: how each batch is carried out.
-      budget: when to stop though statements are not settled.
+      execution: the execution of each batch.
+      budget: limits at which to stop though statements are not settled.
       make: computes a batch.
-      tell: is called after each batch with its seeds and the statements that are not settled.
+      tell: called after each batch with its seeds and the statements that are not settled.
       begun: a complete result of some seeds, which is the first batch.
+
+    Returns:
+      The settings, with the number of all seeds, and the result.
     """
     if begun and execution.checkpoints:
         _begin_with(begun, execution.checkpoints)
@@ -103,7 +110,7 @@ def decide(
 
 
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
-    """Returns in words why no seeds are added; nothing if they are."""
+    """Returns the reason for adding no seeds, or an empty text if seeds are added."""
     if not still:
         return "all is settled"
     if more <= 0:
@@ -121,12 +128,12 @@ def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.D
 
 
 def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
-    """Returns what `make` returns; a stage of the checkpoints keeps it, if there are some.
+    """Returns the result of `make`, which a stage of the checkpoints keeps, if any.
 
     Args:
       stage: its name in the run's directory.
       config: the settings, which the manifest of the result is to have as its "config".
-      execution: how it is carried out; `make` gets the stage's checkpoints.
+      execution: the execution of the stage, passed to `make` with the stage's checkpoints.
       make: computes the result unless the stage has it.
     """
     if not execution.checkpoints:
@@ -153,7 +160,7 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
 
 
 def _check(result: xr.Dataset, config: Seeded, path: Path) -> None:
-    """Raises `ValueError` unless a saved batch has these settings; it may have other seeds."""
+    """Raises `ValueError` unless a saved batch has these settings, except for its seeds."""
     saved = result.attrs["manifest"]
     now = plain(manifest(config.model_dump(mode="json"), seed=config.seed, data=""))
     now["config"] |= {"num_seeds": saved["config"]["num_seeds"]}
@@ -185,7 +192,7 @@ def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
     }
     if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
         about |= {"draws": about["draws"] + others["draws"]}
-    # "equals": what all seeds share must not depend on them.
+    # Require "equals", because values that all seeds share must not depend on them.
     how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
     both = xr.concat([result, more], "seed", combine_attrs="override", **how)
     return both.assign_attrs(manifest=about)

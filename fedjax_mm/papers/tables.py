@@ -32,13 +32,13 @@ def cells(
     arrays = (values, nothing if error is None else error, nothing)
     if published is not None:
         arrays = (*arrays[:2], published)
-    # As Python objects: text of several lengths.
+    # Use Python objects, because the texts differ in length.
     found: xr.DataArray = xr.apply_ufunc(text, *arrays, vectorize=True, output_dtypes=[object])
     return found
 
 
 def columns(values: xr.DataArray, dim: str, form: str = "{}") -> dict[str, xr.DataArray]:
-    """Returns one column for each coordinate of a dimension, by its name in words."""
+    """Returns one column for each coordinate of a dimension, by the coordinate's text."""
     return {form.format(label(dim, at)): values.sel({dim: at}) for at in values[dim].values}
 
 

@@ -1,1 +1,1 @@
-"""Results: labelled Datasets with manifests, and the words for their names."""
+"""Results: labelled Datasets with manifests, and texts for their coordinates."""

@@ -34,7 +34,9 @@ _LONG_NAMES = {
 
 
 def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr.Dataset:
-    """Returns a trace with named dimensions; counts are cumulative 64-bit integers.
+    """Returns a trace as a Dataset with named dimensions.
+
+    Counts are cumulative 64-bit integers.
 
     Args:
       trace: from `simulate`, with extra leading axes if it was vmapped.
@@ -44,11 +46,11 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     Returns:
       A Dataset over ``(*dims, "round", "model")`` with the task's metrics and ``client_updates``,
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
-      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, if its
-      task says that it has a number for each client, and ``NAME_0`` and so on else.
+      as in the papers. A metric that is an array has further dimensions: ``client``, from 0, if it
+      is one of the task's `per_client` metrics, else ``NAME_0`` and so on.
 
     Raises:
-      ValueError: if `dims` are not those of the trace, or `sel` would not select on one of them.
+      ValueError: if `dims` do not fit the trace, or `sel` would not select on one of them.
       OverflowError: if there were more than 2^31 gradients between two records.
 
     Example:
@@ -102,7 +104,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
 def _coordinates(
     dims: Mapping[str, Any] | Sequence[str], sizes: Sequence[int]
 ) -> dict[str, np.ndarray]:
-    """Returns the coordinates of the leading axes; `ValueError` if they do not fit."""
+    """Returns the coordinates of the leading axes, or raises `ValueError` if they do not fit."""
     if isinstance(dims, str) or len(dims) != len(sizes):
         example = ", ".join(f'"name_{i}": range({size})' for i, size in enumerate(sizes))
         raise ValueError(
@@ -136,7 +138,7 @@ def _own_dims(name: str, number: int, is_per_client: bool) -> tuple[str, ...]:
 
 
 def check_counts(counts: Any) -> None:
-    """Raises `OverflowError` if a counter was too small for what happened between two records."""
+    """Raises `OverflowError` if a count between two records did not fit its counter."""
     for name in Counts._fields:
         if np.any(np.asarray(getattr(counts, name)) < 0):
             raise OverflowError(
@@ -147,7 +149,8 @@ def check_counts(counts: Any) -> None:
 class Manifest(Mapping[str, Any], str):
     """Origin of a result: a mapping that is also its own JSON text.
 
-    Files can hold text, not mappings: as an attribute of a Dataset it goes through `to_netcdf`.
+    It is text because NetCDF attributes can hold text but no mappings, so that `to_netcdf` can
+    write a Dataset with a manifest as an attribute.
     """
 
     def __new__(cls, content: Mapping[str, Any] | str) -> "Manifest":
@@ -165,7 +168,7 @@ class Manifest(Mapping[str, Any], str):
         return iter(self._content())
 
     def __len__(self) -> int:
-        return str.__len__(self)  # `json.loads` asks for the length of its text
+        return str.__len__(self)  # of the text, because `json.loads` uses it
 
     def __or__(self, more: Mapping[str, Any]) -> "Manifest":
         return Manifest(self._content() | dict(more))
@@ -205,7 +208,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
 
 
 def _version_of(package: str) -> str:
-    """Returns the installed version; a source tree that is only imported from has none."""
+    """Returns the installed version, which a bare source tree does not have."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -239,7 +242,7 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
       path: the file's path; its directory must exist.
 
     Raises:
-      OSError: if it cannot be written, for instance because the disk is full.
+      OSError: if it cannot be written, for example because the disk is full.
 
     Example:
       >>> import pathlib, tempfile
@@ -267,7 +270,7 @@ def open_result(directory: Path | str) -> xr.Dataset:
       directory: where a command or `save_dataset` has written ``result.nc``; or any NetCDF file.
 
     Raises:
-      OSError: if there is no result, or the file cannot be read.
+      OSError: if the result does not exist or cannot be read.
 
     Example:
       >>> import pathlib, tempfile

@@ -1,4 +1,4 @@
-"""Finished results on disk: whether one is whole, and of the run that is asked for."""
+"""Finished results on disk: checks that a result is undamaged and of the requested run."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ class Finished(NamedTuple):
 
     Attributes:
       content: of its file, a summary or a manifest; empty if that cannot be read.
-      damage: why it is not whole, or an empty text.
+      damage: description of the damage, or an empty text.
     """
 
     content: Mapping[str, Any]
@@ -26,7 +26,9 @@ class Finished(NamedTuple):
 
 
 def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Writes what a finished result is, the last of its files, with digests of the others.
+    """Writes the summary or manifest of a finished result, with digests of its other files.
+
+    This is the last file of a result.
 
     Args:
       path: of the file, ``summary.json`` or ``manifest.json``.
@@ -42,7 +44,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
 
     Args:
       path: of the file that `save_about` writes.
-      now: the manifest of the run that is asked for.
+      now: the manifest of the requested run.
       free: settings that may differ.
 
     Raises:
@@ -62,7 +64,7 @@ def find_finished(path: Path, now: Mapping[str, Any], free: Sequence[str] = ()) 
 
 
 def _identity(about: Mapping[str, Any], free: Sequence[str]) -> dict[str, Any]:
-    """Returns what tells a manifest's run from others, without settings that may differ."""
+    """Returns the entries of a manifest that identify its run, without settings that may differ."""
     config = {key: value for key, value in about.get("config", {}).items() if key not in free}
     return {"config": config, **{name: about.get(name) for name in ("versions", "git_revision")}}
 
@@ -83,7 +85,7 @@ def _short(value: Any) -> str:
 
 
 def read_about(path: Path) -> Finished:
-    """Returns what `save_about` wrote, and what is missing or damaged by now."""
+    """Returns the content of `save_about`'s file, and a description of any damage since."""
     if not path.exists():
         return Finished({}, f"{path.name} is missing")
     try:

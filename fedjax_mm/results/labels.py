@@ -1,4 +1,4 @@
-"""Numbers and coordinates in words, for tables, figures and the evidence of claims."""
+"""Numbers and coordinates as text, for tables, figures and the evidence of claims."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -21,7 +21,7 @@ def check_selectable(axis: str) -> None:
 
 
 def label(dim: str, value: Any) -> str:
-    """Returns a coordinate in words.
+    """Returns a coordinate as text.
 
     Example:
       >>> label("algorithm", "MFA-RR"), label("M", 12), label("mu", 0.05)
@@ -34,20 +34,20 @@ def label(dim: str, value: Any) -> str:
 def places(
     values: xr.DataArray | xr.Dataset, *dims: str
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yields every combination of coordinates, and the same in words; the last changes fastest."""
+    """Yields every combination of coordinates, with their texts, the last changing fastest."""
     for combination in product(*(values[dim].values for dim in dims)):
         at = dict(zip(dims, combination, strict=True))
         yield at, [label(dim, value) for dim, value in at.items()]
 
 
 def number(value: float, error: float = np.nan, form: str = ".2f", missing: str = "none") -> str:
-    """Returns a value with its standard error, where that is known.
+    """Returns a value as text, with its standard error if known.
 
     Args:
-      value: NaN if there is none.
+      value: NaN if missing.
       error: NaN if it is unknown, as for a single seed.
       form: of both numbers, as in format strings.
-      missing: the text in place of NaN.
+      missing: the text for NaN.
 
     Example:
       >>> number(1.234, 0.05), number(1.234), number(float("nan"), missing="not reached")
@@ -64,7 +64,7 @@ def describe(
     form: str = ".2f",
     missing: str = "not reached",
 ) -> str:
-    """Returns all values in words, those along the last dimension beside each other.
+    """Returns all values as text, with the values along the last dimension separated by commas.
 
     Example:
       >>> gains = xr.DataArray([[1.0, 1.9]], {"algorithm": ["MFA-RR"], "M": [1, 2]})

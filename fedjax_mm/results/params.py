@@ -1,4 +1,4 @@
-"""Final parameters in a file, with the labels of the result that they belong to."""
+"""Final parameters in a file, with the labels of their result."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
     """
     dims = [str(dim) for dim in dataset.coords if dim not in ("round", "model", "client")]
     labels = json.dumps(plain({dim: dataset[dim].values for dim in dims}))
-    # NumPy's format knows no bfloat16, of which float32 has all numbers.
+    # Store bfloat16 as float32, which loses nothing, because NumPy's format has no bfloat16.
     content: dict[str, Any] = {_LABELS: np.array(labels)} | {
         name: x.astype(np.float32) if x.dtype.kind == "V" else x
         for name, x in leaves_of(params).items()
@@ -73,13 +73,13 @@ def save_params(params: Sequence[Params], dataset: xr.Dataset, path: Path | str)
 
 
 def load_params(path: Path | str) -> SavedParams:
-    """Returns what `save_params` has written.
+    """Returns the content of a file that `save_params` wrote.
 
     Raises:
       OSError: if the file cannot be read.
       ValueError: if it is another kind of file.
     """
-    content = BytesIO(Path(path).read_bytes())  # errors here are the disk's, below the content's
+    content = BytesIO(Path(path).read_bytes())  # an error here is the disk's, not the content's
     try:
         with np.load(content) as file:
             labels, *arrays = dict(file).items()
@@ -87,7 +87,7 @@ def load_params(path: Path | str) -> SavedParams:
         if not all(isinstance(values, list) for values in named.values()):
             raise ValueError("its labels are no lists")
         return SavedParams(named, dict(arrays))
-    except Exception as error:  # whatever damaged content makes its readers raise
+    except Exception as error:  # damaged content may make its readers raise anything
         reason = " ".join(str(error).split())[:80] or type(error).__name__
         raise ValueError(
             f"{path} holds no parameters: {reason}; `fedjax-mm run --save-params` writes such files"
@@ -105,7 +105,7 @@ def _name(path: Any) -> str:
 
 
 def params_like(arrays: Mapping[str, Any], model: int, like: Params) -> Params:
-    """Returns one model's parameters in the structure of a task's.
+    """Returns one model's parameters in the structure of a task's parameters.
 
     Args:
       arrays: by ``MODEL/PATH``.
@@ -113,7 +113,7 @@ def params_like(arrays: Mapping[str, Any], model: int, like: Params) -> Params:
       like: parameters, or their shapes.
 
     Raises:
-      ValueError: if an array is not there or of another shape, or one is left over.
+      ValueError: if an array is missing, has another shape, or is left over.
     """
 
     def take(path: Any, wanted: Any) -> Any:

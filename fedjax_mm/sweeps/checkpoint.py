@@ -1,4 +1,4 @@
-"""Unfinished runs on disk: saved whole or not at all, and continued by the same program only."""
+"""Checkpoints of unfinished runs, never incomplete on disk, for the same program to continue."""
 
 import errno
 import hashlib
@@ -32,8 +32,8 @@ class Saved(NamedTuple):
     """A part of a run as it was saved.
 
     Attributes:
-      rounds: how many were done.
-      arrays: the arrays that were saved.
+      rounds: the number of finished rounds.
+      arrays: the saved arrays.
     """
 
     rounds: int
@@ -41,16 +41,16 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The directory ``unfinished`` in a run's directory: a context manager that locks it.
+    """Context manager that locks the directory ``unfinished`` in a run's directory.
 
     A run has numbered parts; the last two states of each are kept, and a damaged one is passed over
     with a warning. In a run of several processes all of them make the same calls, on a file system
     that they share.
 
     Args:
-      directory: the run's directory; it is made if it does not exist.
-      resume: whether to continue an unfinished run. Without it finding one is an error, so that no
-        work is lost by accident; with it there need not be one.
+      directory: the run's directory, which is made if it does not exist.
+      resume: whether to continue an unfinished run, if one exists. Without it an unfinished run is
+        an error, so that no work is lost by accident.
 
     Raises:
       ValueError: on entering, if another process writes into the directory, or if there is an
@@ -78,7 +78,7 @@ class Checkpoints:
         return self if self._is_open else self.open()
 
     def open(self) -> Self:
-        """Locks the directory, which entering does too; `with` closes it."""
+        """Locks the directory, as entering does, until a `with` block closes it."""
         error = None
         try:
             if self._is_first:
@@ -107,7 +107,7 @@ class Checkpoints:
             raise
 
     def _prepare(self) -> None:
-        """Makes room for what is to be saved."""
+        """Makes an empty directory for a new run, or keeps that of a run to continue."""
         if self.has_work and not self.resume:
             raise ValueError(
                 f"{self.directory} holds an unfinished run; continue it with --resume, or "
@@ -115,12 +115,12 @@ class Checkpoints:
             )
         shutil.rmtree(self._trash, ignore_errors=True)
         if not self.has_work:
-            self.discard()  # a run that had nothing to save
+            self.discard()  # of a run that saved nothing
         self._place.mkdir(exist_ok=True)
 
     @property
     def has_work(self) -> bool:
-        """Whether anything was saved, here or in a stage."""
+        """Whether this directory or a stage has a saved part or result."""
         names = ("part-*", STAGE_RESULT)
         return any(path for name in names for path in self._place.rglob(name))
 
@@ -151,14 +151,14 @@ class Checkpoints:
 
     def _unlock(self) -> None:
         """Removes the lock and its file."""
-        # First the file: unlocked, it might be another process's by then.
+        # Remove the file first, because after the release it might be another process's.
         with suppress(OSError):  # Windows keeps files that are open
             Path(self._lock.lock_file).unlink()
         self._lock.release()
 
     def discard(self) -> None:
-        """Deletes what was saved, the run being finished."""
-        # A rename is atomic, deleting many files is not: a kill in between leaves only trash.
+        """Deletes the saved parts of a finished run."""
+        # Rename before deleting, because only a rename is atomic; a kill in between leaves trash.
         if self._is_first and self._place.exists():
             self._place.replace(self._trash)
             shutil.rmtree(self._trash, ignore_errors=True)
@@ -167,7 +167,7 @@ class Checkpoints:
         """Compares a run with the saved one, and returns the saved run's choices, or None.
 
         Args:
-          identity: all that the results depend on, nested as it may be.
+          identity: all values on which the results depend, possibly nested.
 
         Raises:
           ValueError: if the saved run has another identity, naming the first differences, or if
@@ -207,10 +207,10 @@ class Checkpoints:
             save_json(sealed(content), self._place / "run.json")
 
     def save(self, part: int, rounds: int, arrays: Sequence[Any]) -> None:
-        """Saves a part; what was saved before stays until this is on disk.
+        """Saves a part, and keeps its earlier states until this one is on disk.
 
         Raises:
-          OSError: if it cannot be written, the disk being full for instance.
+          OSError: if the state cannot be written, for example because the disk is full.
         """
         problem: Exception | None = None
         try:
@@ -229,19 +229,19 @@ class Checkpoints:
             reason = "no space left on the disk" if is_full else str(problem)
             remedy = "make room and continue" if is_full else "continue"
             raise OSError(
-                f"cannot save to {self._place}: {reason}; what was saved before is intact: "
+                f"cannot save to {self._place}: {reason}; earlier states are intact: "
                 f"{remedy} with --resume"
             ) from problem
 
     def load(self, part: int, check: Callable[[Saved], None] = lambda saved: None) -> Saved | None:
-        """Returns the newest undamaged state of a part, or None if there is none.
+        """Returns the newest undamaged state of a part, or None.
 
         Args:
           part: its number.
-          check: raises `ValueError` for a state that is not one of this part: it is damaged too.
+          check: raises `ValueError` for a state of another part, which counts as damaged.
 
         Raises:
-          OSError: if a file cannot be read now; it may be whole, and is kept.
+          OSError: if a file cannot be read now. The file may be undamaged, and is kept.
         """
         problem, path = None, self._part(part)
         found, damaged = None, list[Path]()
@@ -254,10 +254,10 @@ class Checkpoints:
             problem = error
         if agree(problem is not None)[0]:
             raise OSError(
-                f"cannot read {path}: {problem or 'another process cannot'}; what was saved is "
-                "kept: see to it that the file can be read and continue with --resume"
+                f"cannot read {path}: {problem or 'another process cannot'}; the saved run is "
+                "kept: make the file readable and continue with --resume"
             ) from problem
-        # Only now: other processes may have been reading them.
+        # Delete damaged files only now, because other processes may have been reading them.
         for path in damaged if self._is_first else ():
             path.unlink(missing_ok=True)
         return found
@@ -281,20 +281,20 @@ def _write(arrays: Sequence[Any], label: str, path: Path) -> None:
 
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     """Returns a saved state, or None with a warning if the file's content is damaged."""
-    # Read apart: an error here is the disk's, and any below the content's.
+    # Read first, so that errors of the disk are told apart from errors in the content below.
     content = BytesIO(path.read_bytes())
     try:
         with np.load(content) as saved:
             types, *arrays = saved.values()
-        # NumPy's format knows no bfloat16: such arrays come back as bytes.
+        # Restore the types, because NumPy's format has no bfloat16 and returns bytes instead.
         *names, digest = types.tolist()
         typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
         if digest != _digest(_label(path), typed):
             raise ValueError("its digest is another one")
         state = Saved(int(path.stem), typed)
         check(state)
-    except Exception as error:  # whatever damaged content makes its readers raise
-        # NumPy's own may quote all that it has read.
+    except Exception as error:  # damaged content may make its readers raise anything
+        # Shorten the message, because NumPy's may quote all that it has read.
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:_WORDS]
         words = f"the checkpoint {path} is damaged and passed over: {reason}"
         warnings.warn(words, stacklevel=3)
@@ -307,8 +307,9 @@ def _label(path: Path) -> str:
 
 
 def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
-    """Returns a digest of arrays and of where they are saved."""
-    # A zip file's checksums are of the arrays, not of their names: one flipped bit may swap two.
+    """Returns a digest of arrays and of their file's label."""
+    # Digest types and order too, because a zip file's checksums cover the arrays but not their
+    # names, so that one flipped bit may swap two arrays.
     found = hashlib.sha256(label.encode())
     for x in arrays:
         found.update(f"{x.dtype} {x.shape}".encode())
@@ -317,5 +318,5 @@ def _digest(label: str, arrays: Sequence[np.ndarray]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns the value as it is after a round trip through JSON."""
+    """Returns the value after a round trip through JSON."""
     return json.loads(json.dumps(value, default=str))

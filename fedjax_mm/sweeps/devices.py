@@ -14,12 +14,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fedjax_mm.results.dataset import cpu_cores
 
-_MOST_DEVICES = 512  # of a CPU: each has threads and memory of its own
-_HEARTBEAT_SECONDS = 30  # after which a process that is not heard of is lost; JAX's are 100
+_MOST_DEVICES = 512  # of a CPU, because each device has threads and memory of its own
+_HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
 
-# XLA aborts the process when a device has waited 40 seconds for another, which is no fault where
-# clients have very different numbers of local steps: it is to wait 30 years. A flag that a jaxlib
-# does not know aborts, too: all from 0.9 on have these, and a test starts a process with them.
+# Let XLA wait 30 years, because it aborts the process when a device has waited 40 seconds for
+# another, which is normal if clients take very different numbers of local steps. An unknown flag
+# would abort the process, too, but every jaxlib from 0.9 on has these, and a test starts a process
+# with them.
 _PATIENT = " ".join(
     f"--xla_cpu_collective_{name}_seconds={10**9}"
     for name in ("call_warn_stuck_timeout", "call_terminate_timeout", "timeout")
@@ -27,16 +28,17 @@ _PATIENT = " ".join(
 
 
 def flags_of_user() -> str:
-    """Returns XLA's flags without those of `use_cpu_devices`, on which no result depends."""
+    """Returns XLA's flags without the flags of `use_cpu_devices`, which do not affect results."""
     return os.environ.get("XLA_FLAGS", "").replace(_PATIENT, "").strip()
 
 
 def use_cpu_devices(count: int | None = None) -> None:
     """Makes JAX see the CPU as `count` devices, by default one per core.
 
-    Each device has threads of its own, which XLA does not give to small matrices on one device. The
-    command line calls this; elsewhere call it once, before anything is computed. Devices then wait
-    for each other however long that takes: by itself XLA ends a process after 40 seconds.
+    Each device has threads of its own, whereas XLA does not use several threads for small matrices
+    on one device. The command line calls this; elsewhere call it once, before anything is computed.
+    Devices then wait for each other without a time limit; XLA's default is to abort after 40
+    seconds.
 
     Raises:
       ValueError: if `count` is not positive, or above 512.
@@ -51,27 +53,27 @@ def use_cpu_devices(count: int | None = None) -> None:
     jax.config.update("jax_num_cpu_devices", count)
     given = os.environ.get("XLA_FLAGS", "")
     if _PATIENT not in given:
-        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the user's come last, and win
+        os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the last, the user's, win
 
 
 def join_processes(address: str | None = None) -> None:
-    """Makes this process one of several that compute together; JAX then sees all their devices.
+    """Makes this process one of several that compute together, so that JAX sees all their devices.
 
     Call it once in every process, before anything is computed. JAX aborts a process that has waited
     for the others for five minutes, or has not heard of one of them for half a minute.
 
     Args:
-      address: ``I/N@HOST:PORT``, this process's number, how many there are, and where process 0 can
-        be reached by all. If None, what the cluster's scheduler says (Slurm, Open MPI, Kubernetes,
-        TPU pods).
+      address: ``I/N@HOST:PORT``, with this process's number, the number of processes, and the
+        address at which all can reach process 0. None takes them from the cluster's scheduler
+        (Slurm, Open MPI, Kubernetes, TPU pods).
 
     Raises:
-      ValueError: if the address is not of that form or cannot be found, or there is no scheduler.
+      ValueError: if the address has another form, its host is unknown, or no scheduler is found.
 
     Example:
       >>> join_processes("0/2@localhost:9911")  # doctest: +SKIP
     """
-    # Else JAX keeps SIGTERM to itself; a run saves its state and ends when it comes.
+    # Disable JAX's handler of SIGTERM, because a run itself saves its state and ends on SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     if address is None:
         try:
@@ -111,7 +113,7 @@ def use_compilation_cache() -> Path:
 
 
 class Layout(NamedTuple):
-    """Layout of a program of many replicas over devices; make it with `layout`.
+    """Layout of a program of many replicas over devices, which `layout` makes.
 
     Attributes:
       mesh: the devices, of one or of many processes, along one axis.
@@ -133,7 +135,7 @@ class Layout(NamedTuple):
         return bool(self.mesh.devices.flat[0].platform == "cpu")
 
     def padded(self, num_replicas: int) -> int:
-        """Returns how many replicas to run so that every device has as many."""
+        """Returns the number of replicas, rounded up so that all devices have the same number."""
         devices = self.mesh.size if self.axis == "replicas" else 1
         return -(-num_replicas // devices) * devices
 
@@ -142,12 +144,12 @@ class Layout(NamedTuple):
 
         Args:
           program: a function of arrays that have a replicas axis, and of others that all replicas
-            share: most simply ``jax.vmap(one_replica, in_axes)``. With the client axis take
-            gradients outside: inside, devices do not see each other's.
-          in_axes: for each argument where its replicas axis is, or None, as in `jax.vmap`.
-          out_axes: the same of the result.
+            share, most simply ``jax.vmap(one_replica, in_axes)``. With the client axis take
+            gradients outside, because inside a device does not see the gradients of others.
+          in_axes: for each argument the position of its replicas axis, or None, as in `jax.vmap`.
+          out_axes: likewise for the result.
         """
-        # Without the check, carries that start as zeros need not be cast to varying ones.
+        # Disable the check, because carries that start as zeros would need casts to varying ones.
         return jax.shard_map(
             program,
             mesh=self.mesh,
@@ -157,7 +159,7 @@ class Layout(NamedTuple):
         )
 
     def put(self, tree: Any, axis: int | None) -> Any:
-        """Puts arrays of the host, equal in all processes, where `over` wants them."""
+        """Puts arrays of the host, equal in all processes, on the devices as `over` needs them."""
         sharding = NamedSharding(self.mesh, self._specs(axis))
 
         def place(array: Any) -> jax.Array:
@@ -173,8 +175,8 @@ class Layout(NamedTuple):
         return multihost_utils.process_allgather(tree, tiled=True)
 
     def _specs(self, axes: Any) -> Any:
-        """Returns where axes are split."""
-        # Only replicas are: clients are shared out inside the program, by `chunks.in_chunks`.
+        """Returns the partition of each axis over the devices."""
+        # Split only replicas, because `chunks.in_chunks` shares out clients inside the program.
 
         def spec(axis: int | None) -> PartitionSpec:
             if axis is None or self.axis == "clients":
@@ -189,14 +191,14 @@ def layout(
     devices: Sequence[Any] | None = None,
     axis: Literal["replicas", "clients"] | None = None,
 ) -> Layout:
-    """Chooses the replica axis, or the client axis where there are fewer replicas than devices.
+    """Chooses the replica axis, or the client axis if replicas are fewer than devices.
 
     Args:
       num_replicas: seeds times swept numbers.
-      devices: all of them if None, those of other processes included.
-      axis: "replicas" or "clients" to have it so in any case. Where there are fewer replicas than
-        devices, "replicas" leaves devices idle, which may yet be faster if a round is short:
-        "clients" adds up contributions over devices in every round.
+      devices: all devices if None, including the devices of other processes.
+      axis: "replicas" or "clients" to force an axis. With fewer replicas than devices, "replicas"
+        leaves devices idle. It may yet be faster if a round is short, because "clients" adds up
+        contributions over devices in every round.
 
     Raises:
       ValueError: if `axis` is unknown.

@@ -1,6 +1,6 @@
 """Errors that sweeps raise."""
 
-# A module of its own: the command line catches these errors without importing JAX.
+# This is a separate module so that the command line can catch these errors without importing JAX.
 
 import signal
 from collections.abc import Iterator
@@ -9,7 +9,10 @@ from typing import Any
 
 
 class DivergenceError(FloatingPointError):
-    """A model's loss or parameters are not finite; `partial` is the dataset of what is done."""
+    """A model's loss or parameters are not finite.
+
+    The attribute `partial` is the dataset of the result so far.
+    """
 
     def __init__(self, message: str, partial: Any) -> None:
         """Keeps the result so far."""
@@ -18,12 +21,12 @@ class DivergenceError(FloatingPointError):
 
 
 class RefusedError(ValueError):
-    """Wrong input, found before anything was computed or written."""
+    """An input was refused before anything was computed or written."""
 
 
 @contextmanager
 def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
-    """Raises `RefusedError` for errors of these kinds, in the same words."""
+    """Turns errors of these types into a `RefusedError` with the same message."""
     try:
         yield
     except kinds as error:
@@ -34,7 +37,7 @@ class InterruptedRunError(Exception):
     """A signal ended a run after a segment, whose state is saved, or before the first one."""
 
     def __init__(self, number: int, done: float | None) -> None:
-        """Names the signal and the share of the work that is done; None if nothing new is."""
+        """Names the signal and the share of work done, or None if nothing new was computed."""
         where = "before it computed anything" if done is None else f"at {done:.0%} and saved"
         name = signal.Signals(number).name
         super().__init__(f"{name}: stopped {where}; continue with --resume")

@@ -7,7 +7,7 @@ from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.plan import Plan
 
 Progress = Callable[[str, int, int], None]
-"""Receives what is being done, and how much of how much is done."""
+"""Receives the label of the batch in progress, the finished work and the total work."""
 
 
 class Execution(NamedTuple):

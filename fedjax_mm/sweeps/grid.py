@@ -1,8 +1,7 @@
-"""Grids: axes of settings, the points that they span, and what `build` makes of each point.
+"""Grids: axes of settings, the points that they span, and the setup of each point.
 
-Numbers are arguments, structure is closure: axes of floats become, beside the seeds, one replica
-axis of a compiled program, and so do values that the grid puts together; every other value makes a
-program of its own.
+Numbers are arguments, structure is closure. The seeds, axes of floats, and values that `together`
+groups become one replica axis of a compiled program. Every other value has a separate program.
 """
 
 import dataclasses
@@ -33,7 +32,8 @@ class Setup(NamedTuple):
     Attributes:
       tasks: one for all models, or one per model.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
-      assignment: who trains what; a `Dispatch`, such as `fedast` returns, for asynchronous runs.
+      assignment: the choice of clients and models; for asynchronous runs a `Dispatch`, such as
+        `fedast` returns.
       params: initial parameters; drawn by the tasks if None.
     """
 
@@ -44,7 +44,7 @@ class Setup(NamedTuple):
 
 
 class Runs(TypedDict, total=False):
-    """Fields of a grid beside `build` and its axes."""
+    """Fields of a grid other than `build` and its axes."""
 
     num_rounds: Required[int]
     num_seeds: int
@@ -62,7 +62,7 @@ class Runs(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """All points of a sweep, each with all seeds; `sweep` explains the fields."""
+    """All points of a sweep, each with all seeds, with the arguments of `sweep` as fields."""
 
     build: Callable[..., Setup]
     axes: Mapping[str, Sequence[Any]]
@@ -90,7 +90,7 @@ class Grid:
         if not isinstance(self.axes, Mapping):
             raise TypeError(f"axes is {described(self.axes)}; give a dict of names and values")
         for name in ("shared", "per_seed"):
-            object.__setattr__(self, name, getattr(self, name) or {})  # None is nothing, too
+            object.__setattr__(self, name, getattr(self, name) or {})  # None is empty, too
         if self.until is not None:
             self.until.check()
         for name in ("num_rounds", "num_seeds", "record_every"):
@@ -113,7 +113,7 @@ class Grid:
                     f"per_seed[{name!r}] has shape {np.shape(values)}; give one number for each of "
                     f"{self.num_seeds} seeds"
                 )
-        # The elements of a jax.Array are arrays on devices, not numbers: take it to the host.
+        # Fetch jax.Arrays, because their elements are arrays on devices instead of numbers.
         plain = {
             name: np.asarray(values) if isinstance(values, jax.Array) else values
             for name, values in self.axes.items()
@@ -142,7 +142,8 @@ class Grid:
         if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
             raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
         for value in values:
-            # An address in a name would make every process's sweep another one to continue.
+            # A label with a memory address differs between processes, so the sweep could not be
+            # resumed.
             if " at 0x" in str(label_of(value)):
                 raise ValueError(
                     f"the axis {name!r} has {value!r}, whose name differs in every process; "
@@ -155,8 +156,10 @@ class Grid:
             )
 
     def is_numeric(self, name: str) -> bool:
-        """Whether an axis has floats, with or without counts among them: one program takes all."""
-        # bool is a Real of kind "b": a switch, not a number.
+        """Whether an axis has floats, and possibly integers, so that one program takes all values.
+
+        Booleans are no numbers here.
+        """
         if name in self.together:
             return False
         kinds = {np.asarray(v).dtype.kind if isinstance(v, Real) else "O" for v in self.axes[name]}
@@ -178,7 +181,7 @@ class Grid:
         return {name: [label_of(value) for value in values] for name, values in self.axes.items()}
 
     def costs(self, index: Sequence[np.ndarray]) -> list[float]:
-        """The relative work of a local training at some places on the axes."""
+        """The relative work of a local training at the given positions on the axes."""
         if self.cost is None:
             return [1.0] * len(index[-1])
         axes = [
@@ -200,12 +203,12 @@ class Grid:
 
 
 def label_of(value: Any) -> Any:
-    """Returns an axis value as a coordinate: plain values as they are, others by name."""
+    """Returns an axis value as a coordinate: plain values unchanged, others by name."""
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))
 
 
 def seed_keys(seed: int, num_seeds: int) -> jax.Array:
-    """Returns the keys of a point's seeds; replica i has the same key however many there are."""
+    """Returns the keys of a point's seeds, which do not depend on the number of seeds."""
     return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_seeds))

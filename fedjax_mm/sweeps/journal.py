@@ -1,4 +1,4 @@
-"""Between two segments: progress, saving, and stopping for a signal."""
+"""Work between two segments: reporting progress, saving, and stopping for a signal."""
 
 import time
 from functools import partial
@@ -19,19 +19,20 @@ _UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
 
 
 class Journal:
-    """Progress of a plan, reported and saved; batches have the numbers of `Plan.batches`.
+    """Progress of a plan, reported and saved.
 
-    Finished batches are saved together with the one under way, every so many seconds.
+    Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
+    one, every `save_every` seconds.
     """
 
     def __init__(self, plan: Plan, how: Execution, signals: list[int]) -> None:
-        """Nothing has been done or saved."""
+        """Begins with nothing done or saved."""
         self.plan, self.how, self.signals = plan, how, signals
         self.finished: dict[int, list[np.ndarray]] = {}
         self.last_save = time.perf_counter()
 
     def load(self, part: int, records: Record) -> tuple[int, Carry | None]:
-        """Returns the rounds done of a batch and its carry, and writes down its records."""
+        """Returns a batch's finished rounds and its carry, and fills in its records."""
         rows, compiled = jax.tree.leaves(records), self.plan.batches[part][0]
         check = partial(self._check_records, rows)
         saved = self.how.checkpoints and self.how.checkpoints.load(part, check)
@@ -41,7 +42,7 @@ class Journal:
             row[: len(array)] = array
         done, rest = saved.rounds, saved.arrays[len(rows) :]
         program, size = compiled.program, compiled.batch_size
-        if done == self.plan.grid.num_rounds:  # nothing to report: it took no time
+        if done == self.plan.grid.num_rounds:  # not reported, because it took no time
             return done, _ended(program, size, rest) if self.plan.grid.keep else None
         self._report(part, done)
         wanted = jax.eval_shape(lambda: program.no_carry(size))
@@ -49,33 +50,33 @@ class Journal:
             carry: Carry = jax.tree.unflatten(jax.tree.structure(wanted), rest)
             check_alike("states have other shapes", carry, wanted, shapes=True)
         except ValueError as error:
-            raise RefusedError(f"what was saved is not of this run: {error}") from error
+            raise RefusedError(f"the saved state is of another run: {error}") from error
         return done, carry
 
     def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
         """Raises `ValueError` unless a saved batch begins with its records up to its round."""
         grid = self.plan.grid
         wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
-        # A finished batch has nothing else, unless its parameters are kept; one under way has its
-        # carry after its records.
+        # An unfinished batch has its carry after its records, and a finished one has its parameters
+        # there if they are kept.
         is_all = saved.rounds == grid.num_rounds and grid.keep is None
         given = saved.arrays if is_all else saved.arrays[: len(rows)]
         if wanted != [x.shape for x in given]:
             raise ValueError("its records are not those of the batch")
 
     def note(self, part: int, done: int, records: Record, carry: Carry, seconds: float) -> float:
-        """Reports and saves after a segment; returns its seconds in the slowest process."""
+        """Reports and saves after a segment, and returns its seconds in the slowest process."""
         self._report(part, done)
         if not self.how.checkpoints:
             return agree(seconds)[0]
         grid = self.plan.grid
         is_due = time.perf_counter() - self.last_save >= self.how.save_every
         number = self.signals[-1] if self.signals else 0
-        # Saving is collective: a signal may have come to one process only.
+        # Agree first, because saving is collective but a signal may reach one process only.
         seconds, due, stop = agree(seconds, is_due, number)
         rows = [x[: 1 + done // grid.record_every] for x in jax.tree.leaves(records)]
         is_last = done == grid.num_rounds
-        # Short batches end many times a second: their files wait for the next save.
+        # Keep finished batches for the next save, because short batches end many times a second.
         if is_last:
             params = [state.params for state in carry.models]
             kept = self.plan.where.fetch(params) if grid.keep else ()
@@ -94,7 +95,7 @@ class Journal:
         return seconds
 
     def _done(self, part: int, rounds: int) -> float:
-        """Work up to a round of a batch."""
+        """Returns the work up to a round of a batch."""
         work = self.plan.work
         return sum(work[:part]) + rounds * work[part] / self.plan.grid.num_rounds
 
@@ -108,7 +109,7 @@ class Journal:
 
 
 def _ended(program: Program, size: int, params: list[np.ndarray]) -> Carry:
-    """Returns the carry of a finished batch, of which the parameters alone were saved."""
+    """Returns the carry of a finished batch from its parameters, the only part that was saved."""
     carry = program.no_carry(size)
     structure = jax.tree.structure([state.params for state in carry.models])
     kept = with_params(carry.models, jax.tree.unflatten(structure, params))

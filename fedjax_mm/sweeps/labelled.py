@@ -22,11 +22,11 @@ class Result:
     """Records of all points, ``[*axes, seeds, records, models, ...]``, filled batch by batch."""
 
     def __init__(self, plan: Plan) -> None:
-        """Nothing is recorded yet: metrics are NaN, counts 0, and no model has diverged."""
+        """Allocates the result."""
         self.plan, grid = plan, plan.grid
         programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
-        # Where a model is not there its metrics are NaN, so that counts and truths become floats.
+        # The metrics of an absent model are NaN, so metrics of integers and booleans become floats.
         metrics = {
             name: np.full((*shape, *each), np.nan, dtype)
             for name, (each, dtype) in metric_shapes(programs).items()
@@ -39,18 +39,18 @@ class Result:
         )
 
     def _empty(self, model: jax.ShapeDtypeStruct) -> np.ndarray:
-        """Nothing yet for all points: NaN, as it is where a model is not there, or 0."""
+        """Allocates a leaf of all points' parameters, with NaN, as for absent models, or 0."""
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
     def keep(
         self, program: Program, replicas: np.ndarray, params: Sequence[Params], records: Record
     ) -> None:
-        """Writes the final parameters of a batch where they belong; its records say of whom."""
+        """Writes the final parameters of a batch's models into the result."""
         index = tuple(each[replicas] for each in program.index)
         is_there = _is_there(program, records)
         each = each_params(with_params(program.traced.carry.models, params), 1)
-        # Models that the program does not have stay empty: zip ends with those that it has.
+        # `zip` stops after the program's models, so that further models stay empty.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
             mine = is_there[:, model]
             there = tuple(place[mine] for place in index)
@@ -58,16 +58,16 @@ class Result:
                 array[there] = np.asarray(values)[mine]
 
     def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
-        """Writes the records of a batch's first rounds where they belong."""
+        """Writes the records of a batch's first rounds into the result."""
         every, index = self.plan.grid.record_every, tuple(each[replicas] for each in program.index)
         rows = slice(1 + done // every)
         records, ends = cut(records, self.plan.grid, done)
         self.ended[index] = np.where(ends < 0, -1, ends * every)
         records = _of_those(_is_there(program, records), records)
-        # Metrics are missing in programs whose tasks do not have them.
+        # Write only the metrics that the program's tasks have.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
-            # Padding repeats the last replica: the same values are written again.
+            # Padding repeats the last replica, so it writes the same values again.
             cells = (*index, rows, *map(slice, values.shape[2:]))
             array[cells] = np.swapaxes(values[rows], 0, 1)
 
@@ -114,14 +114,14 @@ def no_records(compiled: Compiled) -> Record:
 
 
 def _is_there(program: Program, records: Record) -> np.ndarray:
-    """Returns whether each model is there, ``bool[replicas, models]``."""
+    """Returns whether each replica has each model, ``bool[replicas, models]``."""
     if isinstance(records.is_there, tuple):
         return np.ones((records.is_finite.shape[1], program.num_models), bool)
     return np.asarray(records.is_there[0])
 
 
 def _of_those(is_there: np.ndarray, records: Record) -> Record:
-    """Returns the records without those of models that are not there."""
+    """Returns the records with NaN metrics and zero counts for absent models."""
     if is_there.all():
         return records._replace(is_there=())
     metrics = {
@@ -133,14 +133,14 @@ def _of_those(is_there: np.ndarray, records: Record) -> Record:
 
 
 def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
-    """Returns the records with nothing after each replica's end, and the ends, or -1."""
+    """Empties the records after each replica's end, and returns them with the ends, or -1."""
     if grid.until is None:
         return records, np.full(records.is_finite.shape[1], -1)
     rows = slice(1 + done // grid.record_every)
     values = {name: x[rows] for name, x in records.metrics.items()}
     values |= {name: x[rows].cumsum(0) for name, x in records.counts._asdict().items()}
     ends = grid.until.first_record(values)
-    # Replicas that have ended are computed on while others of their batch have not.
+    # A replica that has ended is computed further until all replicas of its batch have ended.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
     metrics = {
         name: np.where(np.expand_dims(is_over, tuple(range(2, x.ndim))), np.nan, x)
@@ -159,7 +159,7 @@ def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
 
 
 def divergence(program: Program, replicas: np.ndarray, records: Record, done: int) -> str | None:
-    """Returns in words which model stopped being finite first, if any has."""
+    """Returns a message on the first model that stopped being finite, or None."""
     grid = program.grid
     up_to_ends, _ = cut(records, grid, done)
     record = first_not_finite(up_to_ends.is_finite[: 1 + done // grid.record_every])

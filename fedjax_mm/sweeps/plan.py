@@ -22,14 +22,14 @@ from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 from fedjax_mm.sweeps.structures import programs_of
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
-_CACHE_BYTES = 512 * 2**10  # states of replicas that one CPU device works on at a time
+_CACHE_BYTES = 512 * 2**10  # of states of the replicas that one CPU device computes at a time
 
 
 class Compiled(NamedTuple):
     """A compiled program.
 
     Attributes:
-      program: what was compiled.
+      program: the program before compilation.
       batch_size: the replicas that it computes at once, on all devices together.
       call: `Program.segment` on all devices.
       num_bytes: memory of its arguments, results and temporaries, and of a batch's records.
@@ -42,11 +42,11 @@ class Compiled(NamedTuple):
 
     @property
     def num_batches(self) -> int:
-        """How often the program runs from start to end."""
+        """The number of batches into which the program's replicas are split."""
         return -(-len(self.program) // self.batch_size)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """The replicas of a batch; the last one is padded with copies of the last replica."""
+        """The replicas of a batch, the last batch padded with copies of the last replica."""
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 
@@ -60,7 +60,7 @@ class Compiled(NamedTuple):
         return float(np.mean(self.program.grid.costs(index)))
 
     def label(self, batch: int) -> str:
-        """The batch in words."""
+        """The label of a batch."""
         return self.program.label + (
             f", batch {batch + 1} of {self.num_batches}" if self.num_batches > 1 else ""
         )
@@ -74,9 +74,9 @@ class Plan:
       grid: the runs.
       where: the devices.
       compiled: the programs.
-      compile_seconds: of all programs together; NaN of an outline.
-      process_bytes: memory of this process, the programs included, before the first run.
-      limit: the memory that may be used, in bytes: on accelerators that of one device.
+      compile_seconds: of all programs together; NaN for an outline.
+      process_bytes: memory of this process, including the programs, before the first run.
+      limit: the memory that may be used, in bytes; on accelerators, of one device.
     """
 
     grid: Grid
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether the programs can be called; else this is an outline."""
+        """Whether the programs can be called, unlike those of an outline."""
         return not math.isnan(self.compile_seconds)
 
     @cached_property
@@ -103,7 +103,7 @@ class Plan:
 
     @cached_property
     def work(self) -> list[float]:
-        """The most local trainings of every batch, times what one costs."""
+        """The cost of each batch: its largest number of local trainings, times their mean cost."""
         return [
             self.grid.num_rounds * each.updates_per_round(batch) * each.cost(batch)
             for each, batch in self.batches
@@ -116,7 +116,7 @@ class Plan:
 
     @property
     def is_split(self) -> bool:
-        """Whether a program's runs would not have fitted all at once."""
+        """Whether a program's runs were too large for the memory to be computed all at once."""
         room = self.limit - (self.num_bytes - self.batch_bytes if self.where.is_cpu else 0)
         return any(each.num_bytes * each.num_batches > room for each in self.compiled)
 
@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def lines(self) -> list[str]:
-        """The work and the memory in words."""
+        """The work and the memory, as lines of text."""
         shared = f"on {self.where.mesh.size} devices, which share out the {self.where.axis}"
         number = f"{len(self.compiled)} program{'s'[: len(self.compiled) > 1]}"
         work = f"{self.client_updates:,} local trainings {shared}"
@@ -147,8 +147,8 @@ class Plan:
                 f"memory: at least {_in_gib(self.num_bytes)} = {_in_gib(self.process_bytes)} this "
                 f"process + {_in_gib(self.batch_bytes)} states and records of the largest batch + "
                 f"{_in_gib(self.result_bytes)} the result; {_in_gib(self.limit)} may be used",
-                "what a program needs for itself is known once it is compiled; batches get smaller "
-                "where that does not fit",
+                "a program's own memory is known once it is compiled; batches get smaller if it "
+                "does not fit",
             ]
         lines = [
             f"{number}, each compiled once, in {self.compile_seconds:.1f} s; {work}",
@@ -169,23 +169,24 @@ def make_plan(
     report: Callable[[str], None] = lambda _: None,
     approve: Callable[[str, str], None] | None = None,
 ) -> Plan:
-    """Compiles the programs of a grid, with as many replicas at once as do well and fit.
+    """Compiles the programs of a grid, with batches of a size that is fast and fits the memory.
 
     Args:
-      grid: what to compute.
-      split: the devices' axis, see `layout`. If None it is the replica axis wherever runs are
-        asynchronous, or clients have closed forms: adding up their sparse updates over devices
-        takes longer than making them.
-      limit: bytes of memory; by default 60 % of what is free.
+      grid: the runs to compute.
+      split: the devices' axis, see `layout`. None takes the replica axis if runs are asynchronous
+        or clients have closed forms, because adding up sparse updates over devices would take
+        longer than computing them.
+      limit: bytes of memory; by default 60 % of the free memory.
       batch_sizes: one for each program, to repeat an earlier plan.
-      report: receives what is being done, in words.
+      report: receives messages on progress.
       approve: called with every program's label and text, before it is compiled.
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
-      InterruptedRunError: if one of several processes was to stop.
+      InterruptedRunError: if one of several processes received a signal to stop.
     """
-    # One alone would leave the others waiting for it: they stop together, once all have compiled.
+    # If one process stopped here the others would hang in a collective. Agree to stop after all
+    # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
         plan = _make_plan(grid, split, limit, batch_sizes, report, approve)
@@ -203,14 +204,15 @@ def _make_plan(
     report: Callable[[str], None],
     approve: Callable[[str, str], None] | None,
 ) -> Plan:
-    """The plan of `make_plan`."""
+    """Returns the plan of `make_plan`."""
     programs, where, room, limit = _place(grid, split, limit)
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
     report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
     calls = list[Future[Any]]()
-    # XLA releases the interpreter's lock while it compiles: the next program is traced meanwhile.
+    # Compile in threads, because XLA releases the interpreter's lock while it compiles, so that the
+    # next program is traced meanwhile.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for program, size in zip(programs, batch_sizes, strict=True):
             lowered = _lower(program, size, where)
@@ -229,10 +231,10 @@ def make_outline(
     split: Literal["replicas", "clients"] | None = None,
     limit: float | None = None,
 ) -> Plan:
-    """Returns the plan of `make_plan` as far as tracing tells: nothing is compiled.
+    """Returns a plan like `make_plan`'s from tracing alone, without compilation.
 
-    Its programs cannot be called. Their memory is that of states and records, and as many replicas
-    as would then fit are computed at once.
+    Its programs cannot be called. Their memory is the memory of states and records, and batches are
+    of the size that would then fit.
 
     Args:
       grid: as in `make_plan`.
@@ -260,7 +262,8 @@ def _place(
     grid: Grid, split: Literal["replicas", "clients"] | None, limit: float | None
 ) -> tuple[list[Program], Layout, float, float]:
     """Returns the programs, the devices, the bytes for a batch, and those for all of it."""
-    # Programs list their runs: too many would fill the memory before a shape is known.
+    # Check the number of runs first, because programs list their runs, and too many would fill the
+    # memory before a shape is known.
     records, runs = grid.num_records + 1, math.prod(grid.shape)
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
     remedy = "take fewer seeds or points, or record less often (record_every)"
@@ -278,8 +281,8 @@ def _place(
                 f"{facts.updates_per_round:,} arrivals are {arrivals:,} arrivals; at most "
                 f"{2**31 - 1:,} are counted"
             )
-    # Closed forms are cheap and their updates sparse: `lax.psum` over devices would cost more, and
-    # it comes once for every few arrivals.
+    # Split replicas, because closed forms are cheap and their updates sparse, so that `lax.psum`
+    # over devices would cost more. In asynchronous runs it would come once for every few arrivals.
     if split is None and any(
         each.traced.facts.has_closed_form or not each.traced.facts.is_synchronous
         for each in programs
@@ -290,12 +293,12 @@ def _place(
 
 
 def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) -> None:
-    """Raises `ValueError` if something is known not to fit the memory, before it is made.
+    """Raises `ValueError` if something will not fit the memory, before it is allocated.
 
     Args:
       what: begins the message.
-      num_bytes: the least that it takes.
-      limit: bytes that may be used; by default 60 % of what is free, beside this process.
+      num_bytes: a lower bound on the memory that it takes.
+      limit: bytes that may be used; by default those of this process and 60 % of the free memory.
       remedy: ends the message.
     """
     used = psutil.Process().memory_info().rss
@@ -326,9 +329,9 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
-    """Replicas at once: what fits, and on CPUs what caches hold; batches of nearly equal size."""
+    """Returns the number of replicas at once: as fits the memory and, on CPUs, the caches."""
     state, most = num_bytes(program.traced.carry), room / _replica_bytes(program)
-    if state > room:  # compiling would take its time, and more memory
+    if state > room:  # refuse now, because compiling would take time and more memory
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
             "left for it; take fewer clients or models, or smaller ones, or allow more memory"
@@ -336,25 +339,26 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
     if where.is_cpu:
         per_device = _CACHE_BYTES // max(1, state) if program.traced.facts.vectorizes else 1
         most = min(most, where.padded(1) * max(1, per_device))
-    # Equal batches: the last one is padded to their size, which is work for nothing.
+    # Make batches nearly equal, because the last one is padded to the size of the others, which is
+    # wasted work.
     num_batches = -(-len(program) // max(1, int(most)))
     return where.padded(-(-len(program) // num_batches))
 
 
 def _replica_bytes(program: Program) -> float:
-    """A guess before compiling: old and new carry, temporaries, and rows on their way out."""
+    """Returns a guess before compiling: old and new carry, temporaries, and rows to be fetched."""
     state, record = num_bytes(program.traced.carry), num_bytes(program.traced.record)
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
 
 def jitted(program: Program, where: Layout) -> Any:
-    """Returns `Program.segment` on all devices, taking `Program.inputs`; not yet traced."""
+    """Returns `Program.segment` on all devices, as a jitted function of `Program.inputs`."""
     segment = where.over(
         partial(program.segment, where.client_axis),
         in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), 0, None),
         out_axes=(0, 1),
     )
-    # Donated, the old carry gives its memory to the new one.
+    # Donate the old carry, so that the new one reuses its memory.
     return jax.jit(segment, donate_argnums=1)
 
 
@@ -363,7 +367,7 @@ def _lower(program: Program, size: int, where: Layout) -> Any:
 
 
 def memory_of(call: Any) -> float:
-    """Returns the bytes that a compiled function takes on a device; NaN if unknown."""
+    """Returns the bytes that a compiled function takes on a device, or NaN if unknown."""
     analysis = call.memory_analysis()
     if analysis is None:
         return math.nan
@@ -372,7 +376,7 @@ def memory_of(call: Any) -> float:
 
 
 def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> Compiled:
-    """The compiled program; with fewer replicas if it turned out not to fit."""
+    """Returns the compiled program, compiled again with fewer replicas if it does not fit."""
     needed = memory_of(call)
     if where.is_cpu:  # all devices and the records of a batch share the host's memory
         records = (program.grid.num_records + 1) * num_bytes(program.traced.record)
@@ -385,13 +389,13 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
             f"{_in_gib(room)} are left for them; record less often (record_every), or allow more "
             "memory"
         )
-    # A little less than in proportion, since not all temporaries shrink with the batch.
+    # Take a little less than in proportion, because not all temporaries shrink with the batch.
     smaller = where.padded(max(1, int(0.9 * size * room / needed) - where.padded(1)))
     return _fit(program, smaller, _lower(program, smaller, where).compile(), where, room)
 
 
 def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
-    """The labelled result, while it is made."""
+    """Returns the bytes of the labelled result, while it is made."""
     cells = math.prod(grid.shape) * (grid.num_records + 1)
     shapes = metric_shapes(programs).values()
     metrics = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)

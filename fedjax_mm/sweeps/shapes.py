@@ -15,15 +15,15 @@ from fedjax_mm.sweeps.program import Program, num_bytes
 
 
 def metric_shapes(programs: Sequence[Program]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Returns the shape of one model's metrics, the largest of all programs, and their types.
+    """Returns the largest shape of each metric of one model over all programs, and its type.
 
     Raises:
-      ValueError: if a metric has another number of axes in other programs.
+      ValueError: if a metric's number of axes differs between programs.
     """
     found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for program in programs:
         for name, x in program.traced.record.metrics.items():
-            # Where a model is not there its metrics are NaN: counts and truths become floats.
+            # Absent models have NaN metrics, so metrics of integers and booleans become floats.
             dtype, shape = np.dtype(x.dtype if x.dtype.kind == "f" else float), x.shape[1:]
             largest, _ = found.get(name, (shape, dtype))
             if len(largest) != len(shape):
@@ -39,7 +39,7 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
     """Returns the shapes of the final parameters of every model, if they are kept.
 
     Raises:
-      ValueError: if a model's parameters have another structure in other programs.
+      ValueError: if the structure of a model's parameters differs between programs.
     """
     each = [
         jax.eval_shape(each_params, program.traced.carry.models)

@@ -18,7 +18,7 @@ def programs_of(grid: Grid) -> list[Program]:
 
 
 def _classes(grid: Grid, name: str) -> list[list[int]]:
-    """Returns the positions on an axis, those of one program together."""
+    """Returns the positions on an axis, grouped by program."""
     found: dict[Hashable, list[int]] = {}
     key_of = grid.together.get(name)
     for place, value in enumerate(grid.axes[name]):
@@ -34,12 +34,13 @@ def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
     mesh = np.meshgrid(*positions, range(grid.num_seeds), indexing="ij")
     index = tuple(each.ravel() for each in mesh)
     if grid.together:
-        # Replicas that are computed at once wait for the longest: similar ones are neighbours.
+        # Sort similar replicas next to each other, because replicas that are computed at once wait
+        # for the longest.
         at = dict(zip(grid.axes, index, strict=False))
         order = np.lexsort([at[name] for name in grid.together])
         index = tuple(each[order] for each in index)
     at = dict(zip(grid.axes, index, strict=False))
-    # Of the type that JAX gives to Python floats, with and without x64.
+    # Use the type that JAX gives to Python floats, with and without x64.
     numbers = {
         name: np.asarray(values, jnp.result_type(float))[at[name]]
         for name, values in grid.axes.items()

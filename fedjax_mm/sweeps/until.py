@@ -12,11 +12,13 @@ _LARGEST = 2**31 - 1  # counts are int32
 
 
 class Until(NamedTuple):
-    """Target for a metric; a run ends with the first record in which all its models meet it.
+    """Target for a metric.
+
+    A run ends with the first record in which all its models meet the target.
 
     Attributes:
       metric: a recorded metric, or a count since the start: client_updates, gradients, idle_rounds.
-        Counts only grow, so that they have no `at_most`.
+        A count takes no `at_most`, because it only grows.
       at_least: the smallest value that meets the target; give this or `at_most`.
       at_most: the largest value that meets the target.
 
@@ -61,12 +63,13 @@ class Until(NamedTuple):
         """Returns whether all models meet the target, from a record's metrics ``[..., models]``."""
         values, least = metrics[self.metric], self.at_least
         if least is not None and jnp.issubdtype(values.dtype, jnp.integer):
-            # A comparison as floats would round large counts, on the device unlike on the host.
+            # Compare integers, because as floats large counts would be rounded, differently on
+            # device and host.
             least = math.ceil(least)
         is_met = values <= self.at_most if least is None else values >= least
         return jnp.all(is_met, axis=-1)
 
     def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:
-        """Returns the first record that meets it, or -1; metrics are ``[records, ..., models]``."""
+        """Returns the first record that meets the target in ``[records, ..., models]``, or -1."""
         is_met = np.asarray(self.is_met(metrics))
         return np.where(is_met.any(0), is_met.argmax(0), -1)

@@ -2,7 +2,7 @@
 
 Sections 4.3 and 4.5 treat model averaging with all clients, as Theorem 1 and Corollary 1 of Yu,
 Yang and Zhu (2018) do; section 5 treats cohorts. The learning rate is ``gamma``; the other symbols
-are explained in `fedjax_mm.theory.problem`. All broadcast.
+are explained in `fedjax_mm.theory.problem`. All arguments broadcast.
 """
 
 from collections.abc import Callable
@@ -79,12 +79,12 @@ def corollary_part_2(T: ArrayLike, problem: Problem) -> FloatArray:
     name = "Corollary, part 2,"
     N, E, L, G, sigma, gap = problem.symbols(name, "N E L G sigma gap")
     (T,) = in_range(name, problem, T=T)
-    # Both sides are raised to the fourth power: whole numbers are then compared without rounding.
+    # Raise both sides to the fourth power, so that whole numbers are compared without rounding.
     small = {"E <= T^(1/4) / N^(3/4)": E**4 * N**3 <= T}
     require(name, {"T >= N": T >= N, **small}, T=T, N=N, E=E)
     root = np.sqrt(N * T)
     bound = 2 * L / root * gap + 4 / root * G**2 + sigma**2 / root
-    # E is in the hypothesis only: without this a grid over E would lose its axis.
+    # Broadcast with E, because E is in the hypothesis only and a grid over E would lose its axis.
     return np.broadcast_arrays(bound, E)[0]
 
 
@@ -167,8 +167,9 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
     ``L/2 gamma^2 / (N-1) (1/C - 1/N) (N (N-1) |G_bar|^2 - sum_{i != j} G_i . G_j)``
 
-    The paper reads from it that parallel updates suffice for zero. They do not: they have to be
-    equal. Updates 1 and 3 are parallel, and their noise is that of the example.
+    The paper concludes that parallel updates suffice for zero noise. They do not suffice, because
+    the updates have to be equal. The updates 1 and 3 of the example are parallel, and their noise
+    with C = 1 is not zero.
 
     Args:
       updates: as for `squared_step_25`.
@@ -190,7 +191,9 @@ def excess_noise_28(updates: ArrayLike, C: ArrayLike, gamma: ArrayLike, L: Array
 
 
 def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the bound of the mean squared gradient norm of training by cohorts; not the paper's.
+    """Returns the bound of the mean squared gradient norm of training by cohorts.
+
+    This bound is not in the paper.
 
     ``2 gap / (gamma E R) + gamma^2 L^2 G^2 (E-1)(2E-1) / 6
     + gamma L E Z^2 N/(N-1) (1/C - 1/N)`` bounds the mean over the R rounds of ``E|grad f|^2`` at
@@ -216,17 +219,17 @@ def cohort_bound(R: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray
     hypotheses = {"C <= N": C <= N, "gamma <= 1/(L E)": gamma * L * E <= 1 + _ROUND_OFF}
     require(name, hypotheses, C=C, N=N, gamma=gamma, L=L, E=E)
     drift = gamma**2 * L**2 * G**2 * (E - 1) * (2 * E - 1) / 6
-    # A single client is its own cohort: the noise is 0, not 0/0.
+    # With a single client the noise is 0; without the maximum it would be 0/0.
     noise = gamma * L * E * Z**2 * N / np.maximum(N - 1, 1) * (1 / C - 1 / N)
     return 2 * gap / (gamma * E * R) + drift + noise
 
 
 def optimal_cohort_size(cost: ArrayLike, problem: Problem, gamma: ArrayLike) -> FloatArray:
-    """Returns the cohort size that minimizes `cohort_bound` at constant cost R C; not the paper's.
+    """Returns the cohort size that minimizes `cohort_bound` at constant cost R C.
 
-    With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2`` the bound is, but for what does
-    not depend on C, ``a C + b N/(N-1) (1/C - 1/N)``, which ``C* = sqrt(b N / (a (N-1)))``
-    minimizes: larger cohorts leave fewer rounds, smaller ones are noisier.
+    This size is not in the paper. With ``a = 2 gap / (gamma E cost)`` and ``b = gamma L E Z^2`` the
+    bound is ``a C + b N/(N-1) (1/C - 1/N)`` plus terms that do not depend on C. Its minimizer is
+    ``C* = sqrt(b N / (a (N-1)))``: larger cohorts leave fewer rounds, smaller ones are noisier.
 
     Args:
       cost: local trainings in all rounds, R C.

@@ -1,4 +1,4 @@
-"""Constants of a task: exact where it knows them, else estimated at given points."""
+"""Constants of a task: exact if the task has closed forms, else estimated at given points."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,8 +23,8 @@ class Constant(NamedTuple):
       value: the number, or an array.
       known: "exact"; "bound", at least (or at most) the truth; or "estimate", from finitely many
         points.
-      error: the estimate's own residual; 0 where it is exact. At other points than the given ones
-        the truth may be further off.
+      error: the estimate's residual; 0 if exact. At other points than the given ones the truth may
+        be further off.
     """
 
     value: Any
@@ -147,8 +147,8 @@ def _curvature(
         gradient = jax.grad(lambda x: loss(unravel(x)))
 
         def product(vector: Float[Array, " dim"]) -> Float[Array, " dim"]:
-            # Forward over reverse: a Hessian-vector product costs a few gradients, and the Hessian
-            # is never built.
+            # Use forward over reverse mode, so that a Hessian-vector product costs a few gradients
+            # and the Hessian is never built.
             return jax.jvp(gradient, (flat,), (vector,))[1]
 
         start = jax.random.normal(rng_key, flat.shape, flat.dtype)
@@ -179,8 +179,8 @@ def extreme_eigenvalues(
       num_steps: products.
 
     Returns:
-      The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals: an eigenvalue of H
-      is at most so far away.
+      The two eigenvalues, and the norms ``|H v - theta v|`` of their residuals. Within this
+      distance of each is an eigenvalue of H.
 
     Reference: Golub and Van Loan (2013), Matrix Computations, section 10.3.
     """
@@ -191,13 +191,13 @@ def extreme_eigenvalues(
         image = product(vector)
         scale = jnp.maximum(scale, jnp.linalg.norm(image))
         diagonal = vector @ image
-        # Once leaves a share of the basis where most of the image cancels: twice is enough
-        # (Parlett).
+        # Orthogonalize twice, because after one pass a share of the basis remains if most of the
+        # image cancels; two passes are enough (Parlett).
         for _ in range(2):
             image = image - basis.T @ (basis @ image)
         norm = jnp.linalg.norm(image)
-        # An invariant subspace leaves round-off for the next vector: the iteration ends there. Its
-        # length is fixed for lax.scan, so that the steps after the end are marked by NaN.
+        # End the iteration at an invariant subspace, which leaves only round-off for the next
+        # vector. Mark the steps after the end by NaN, because lax.scan has a fixed length.
         is_alive_after = is_alive & (norm > jnp.finfo(norm.dtype).eps * scale)
         vector = jnp.where(is_alive_after, image / norm, 0)
         entries = jnp.where(is_alive, diagonal, jnp.nan), jnp.where(is_alive_after, norm, 0)
@@ -207,7 +207,8 @@ def extreme_eigenvalues(
     first = start / jnp.linalg.norm(start)
     carry = empty, first, jnp.array(True), jnp.zeros((), start.dtype)
     _, (diagonal, off_diagonal) = lax.scan(step, carry, jnp.arange(num_steps))
-    # Steps after the end repeat the first entry, which is between the extremes: 0 might not be.
+    # Fill the steps after the end with the first entry, which lies between the extremes, as 0 might
+    # not.
     diagonal = jnp.where(jnp.isnan(diagonal), diagonal[0], diagonal)
     inner = off_diagonal[:-1]
     values, vectors = jnp.linalg.eigh(jnp.diag(diagonal) + jnp.diag(inner, 1) + jnp.diag(inner, -1))
@@ -241,7 +242,7 @@ def _gradient_norms(task: Task, points: Params) -> Float[Array, "points clients"
 
 def _over_points_and_clients(function: Callable[..., Any], task: Task, points: Params) -> Any:
     """Returns ``function(point, client)`` for all points and clients."""
-    # A trajectory may have many points: lax.map takes one after another, which bounds the memory.
+    # Use lax.map over the points, because a trajectory may have many and lax.map bounds the memory.
     clients = jnp.arange(task.num_clients)
     return lax.map(lambda point: jax.vmap(partial(function, point))(clients), points)
 
@@ -252,7 +253,7 @@ def example_gradients(
 ) -> tuple[Float[Array, "points clients"], Float[Array, "points clients"]]:
     """Returns ``|grad F_k|^2`` and the largest squared gradient of the client's examples.
 
-    The gradient of F_k is here the mean of its examples', even where the task's loss is their sum.
+    The gradient of F_k is here the mean over its examples, even if the task's loss is their sum.
 
     Args:
       task: its clients have examples.
@@ -265,7 +266,7 @@ def example_gradients(
         flat, unravel = ravel_pytree(point)
         num_examples = jnp.asarray(task.num_batches(client, 1))
 
-        # One example at a time, not a vmap over all: clients' numbers of examples differ.
+        # Take one example at a time, because clients differ in their numbers of examples.
         def add(step: Int[Array, ""], carry: tuple[Array, Array]) -> tuple[Array, Array]:
             total, largest = carry
             batch = task.batch(jax.random.key(0), client, step, Batching(1, "epochs"))
@@ -284,19 +285,20 @@ def estimate_noise(task: EpochTask, points: Params) -> tuple[Constant, Constant]
     """Returns beta_1 and beta_2 of ``|grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2``.
 
     They are the line of least squares through the largest example gradient of every client and
-    point, its slope at least 1 as the assumption asks, raised until no point lies above it.
+    point, its slope at least 1 as in the assumption, raised until no point lies above it.
 
     Args:
       task: its clients have examples.
       points: parameters with a leading axis, such as a trajectory.
 
     Returns:
-      beta_1 and beta_2, estimates; the error of beta_1 is by how much the line was raised.
+      beta_1 and beta_2, estimates; the error of beta_1 is the amount by which the line was raised.
 
     Reference: Bhuyan et al., Assumption 4.
     """
     squares, largest = (np.asarray(x, np.float64).ravel() for x in example_gradients(task, points))
-    # Equal squares (one point, or all at the minimum) determine no slope: the least one is taken.
+    # Take the smallest slope if all squares are equal (one point, or all at the minimum), because
+    # they determine none.
     slope = max(1.0, np.polyfit(squares, largest, 1)[0]) if np.ptp(squares) > 0 else 1.0
     rest = largest - slope * squares
     level = max(rest.max(), 0.0)

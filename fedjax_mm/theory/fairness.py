@@ -9,7 +9,9 @@ from fedjax_mm.theory.problem import FloatArray, Problem, in_range, require
 
 
 class Costs(NamedTuple):
-    """Costs of a trial; trials are compared fairly in those that are equal.
+    """Costs of a trial.
+
+    A comparison of trials is fair with respect to the costs that are equal.
 
     Attributes:
       g: gradients of examples in a round, eq. (1).

@@ -122,7 +122,7 @@ def theorem_3_1_learning_rates(
 
     Reference: Cho et al., Theorem 3.1.
     """
-    # eta_g is without T: broadcast first, so that both rates have the axes of all three.
+    # Broadcast first, so that both rates have the axes of all three, because eta_g is without T.
     T, E, C = np.broadcast_arrays(*in_range("Theorem 3.1", T=T, E=E, C=C))
     return 1 / (np.sqrt(T) * E), np.sqrt(E * C)
 
@@ -162,7 +162,8 @@ def theorem_3_1_full(
     N, E, L, L_c, beta, sigma, gap = problem.symbols(name, "N E L L_c beta sigma gap")
     T, eta_l, eta_g = in_range(name, problem, T=T, eta_l=rates[0], eta_g=rates[1])
     beta_prime, kappa_prime = lemma_b_1(problem)
-    # Printed so: beta^2 >= 1 makes beta' at least sqrt(2), and 1/beta' is always the smaller one.
+    # Keep the minimum as printed, though 1/beta' is always the smaller one, because beta^2 >= 1
+    # makes beta' at least sqrt(2).
     local = np.minimum(1, 1 / beta_prime) / (4 * E * L)
     hypotheses = {
         "eta_l eta_g <= 1/(4 E L)": eta_l * eta_g <= 1 / (4 * E * L),

@@ -59,7 +59,7 @@ def theorem_1(t: ArrayLike, problem: Problem, rate: Rate, D: ArrayLike) -> Float
 
 
 def theorem_1_terms(problem: Problem, rate: Rate, D: ArrayLike) -> tuple[FloatArray, FloatArray]:
-    """Returns the noise's and the start's term of `theorem_1`; nu is the larger one.
+    """Returns the two terms of `theorem_1` whose larger one is nu, for the noise and the start.
 
     They are ``beta^2 (B + C) / (beta mu - 1)`` and ``D (1 + gamma)``.
 
@@ -91,9 +91,9 @@ def _terms(
         "gamma > 4 L beta - 1": gamma > 4 * L * beta - 1,
     }
     require(name, hypotheses, N=N, M=M, mu=mu, L=L, beta=beta, gamma=gamma)
-    # sigma^2 is the mean over clients: (1/N^2) sum_k sigma_k^2 = sigma^2 / N.
+    # sigma^2 is the mean over clients, so that (1/N^2) sum_k sigma_k^2 = sigma^2 / N.
     B = 6 * L * Gamma + sigma**2 / N + 8 * (E - 1) ** 2 * G**2
-    # M <= N: a single client trains a single model, and nothing is sampled.
+    # With N = 1, C is 0, because M <= N = 1 and nothing is sampled.
     C = (M - 1) / np.where(N > 1, N - 1, 1) * E**2 * G**2
     return beta**2 * (B + C) / (beta * mu - 1), D * (1 + gamma)
 
@@ -211,7 +211,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     hypotheses = {"beta_1 + beta_2 G^2 > 0": noise > 0}
     require(name, hypotheses, S=S, G=G, beta_1=beta_1, beta_2=beta_2)
     share = np.minimum(eta * V / (2 * E * np.sqrt(noise)), 1)
-    # The product S * share is rounded (49 * (1 / 49) < 1): the neighbours are compared too.
+    # Compare the neighbours, too, because the product S * share is rounded (49 * (1 / 49) < 1).
     unused = np.floor(S * share)
     unused = np.where((unused + 1) / S <= share, unused + 1, unused)
     unused = np.where(unused / S > share, unused - 1, unused)

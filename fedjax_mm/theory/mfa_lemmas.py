@@ -147,7 +147,7 @@ def iterated_recursion(
     name = "The recursion (32)"
     _, V, Delta_1 = in_range(name, problem, num_frames=num_frames, V=V, Delta_1=Delta_1)
     symbols = (*problem.symbols(name, "M E mu L G"), *rate.symbols(), V, Delta_1)
-    # The start is given and not computed: it takes the shape that the frames after it will have.
+    # Broadcast the given start to the shape of the frames after it.
     errors = [np.broadcast_to(Delta_1, np.broadcast(*symbols).shape)]
     for frame in range(1, num_frames):
         errors.append(recursion(errors[-1], problem, rate.at(frame), V))

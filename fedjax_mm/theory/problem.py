@@ -1,8 +1,8 @@
 """Problem and Rate: the symbols of all statements, and the checks of their ranges and hypotheses.
 
 Papers name the same number differently; here it has one symbol everywhere. A statement takes from
-the problem the symbols of its formula and ignores the others, but for their shapes. Outside of its
-hypotheses, and if a symbol is missing, it raises `ValueError` and names the hypothesis or the
+the problem the symbols of its formula and ignores the others, except for their shapes. Outside of
+its hypotheses, and if a symbol is missing, it raises `ValueError` and names the hypothesis or the
 symbol.
 
 Symbols that are arguments of their own:
@@ -28,8 +28,8 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray: TypeAlias = NDArray[np.float64]
 
-# Ranges of single symbols. Rate checks its own two: its gamma may be negative, and its beta is not
-# the dissimilarity, which is at least 1.
+# Ranges of single symbols. Rate checks its two symbols itself, because its gamma may be negative,
+# and its beta is not the dissimilarity, which is at least 1.
 _AT_LEAST = {
     **dict.fromkeys(("N", "M", "E", "C", "S", "beta", "beta_2"), 1),
     **dict.fromkeys(("Gamma", "G", "Z", "sigma", "gap", "beta_1", "kappa"), 0),
@@ -41,7 +41,7 @@ _ABOVE = {
     **dict.fromkeys(("eta", "eta_l", "eta_g", "gamma", "epsilon", "constant", "B", "epochs"), 0),
 }
 _COUNTS = ("N", "M", "E", "C", "S")  # whole numbers
-# What papers and users call them, beside the names here.
+# Other names of the symbols, in papers and among users.
 _ALSO = {"tau": "E", "I": "E", "m": "C", "n_k": "S", "L_s": "L", "sigma_g": "sigma"}
 
 
@@ -51,7 +51,7 @@ def require(statement: str, hypotheses: Mapping[str, ArrayLike], **given: ArrayL
     Args:
       statement: the name of the statement, as in "Theorem 1".
       hypotheses: for each, as it is printed, whether it holds.
-      **given: numbers by their symbols; the message has those that the hypothesis mentions.
+      **given: numbers by their symbols; the message has the numbers that the hypothesis mentions.
 
     Example:
       >>> require("Theorem 1", {"beta > 1/mu": 3.0 > 1 / 0.2}, beta=3.0, mu=0.2, L=1.0)
@@ -110,7 +110,7 @@ def _check_shapes(statement: str, numbers: Mapping[str, ArrayLike]) -> None:
         listed = ", ".join(f"{symbol} of shape {shape}" for symbol, shape in shapes.items())
         raise ValueError(
             f"{statement} needs arrays that broadcast; given {listed}; for all combinations give "
-            "each an axis of its own: several M beside rounds t are a column, M=[[1], [2], [5]]"
+            "each an axis of its own: several M with rounds t are a column, M=[[1], [2], [5]]"
         ) from None
 
 
@@ -135,14 +135,15 @@ def _with_known_symbols(kind: type["Problem"]) -> type["Problem"]:
     return kind
 
 
-# Arrays have no truth value, so that a generated __eq__ would raise: eq=False.
+# No generated __eq__, because it would raise for arrays, which have no truth value.
 @_with_known_symbols
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Problem:
-    """Constants of a federated problem and of how it is trained.
+    """Constants of a federated problem and of its training.
 
-    Give those that a statement needs. All may be arrays, which broadcast. A statement about all
-    models at once (a minimum or a maximum over m in the paper) is about all entries of the arrays.
+    Give the constants that a statement needs. All may be arrays, which broadcast. A statement about
+    all models at once (a minimum or a maximum over m in the paper) is about all entries of the
+    arrays.
 
     Attributes:
       N: clients (Cho et al. have M).
@@ -155,8 +156,8 @@ class Problem:
       L_c: Lipschitz constant of every client's loss.
       Gamma: F* - mean of F_k*, the heterogeneity.
       G: bound of the gradients' norm over clients, local and global iterates.
-      Z: bound of the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of a
-        client's gradients in a round and G_bar the clients' mean; G is such a bound.
+      Z: bound of the root mean square over clients of |G_i - G_bar| / E, for the sum G_i of a
+        client's gradients in a round and the clients' mean G_bar; G is such a bound.
       sigma: bound of the stochastic gradients' standard deviation (Cho et al. have sigma_g), 0 for
         full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most
         2 sqrt(beta_1 + beta_2 G^2).
@@ -167,7 +168,7 @@ class Problem:
       gap: objective at the start above its infimum.
 
     Raises:
-      TypeError: for a symbol that is not one of these, with the one that was meant.
+      TypeError: for an unknown symbol, with the symbol that was probably meant.
       ValueError: naming the first symbol that is out of its range, or arrays that do not broadcast.
 
     Example:
@@ -206,7 +207,7 @@ class Problem:
     def symbols(self, statement: str, names: str, *, real: str = "") -> list[FloatArray]:
         """Returns the symbols with these names, separated by spaces, in this order.
 
-        Counts must be whole, but for the one named `real`, between whose values a statement
+        Counts must be whole, except the one named by `real`, between whose values a statement
         interpolates.
 
         Example:
@@ -258,7 +259,11 @@ class Rate:
 
     @classmethod
     def of(cls, given: Any, statement: str) -> "Rate":
-        """Returns a rate; `TypeError` if it is something else, such as a number."""
+        """Returns the given rate.
+
+        Raises:
+          TypeError: if it has another type, such as a number.
+        """
         if not isinstance(given, cls):
             remedy = "give Rate(beta=..., gamma=...), which falls as the theorem wants it"
             raise TypeError(f"{statement} needs a Rate, not {given!r}; {remedy}")

@@ -1,4 +1,4 @@
-"""Measured rates of convergence, to compare with those that are proven."""
+"""Measured rates of convergence, to compare with proven rates."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fedjax_mm.checks import check_count
 from fedjax_mm.theory.problem import FloatArray
 
 MFA_RAND_EXPONENT, MFA_RR_EXPONENT = 0.5, 1.0
-"""Of Theorem 1's bound in t + gamma, and of Theorem 2's in t/M + gamma."""
+"""Exponents of Theorem 1's bound in t + gamma, and of Theorem 2's bound in t/M + gamma."""
 
 
 class MeasuredRate(NamedTuple):
@@ -31,7 +31,7 @@ class Bootstrap(NamedTuple):
 
     Attributes:
       confidence: share of the resampled slopes between the ends, which are quantiles.
-      num_resamples: draws of as many seeds as there are, with replacement.
+      num_resamples: number of draws of all seeds with replacement.
       seed: of the draws.
     """
 
@@ -60,7 +60,7 @@ def fit_rate(
       bootstrap: of the interval.
 
     Raises:
-      ValueError: if there are not two seeds and two records with positive errors.
+      ValueError: unless at least two seeds and two records have positive errors.
 
     Example:
       >>> t = np.arange(1, 1001)
@@ -84,10 +84,10 @@ def fit_rate(
     t, values = t[inside], values[:, inside]
     if not np.all(values.mean(0) > 0):
         raise ValueError("the mean error is 0 somewhere; end the window before")
-    # The theorems bound the mean error: the logarithm is taken after the mean over seeds.
+    # Take the logarithm after the mean over seeds, because the theorems bound the mean error.
     logs, size = np.log(t + gamma), len(values)
     slope = _slope(logs, np.log(values.mean(0)))
-    # Whole seeds are resampled, not records: those of one seed depend on each other.
+    # Resample whole seeds, because the records of one seed depend on each other.
     draws = np.random.default_rng(bootstrap.seed).integers(
         size, size=(bootstrap.num_resamples, size)
     )

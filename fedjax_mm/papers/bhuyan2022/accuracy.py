@@ -66,7 +66,7 @@ class Trainings(Seeded):
 
 
 def draw_of(stack: FederatedData, seed: Any) -> FederatedData:
-    """Returns the draw of the data that a run with this seed has; `seed` may be traced."""
+    """Returns the draw of the data for a run with this seed, which may be traced."""
     # CelebA's files are a single draw for all seeds.
     return stack.select(seed % len(stack.train.counts))
 
@@ -90,7 +90,7 @@ def largest_shares(stack: FederatedData, num_seeds: int) -> list[float]:
 
 
 def accuracies_of(result: xr.Dataset, stacks: Sequence[FederatedData]) -> xr.Dataset:
-    """Returns the accuracies of a sweep and what diverged; the manifest has the data's names."""
+    """Returns the accuracies and divergences of a sweep, with the data's names in the manifest."""
     names = list(dict.fromkeys(stack.name for stack in stacks))
     about = result.attrs["manifest"] | {"datasets": names}
     kept = [*(f"{part}_accuracy" for part in PARTS), "diverged"]
@@ -104,21 +104,21 @@ def by_part(result: xr.Dataset, name: str) -> xr.DataArray:
 
 
 def rounds_to_targets(accuracy: xr.DataArray, targets: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round at which every model has reached its target; NaN if none.
+    """Returns the first recorded round at which every model has reached its target, or NaN.
 
     Args:
-      accuracy: over ``(..., round, model)``; NaN where a model is not there.
+      accuracy: over ``(..., round, model)``; NaN for absent models.
       targets: for some of the other dimensions.
     """
-    # A model that is good by its start has not learned anything: round 0 does not count.
+    # Skip round 0, because a model that is good from the start has not learned anything.
     trained = accuracy.sel(round=accuracy["round"] > 0)
     return rounds_to(0.0, (targets - trained).max("model"))
 
 
 def running_mean(accuracy: xr.DataArray, size: int) -> xr.DataArray:
-    """Returns the mean of each record and those before it; NaN where they are less than `size`."""
-    # Added up record by record: a sum over an axis depends, in its last digit, on the memory's
-    # order, and one model would not reach its own mean.
+    """Returns the means of `size` successive records, or NaN at the first records."""
+    # Add up record by record, because the last digit of a sum over an axis depends on the memory's
+    # order, so that one model would not reach its own mean.
     exact = accuracy.astype(float)
     return sum((exact.shift(round=lag) for lag in range(1, size)), exact) / size
 
@@ -153,7 +153,7 @@ def rounds_to_all(alone: xr.DataArray, together: xr.DataArray, size: int) -> Rou
         targets = alone.isel(round=-1, drop=True)
         return Rounds(rounds_to(0.0, targets - alone), rounds_to_targets(together, targets))
 
-    # Nothing has been learned in round 0: it is in no window either.
+    # Leave round 0 out of the windows, too, because nothing has been learned in it.
     curves = [each.sel(round=each["round"] > 0) for each in (alone, together)]
     at_once, on_average = first(*curves), first(*(running_mean(each, size) for each in curves))
     all_of_it = xr.full_like(at_once.alone, alone["round"][-1].item())
@@ -168,7 +168,7 @@ def beats_majority(who: str, ahead: xr.DataArray) -> Check:
     """Checks that accuracies are far enough ahead of the most frequent class.
 
     Args:
-      who: has the accuracies.
+      who: the name of the method or model with these accuracies.
       ahead: points over ``(..., "seed")``.
     """
     text = f"{who} is more than {_ABOVE} points above the most frequent class"

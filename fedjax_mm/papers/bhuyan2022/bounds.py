@@ -1,4 +1,4 @@
-"""Theorem 1 and Corollary 1: bounds beside measured errors on the quadratic."""
+"""Theorem 1 and Corollary 1: bounds and measured errors on the quadratic."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,7 +124,7 @@ class Bounds(Config):
 
     def constants(self, method: Method) -> xr.Dataset:
         """Returns the constants of the theorem's hypotheses, N, L, beta and gamma, for every mu."""
-        # Settings are checked before JAX may start its devices: this is NumPy.
+        # Use NumPy, because settings are checked before JAX may start its devices.
         mu = xr.DataArray(list(self.mu), {"mu": list(self.mu)})
         smoothness = mu + largest_curvature(self.num_clients, self.block_size)
         beta, gamma = _METHODS[method].rate(smoothness, mu, self)
@@ -224,7 +224,7 @@ def _of_method(symbols: xr.Dataset, runs: xr.DataArray) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Bounds) -> xr.Dataset:
-    """Returns constants, errors beside bounds at some of the records, and exponents."""
+    """Returns constants, errors and bounds at some of the records, and exponents."""
     each, result = symbols(result, config), result.rename(_NAMES)
     numbers = [_of_method(known, result.distance.sel(algorithm=known.algorithm)) for known in each]
     (mean, error), ratio = estimate(result.distance), result.bound / result.largest
@@ -308,7 +308,7 @@ def judge_theorem(
 
 
 def judge_theorem_1(measured: xr.Dataset, config: Bounds) -> Iterator[Ruling | Check]:
-    """Rules on Theorem 1, and on what is said of its dependence on M."""
+    """Rules on Theorem 1, and on the statements about its dependence on M."""
     yield from judge_theorem("theorem-1", "MFA-Rand", measured, config)
     if "MFA-Rand" in config.algorithms:
         here = measured.sel(algorithm="MFA-Rand", drop=True)
@@ -348,7 +348,7 @@ def _check_rate(method: Method, measured: xr.Dataset) -> Iterator[Check]:
     falls = f"{method}: errors fall at least as {power} in the later half{statement.proof}"
     yield check(falls, is_fast, f"the slowest, at {where}: {rate}")
     if 1 in here.E.values:
-        # A check that cannot fail would say nothing: a model that never moves must be found out.
+        # Check that a model that never moves would fail, because a check that cannot fail is empty.
         frozen = here.frozen_found_in_round.sel(E=1, mu=here.mu.max())
         evidence = f"in the round {describe(frozen, form=',.0f', missing='never')}"
         text = f"{method}: a model frozen at its start would violate {theorem} within"

@@ -69,7 +69,7 @@ def _spread(gap: xr.DataArray) -> xr.DataArray:
 
 
 def _log_ratio(gap: xr.DataArray) -> float:
-    """Returns log10 of MFA-Rand's spread over MFA-RR's; NaN if neither spreads."""
+    """Returns log10 of MFA-Rand's spread over MFA-RR's, or NaN if neither spreads."""
     rand, rr = _spread(gap).sel(algorithm=list(_ALGORITHMS)).values
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.log10(rand / rr))

@@ -77,7 +77,7 @@ def measure(result: xr.Dataset, config: GainSweep) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: GainSweep) -> Iterable[Ruling]:
-    """The gain increases with M; one that was not reached is below that of the last round."""
+    """Rules on the growth of the gain with M, where an unreached target bounds the gain above."""
     gains, alone = measured.gain_per_seed, measured.rounds_per_seed.sel(M=1, drop=True)
     limits = Limits(gains.fillna(0.0), gains.fillna(gains.M * alone / config.num_rounds))
     yield ruling("increases", median_more(limits.trend.beside(0.5), by=0.5))

@@ -132,14 +132,15 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
                 execution=how,
             )
 
-    # FedAvg on one model comes first, with targets that no accuracy reaches: its accuracies after
-    # T_1 rounds are the targets of several models, at which these end.
+    # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
+    # rounds are the targets at which the runs of several models end.
     beyond = np.full((len(_ALGORITHMS), config.num_seeds, len(PARTS)), 2, np.float32)
     alone = runs("alone", (1,), config.num_rounds, beyond)
     curves = by_part(alone.isel(num_models=0, model=0), "accuracy")
     curves = curves.transpose("round", "algorithm", "seed", "part")
     start, end = curves.values[[0, -1]]
-    # A target that the start meets would end a run there, where it does not count.
+    # Drop targets that the start meets, because they would end a run in round 0, which does not
+    # count.
     targets = np.where((end > start).any(axis=-1, keepdims=True), end, beyond)
     together = runs("together", config.num_models[1:], config.most_rounds, targets)
     both = xr.concat([alone, together], "num_models", join="outer", combine_attrs="override")
@@ -160,8 +161,8 @@ def median(samples: xr.DataArray) -> Estimate:
     Args:
       samples: over dimensions with "seed"; -inf and inf are below and above all other numbers.
     """
-    # Where accuracies go up and down, a target may be passed by chance early on: a single seed can
-    # then rule a mean, but not a median.
+    # Use the median, because fluctuating accuracies may pass a target early by chance, and a single
+    # such seed can dominate a mean.
     values = samples.transpose(..., "seed")
     size, center = samples.sizes["seed"], values.isel(seed=0, drop=True)
     drawn = np.random.default_rng(0).integers(size, size=(1000, size))
@@ -254,13 +255,13 @@ def _above_one(measured: xr.Dataset, config: GainVersusModels) -> list[Any]:
 
 
 def _excess(measured: xr.Dataset) -> xr.DataArray:
-    """Returns the mean of g / M over M > 1 of every seed; 0 counts for what was not reached."""
+    """Returns the mean of g / M over M > 1 of every seed, with 0 for unreached targets."""
     gains = _judged(measured).fillna(0.0)
     return (gains / gains.M).sel(M=gains.M > 1).mean("M")
 
 
 def _rank_correlation(x: xr.DataArray, y: xr.DataArray) -> float:
-    """Returns Spearman's rho; NaN if all values are equal."""
+    """Returns Spearman's rho, or NaN if all values are equal."""
     from scipy.stats import rankdata
 
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -268,7 +269,7 @@ def _rank_correlation(x: xr.DataArray, y: xr.DataArray) -> float:
 
 
 def _of_share(measured: xr.Dataset) -> str:
-    """Returns how MFA-RR's gains go with the largest client's share, in words."""
+    """Returns a text on the dependence of MFA-RR's gains on the largest client's share."""
     excess = _excess(measured).sel(algorithm="MFA-RR", drop=True)
     return "Spearman's rho of MFA-RR's gain with that share over seeds: " + ", ".join(
         f"{source} {_rank_correlation(measured.largest_share.sel(at), excess.sel(at)):.2f}"
@@ -278,7 +279,7 @@ def _of_share(measured: xr.Dataset) -> str:
 
 
 def table(measured: xr.Dataset, config: GainVersusModels) -> Sequence[Table]:
-    """Returns the median gains, FedAvg's accuracies, and what the largest client does to gains."""
+    """Returns the median gains, FedAvg's accuracies, and the largest client's effect on gains."""
     missed = config.num_seeds - measured.reached
     text = "\nnot reached\nin " + missed.astype(str).astype(object) + f" of {config.num_seeds}"
     gains = cells(measured.gain, measured.gain_standard_error, missing="no median")

@@ -24,14 +24,14 @@ Models = Annotated[tuple[Count, ...], AfterValidator(_from_one)]
 
 
 def rounds_to(target: Any, curves: xr.DataArray) -> xr.DataArray:
-    """Returns the first recorded round with at most the target; NaN if there is none."""
+    """Returns the first recorded round with at most the target, or NaN."""
     curves = curves.transpose(..., "round")
     rounds = first_round_below(curves, curves["round"], target)
     return curves.isel(round=0, drop=True).copy(data=rounds)
 
 
 class Limits(NamedTuple):
-    """What is known of a quantity of every seed: where a target was reached both limits are equal.
+    """Limits of a quantity of every seed, which are equal if the target was reached.
 
     Attributes:
       low: over ``(..., "seed")``.
@@ -42,7 +42,7 @@ class Limits(NamedTuple):
     high: xr.DataArray
 
     def beside(self, margin: float) -> xr.DataArray:
-        """Returns the limit that decides on which side of a margin a seed is; NaN if neither."""
+        """Returns the limit that decides a seed's side of the margin, or NaN if neither does."""
         sure = (self.low > margin) | (self.low == self.high)
         return self.low.where(sure, self.high.where(self.high < margin))
 

@@ -44,7 +44,7 @@ def run(config: Growing, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
-    """Returns constants, errors beside bounds, and the growth of (t/M + gamma) times the error."""
+    """Returns constants, errors and bounds, and the growth of (t/M + gamma) times the error."""
     constants, result = known(config), result.rename(_NAMES)
     time = (result["round"] + 1) / result.M + constants.rate.gamma
     mean, error = estimate(result.distance)
@@ -52,7 +52,7 @@ def measure(result: xr.Dataset, config: Growing) -> xr.Dataset:
     few = np.geomspace(1, result.sizes["round"] - 1, 11).round().astype(int)
     curves = {"error": mean, "standard_error": error, "bound": result.bound, "ratio": ratio}
     measured = xr.Dataset(curves).isel(round=sorted({0, *few.tolist()}))
-    # The third and the last quarter of the rounds: means, because one record is noisy.
+    # Take means over the third and the last quarter of the rounds, because one record is noisy.
     end = result.sizes["round"]
     quarters = slice(end // 2, 3 * end // 4), slice(3 * end // 4, end)
     third, last = ((result.distance * time).isel(round=each).mean("round") for each in quarters)
@@ -86,7 +86,7 @@ def _exponents(distance: xr.DataArray, time: xr.DataArray) -> dict[str, Any]:
 
 
 def judge(measured: xr.Dataset, config: Growing) -> Iterator[Ruling | Check]:
-    """Rules on Theorem 2 and its order 1/t; what other samples do is a check."""
+    """Rules on Theorem 2 and its order 1/t, and checks other sample sizes."""
     keys = "theorem-2", "order-one-over-t", "more-models-more-rounds"
     if "growing" in config.samples:
         yield from _judge_growing(measured.sel(sample="growing", drop=True))
@@ -111,7 +111,7 @@ def _judge_growing(here: xr.Dataset) -> Iterator[Ruling | Check]:
     about += f"-{_CONSTANT}; an error of the order 1/sqrt(t) would have -0.18"
     yield ruling("order-one-over-t", no_less(-here.growth, _CONSTANT, form=".3f"), about=about)
     yield needs_more_rounds(here, MFA_RR_EXPONENT, here.M)
-    # A check that cannot fail would say nothing: a model that never moves must be found out.
+    # Check that a model that never moves would fail, because a check that cannot fail is empty.
     frozen = rounds_to_bound(1.0, here, MFA_RR_EXPONENT, here.M)
     text = f"a model frozen at its start would violate Theorem 2 within {FROZEN:,} rounds"
     yield check(text, frozen <= FROZEN, f"in the round {describe(frozen, form=',.0f')}")

@@ -25,7 +25,7 @@ ATTRIBUTES = (
 
 
 class _Learner(Config):
-    """LEAF's training: epochs of minibatches with a summed loss; all models start alike."""
+    """LEAF's training: epochs of minibatches with a summed loss, from one initial model."""
 
     name: str
     learning_rate: Positive
@@ -35,7 +35,7 @@ class _Learner(Config):
 
     @property
     def source(self) -> str:
-        """Returns the name of the data, to tell learners apart."""
+        """Returns the name of the data, which distinguishes learners."""
         return self.name
 
     def rate(self, runs: Trainings) -> float:
@@ -86,7 +86,7 @@ class SyntheticLearner(_Learner):
 
 
 class FacesLearner(_Learner):
-    """LEAF's CNN on attributes of CelebA, or of a surrogate where there are no files."""
+    """LEAF's CNN on attributes of CelebA, or of a surrogate without files."""
 
     name: Literal["faces"] = "faces"
     attributes: Annotated[tuple[str, ...], Field(min_length=1)] = ATTRIBUTES[:1]
@@ -98,7 +98,7 @@ class FacesLearner(_Learner):
     """Of the surrogate, because at LEAF's rate its networks collapse to one class."""
 
     def rate(self, runs: Trainings) -> float:
-        """Returns LEAF's rate, or the surrogate's where there are no files."""
+        """Returns LEAF's rate, or the surrogate's rate without files."""
         return self.learning_rate if runs.directory is not None else self.surrogate_rate
 
     @property

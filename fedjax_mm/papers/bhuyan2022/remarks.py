@@ -1,4 +1,4 @@
-"""Remarks 1 and 2 and Lemmas 1 to 4 beside assignments and runs of MFA-RR."""
+"""Remarks 1 and 2 and Lemmas 1 to 4, compared with assignments and runs of MFA-RR."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
@@ -72,7 +72,7 @@ class Remarks(Growing):
 
 
 class _Sums(NamedTuple):
-    """A model, and what the sampling of examples has added to it.
+    """A model, and the errors that the sampling of examples has added to it.
 
     Attributes:
       w: the model.
@@ -100,12 +100,12 @@ class _Watched(View):
     def loss(self, params: _Sums, batch: Any) -> Float[Array, ""]:
         (taken, weights), client = batch
         # Samples without replacement permute all of the client's examples and give a weight of 0 to
-        # those that are left out.
+        # omitted examples.
         everything = taken, jnp.ones_like(weights)
         gradient = jax.grad(self.task.loss)
         wrong = gradient(params.w, (taken, weights)) - gradient(params.w, everything)
         wrong = lax.stop_gradient(wrong)
-        # The gradients of these terms are what each local step adds.
+        # A local step adds the gradients of these terms to the noise and the squares.
         added = wrong @ params.noise + wrong @ wrong * params.squares[client]
         return self.task.loss(params.w, (taken, weights)) + added
 
@@ -115,16 +115,16 @@ class _Watched(View):
 
 
 def watched(task: LeastSquares) -> _Watched:
-    """Returns the task whose runs record what the lemmas bound."""
+    """Returns the task whose runs record the quantities that the lemmas bound."""
     return _Watched(task, task.num_clients)
 
 
 def run(config: Remarks, execution: Execution | None = None) -> xr.Dataset:
-    """Returns what the lemmas bound in every frame, FedCluster's errors, and drawn assignments."""
+    """Returns the lemmas' quantities in every frame, FedCluster's errors, and assignments."""
     result = run_growing(config, watched, execution=execution).isel(sample=0, left_out=0, drop=True)
     cases = [(M, E) for M in config.num_models for E in config.local_steps]
     frames = [_frames(result.sel(num_models=M, local_steps=E), M, E, config) for M, E in cases]
-    # Frames are as many as rounds / M: NaN fills those that a case does not have.
+    # A case has rounds / M frames, and NaN for the others.
     lemmas = xr.combine_by_coords(frames, data_vars="minimal", join="outer")
     return xr.merge(
         [lemmas, _fedcluster(config), _assignments(config)],
@@ -167,7 +167,7 @@ def _errors(ends: xr.Dataset, alpha: FloatArray, E: int, config: Remarks) -> _Er
 
 
 def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
-    """Returns what the lemmas bound in every frame of a case, means over models, and the bounds."""
+    """Returns the lemmas' quantities in every frame of a case, means over models, and bounds."""
     constants, problem = known(config), dataclasses.replace(known(config).problem, M=M, E=E)
     # Records 0, M, 2 M, ... end a frame.
     ends = result.isel(round=slice(None, None, M), model=slice(M))
@@ -187,7 +187,7 @@ def _frames(result: xr.Dataset, M: int, E: int, config: Remarks) -> xr.Dataset:
         mfa_lemmas.lemma_4(N_s, problem),
         mfa_lemmas.recursion(mean, problem, alpha, V),
     ]
-    # Lemma 1 is about every client: that of the largest variance.
+    # Take the client of the largest variance, because Lemma 1 is about every client.
     variance = errors.variance.mean(2)
     worst = variance.mean(0).argmax(-1)[None, :, None]
     values = [np.take_along_axis(variance, worst, -1)[..., 0]]
@@ -227,7 +227,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
 
     how = config.model_dump(include={"num_seeds", "seed"})
     rounds = config.num_rounds // clusters * clusters
-    # Without the execution, whose checkpoints are those of one sweep: this one takes seconds.
+    # Do not pass the execution, because its checkpoints belong to one sweep. This takes seconds.
     with jax.enable_x64(True):
         result = sweep(
             build,
@@ -384,7 +384,7 @@ def table(measured: xr.Dataset, config: Remarks) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: Remarks) -> Figure:
-    """Draws what each lemma bounds, and its bound, over frames."""
+    """Draws each lemma's quantity and its bound over frames."""
     result = result.rename(_NAMES)
     panels = []
     for at, (name,) in places(result.value.sel(lemma=list(_WHAT)), "lemma"):

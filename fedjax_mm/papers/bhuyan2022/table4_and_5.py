@@ -53,7 +53,7 @@ def run(config: Different, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(paper: Mapping[str, Any], result: xr.Dataset, config: Different) -> xr.Dataset:
-    """Returns what `together.measure` does of MFA-RR on all models, with what is published."""
+    """Returns the measures of `together.measure` for MFA-RR on all models, and published ones."""
     measured = together.measure(result, config).isel(algorithm=0, M=0, drop=True)
     names = result.name.values.tolist()
     when = xr.IndexVariable("when", list(_WHEN))
@@ -129,7 +129,7 @@ def _level(measured: xr.Dataset) -> Check:
 
 
 def table(measured: xr.Dataset, config: Different) -> Sequence[Table]:
-    """Returns accuracies in percent, gains, and what each model needed by itself."""
+    """Returns accuracies in percent, gains, and the rounds that each model needed alone."""
     means, errors = estimate(measured.accuracy)
     text = cells(means, errors, published=measured.published, form=".1f")
     found = {f"{part}, {at}": text.sel(part=part, when=at) for part in PARTS for at in _WHEN}
@@ -183,7 +183,7 @@ _MANY: dict[str, Any] = {"num_clients": 96, "num_seeds": 8}
 _NINE = (FacesLearner(attributes=ATTRIBUTES),)
 _MIXED = (SyntheticLearner(), FacesLearner())
 _TABLE4 = Different(learners=_NINE, num_rounds=50, record_every=5, **_MANY)
-# Runs go on: the paper has accuracies after 142 rounds, however soon all are as good.
+# Do not stop at the targets, because the paper has accuracies after 142 rounds in any case.
 _TABLE5 = Different(learners=_MIXED, num_rounds=100, record_every=2, stop=False, **_MANY)
 
 ITEMS = (

@@ -1,4 +1,4 @@
-"""Theorem 3: the gain that is proven beside the one that is measured."""
+"""Theorem 3: the proven gain and the measured one."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ _READINGS: Mapping[str, Literal["sum", "max"]] = {"the sum of (127)": "sum", "th
 
 
 class GainBounds(Bounds):
-    """Settings of Theorem 3 beside measured rounds to a distance."""
+    """Settings of Theorem 3 and of measured rounds to a distance."""
 
     algorithms: tuple[Method, ...] = ("MFA-Rand",)
     mu: tuple[Positive, ...] = (0.05,)
@@ -58,7 +58,7 @@ def run_gain(config: GainBounds, execution: Execution | None = None) -> xr.Datas
     start = error.isel(round=0).mean().item()
     epsilon = config.threshold * start
     rounds = rounds_to(epsilon, error)
-    # All clients' full gradients: sigma = 0. All models start at zeros: D is one number.
+    # sigma is 0 with full gradients of all clients. D is one number, because all models start at 0.
     numbers = {name: known[name].item() for name in ("N", "mu", "L", "Gamma")}
     numbers |= {"sigma": 0.0, "G": dataset.G.max().item()}
     steps = rounds.local_steps.values[:, None]
@@ -103,7 +103,7 @@ def judge(measured: xr.Dataset, config: GainBounds) -> Iterator[Ruling | Check]:
     excluded = ", ".join(f"E = {steps}" for steps in measured.E[~measured.condition].values)
     about = f"{excluded} fails the condition (136)" if excluded else ""
     several = proven.sel(M=proven.M > 1)
-    # No verdict comes from an empty grid: all of nothing would hold.
+    # Give no verdict on an empty grid, because `all` of nothing would hold.
     above = (several > 1).all("M").where(several.sizes["M"] > 0)
     yield ruling("theorem-3", *_each(above, proven), about=about)
     rises = proven.sortby("M").diff("M") > 0

@@ -77,14 +77,14 @@ class Together(Trainings):
         return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
     def check_models(self) -> None:
-        """Raises `ValueError` if so many models are not there, or have too few clients."""
+        """Raises `ValueError` if a number of models exceeds the available models or the clients."""
         for num_models in self.at_once:
             if num_models > len(self.models):
                 raise ValueError(f"num_models has {num_models}; there are {len(self.models)}")
             mfa_rr(self.num_clients, num_models)
 
     def alone(self, which: OneOf, data: Sequence[FederatedData], draw: Any) -> Setup:
-        """Returns FedAvg with all clients on one model; its learner is static."""
+        """Returns FedAvg with all clients on one model, whose learner is static."""
         models = [self.models[number] for number in which.values]
         column = jnp.array([model.column for model in models])[which.place]
         task, start = self._task(models[0]._replace(column=column), data, draw)
@@ -144,7 +144,8 @@ def aims(alone: xr.DataArray) -> xr.DataArray:
       alone: over ``("part", "round", ...)``.
     """
     start, end = alone.isel(round=0, drop=True), alone.isel(round=-1, drop=True)
-    # A target that the start meets would end a run there, where it does not count: none is met.
+    # Replace targets that the start meets by an unreachable one, because they would end a run in
+    # round 0, which does not count.
     return end.where((end > start).any("part"), 2.0)
 
 

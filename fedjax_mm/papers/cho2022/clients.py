@@ -66,7 +66,7 @@ def source_of(dataset: Dataset, directory: Path | None) -> str:
 
 
 def check_files(dataset: Dataset, directory: Path | None) -> None:
-    """Raises `ValueError` if the folder does not have what the data set needs."""
+    """Raises `ValueError` if the folder lacks a file that the data set needs."""
     if directory is None:
         return
     if dataset == "digits":
@@ -112,7 +112,7 @@ def draw_clients(
         else:
             parts = splits[partition](pool.train[1], num_clients, seed=seed)
             data = federate(pool, parts, **test)
-        # The name of data with flips tells their number; all draws are to have one name.
+        # Keep the name, because `flip_labels` adds the number of flips and all draws need one name.
         how: dict[str, Any] = {"fraction": flipped, "test": flips == "everywhere", "seed": seed}
         return dataclasses.replace(flip_labels(data, **how), name=data.name)
 

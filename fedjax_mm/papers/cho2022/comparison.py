@@ -1,4 +1,4 @@
-"""Tables of section 5 of Cho et al.: methods at their best points, beside published numbers."""
+"""Tables of section 5 of Cho et al.: methods at their best points, with published numbers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +69,7 @@ def item(
       settings: the defaults.
       metrics: of the clients that were seen and, as "unseen_...", of the others, in the order of
         the published numbers.
-      rules: yields a ruling on every statement, and checks; nothing if there is none.
+      rules: yields a ruling on every statement, and checks; nothing without statements.
       **others: `measure`, `table` and `figure`, if not those of a table.
     """
     functions: dict[str, Any] = {"measure": partial(measure, id=id, metrics=metrics)}
@@ -79,7 +79,7 @@ def item(
 
 
 def judged(result: xr.Dataset) -> xr.Dataset:
-    """Returns what is judged, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
+    """Returns the judged runs, over ``(algorithm, *DIMS, seed, round)``, without the selection."""
     return result.drop_dims(["candidate", "selection_seed"], errors="ignore").rename(DIMS)
 
 
@@ -99,7 +99,7 @@ def measure(
     records = judged(result)
     best = records.isel(round=-1, drop=True)
     percent = in_percent(best, metrics)
-    # skipna=False: without a diverged seed the mean would look better.
+    # Do not skip NaN, because the mean would look better without a diverged seed.
     mean = percent.mean("seed", skipna=False)
     papers = published(__name__, id).get("values", {}).get(settings.dataset, {})
     numbers = [papers.get(row, [np.nan] * len(metrics)) for row in names_of(mean)]
@@ -119,10 +119,10 @@ def measure(
 
 
 def _pools(records: xr.Dataset, settings: Comparison) -> dict[str, xr.DataArray]:
-    """Returns who would train, as means over the records from the round of leaving on.
+    """Returns the pool of clients that would train, as means over records from leaving on.
 
     The number of clients in the pool, and the flipped clients' percentages of the pool and of its
-    weights in MaxFL, ``q_k`` of eq. (4); NaN where the pool was empty throughout.
+    weights in MaxFL, ``q_k`` of eq. (4); NaN if the pool was empty throughout.
     """
     first = settings.appealing_from
     if first is None or first > settings.num_rounds:
@@ -161,7 +161,7 @@ def _names(short: xr.DataArray) -> list[str]:
 def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataArray:
     """Returns MaxFL's points minus those of other methods, ``(metric, algorithm, ..., seed)``.
 
-    A method or metric that was left out is NaN: what is said about it is then not tested.
+    An omitted method or metric is NaN, so that statements about it are not tested.
     """
     percent = squeezed(measured["percent"]).reindex(metric=list(metrics))
     ours = percent.reindex(algorithm=[OURS]).isel(algorithm=0, drop=True)
@@ -169,7 +169,7 @@ def lead(measured: xr.Dataset, others: Sequence[str], *metrics: str) -> xr.DataA
 
 
 def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataArray:
-    """Returns Kendall's rank correlation (tau-a) along a dimension; ties count as 0.
+    """Returns Kendall's rank correlation (tau-a) along a dimension, counting ties as 0.
 
     Example:
       >>> appeal, accuracy = (xr.DataArray(x, dims="algorithm") for x in ([1, 2, 3], [5, 9, 7]))
@@ -178,7 +178,7 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
     """
 
     def signs(values: xr.DataArray) -> xr.DataArray:
-        # Without coordinates: xarray would compare each value with itself alone.
+        # Drop coordinates, because by them xarray would compare each value with itself alone.
         plain = values.drop_vars(along, errors="ignore")
         another = plain - plain.rename({along: "another"})
         return another.copy(data=np.sign(another.values))
@@ -192,7 +192,7 @@ def concordance(one: xr.DataArray, other: xr.DataArray, along: str) -> xr.DataAr
 def _judge(
     measured: xr.Dataset, settings: Comparison, *, rules: Rules, default: Comparison
 ) -> Iterator[Ruling | Check]:
-    """Yields rulings and checks; under another protocol than the item's nothing is tested."""
+    """Yields rulings and checks, untested under another protocol than the item's."""
     given, usual = (each.model_dump(mode="json", include=_PROTOCOL) for each in (settings, default))
     changed = [f"{key} unset" for key in given if given[key] is None and usual[key] is not None]
     changed += changes(given, usual)
@@ -259,13 +259,13 @@ def _panels(short: xr.Dataset, where: str) -> list[plots.Panel]:
         series[f"{who} clients"] = mean, error
         if np.isfinite(paper).any():
             series[f"{who}, published"] = paper
-    # Lines of a tick may break at spaces, but not at these: a value stays with its setting.
+    # Use spaces at which a tick's text does not break, so that a value stays with its setting.
     names = [name.replace(" = ", "\xa0=\xa0") for name in _names(short["mean"])]
     return [points(names, *panel, "percent") for panel in panels.items()]
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:
-    """Draws rows of panels, and says below what they show."""
+    """Draws rows of panels, with a caption on their contents."""
     who, invited = settings.population, "all clients may be drawn in every round"
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)

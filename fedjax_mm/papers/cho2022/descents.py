@@ -20,7 +20,7 @@ from fedjax_mm.results.labels import number, places
 from fedjax_mm.tasks.mean_estimation import OBJECTIVES, MeanEstimation, draw_means, mean_estimation
 from fedjax_mm.tasks.minimize import local_minimum
 
-_BEYOND = 2.0  # how far models go beyond the clients' own ones
+_BEYOND = 2.0  # distance that models go beyond the clients' own models
 
 
 class Draws(Config):
@@ -40,9 +40,9 @@ def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> 
     """
     rough = local_minimum(partial(objective, task), start)
     nearest = jnp.argmin(jnp.abs(task.empirical_means - rough.point))
-    # Of distant clients a minimum is next to a client's own model, e^-80 beside it for
-    # gamma_G^2 = 20, and its side decides whether that client is satisfied; rounded to the model
-    # it would satisfy nobody: a second search, relative to that model.
+    # Search a second time, relative to the nearest client's own model. Among distant clients a
+    # minimum is next to that model, e^-80 away for gamma_G^2 = 20, and its side decides whether
+    # that client is satisfied, but a minimum that is rounded to the model satisfies no client.
     origin = task.empirical_means[nearest]
     moved = task.relative_to(origin)
     found = local_minimum(partial(objective, moved), rough.point - origin, scale=0.0)
@@ -57,7 +57,7 @@ def descend(objective: Callable[..., Any], task: MeanEstimation, start: Any) -> 
 
 
 def descend_all(task: MeanEstimation, start: Any) -> dict[str, Any]:
-    """Returns the minima of all objectives; ``[objectives]`` in front."""
+    """Returns the minima of all objectives, with a leading axis ``[objectives]``."""
     each = [descend(objective, task, start) for objective in OBJECTIVES.values()]
     minima: dict[str, Any] = jax.tree.map(lambda *values: jnp.stack(values), *each)
     return minima | {"empirical_mean": task.empirical_means}
@@ -70,7 +70,7 @@ def pair(gamma_hat: Any) -> MeanEstimation:
 
 
 def across(gamma_hat: Sequence[float], num: int) -> jax.Array:
-    """Returns models on both sides of such clients' own ones, and between them."""
+    """Returns models on both sides of two such clients' own models, and between them."""
     reach = max(gamma_hat) + _BEYOND
     return jnp.linspace(-reach, reach, num)
 
@@ -102,7 +102,7 @@ def solve_draws(points: Sequence[Sequence[float]], dim: str, config: Draws) -> x
 
             return jax.vmap(solve)(jnp.arange(config.num_seeds))
 
-        # Not vmapped: one point at a time needs the memory of one.
+        # Use lax.map instead of vmap, which would need the memory of all points at once.
         return lax.map(at, (jnp.arange(len(points)), points))
 
     with jax.enable_x64(True):
@@ -140,7 +140,7 @@ def mean_above(
     found = []
     for at, words in places(mean, *map(str, mean.dims)):
         value, spread = mean.sel(at).item(), error.sel(at).item()
-        # Draws that are all equal have no spread: their side decides.
+        # Decide by the side if all draws are equal, because they have no spread.
         score = (value - by) / spread if spread else np.copysign(np.inf, value - by)
         text = number(value, spread, form)
         tails = float(ndtr(-score)), float(ndtr(score))

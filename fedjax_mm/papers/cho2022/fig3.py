@@ -43,7 +43,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     """Draws a panel for each metric, and each method at its best point."""
     mean, error = estimate(in_percent(unattacked(judged(result)), _METRICS))
     panels = plots.panels(mean, error, xlabel="round", ylabel="percent", style="-")
-    # One below the other: appeals and accuracies are too far apart for one y-axis.
+    # Put panels in a column, because appeals and accuracies are too far apart for one y-axis.
     return comparison.draw([[panel] for panel in panels], settings)
 
 

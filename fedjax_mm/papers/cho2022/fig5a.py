@@ -86,7 +86,7 @@ def measure(result: xr.Dataset, config: TwoClients) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: TwoClients) -> Iterator[Ruling | Check]:
-    """Judges both bounds, what they say of large heterogeneity, and the convex surrogates."""
+    """Judges both bounds, their statements on large heterogeneity, and the convex surrogates."""
     exact, bound = measured["exact"], measured["Lemma A.1"]
     ratio, speaks = (exact / bound).where(bound < 1), bound < 1
     text = f"below 1 at {speaks.sum():d} gamma_G"

@@ -56,7 +56,8 @@ def run_landscape(config: Landscape, execution: Execution | None = None) -> xr.D
 
     with jax.enable_x64(True):
         fine = jnp.linspace(0, config.largest, config.num_points + 1)[1:]
-        # Off the middle by less than a minimum beside it can be, but where one is about to be.
+        # Shift the starts off the middle by less than the distance of any minimum next to it,
+        # except when one is about to appear there.
         starts = jnp.linspace(-1, 1, config.num_starts) + 1e-5
         w, gamma_hat = descents.across(config.gamma_hat, 401), jnp.asarray(config.gamma_hat)
     coords = {"gamma_hat": gamma_hat, "w": w, "searched_gamma_hat": fine, "start": starts}
@@ -105,7 +106,7 @@ def measure(result: xr.Dataset, config: Landscape) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
-    """Judges how many minima there are, where they lie, and when the middle is none."""
+    """Judges the number of minima, their places, and when the middle is none."""
     gamma, minima, critical = measured.gamma_hat, measured.minima, measured.critical_gamma_hat
     single = (measured.number == 1) & (abs(minima.isel(minimum=0)) < _NEAR)
     yield ruling("collaboration", _at(gamma**2 < 1, single))
@@ -125,7 +126,7 @@ def judge(measured: xr.Dataset, config: Landscape) -> Iterator[Ruling | Check]:
 
 
 def _at(where: xr.DataArray, holds: xr.DataArray) -> list[Evidence]:
-    """Takes what holds at some gamma_hat for a fact; nothing is known if none was searched."""
+    """Returns as a fact whether a condition holds at the gamma_hat of `where`, if any."""
     number, of = int((holds & where).sum()), int(where.sum())
     return fact(number == of if of else None, f"at {number} of {of} gamma_hat")
 
@@ -136,7 +137,7 @@ def middle_difference(gamma_hat: np.ndarray) -> np.ndarray:
     They are relative to 1 minus the objective there, which is tiny if clients are far apart.
     """
     step = 1e-3
-    # log(1 - sigma): sigma itself would round to 1.
+    # Compute log(1 - sigma), because sigma itself would round to 1.
     middle, *beside = (-np.logaddexp(0, (gamma_hat + x) ** 2) for x in (0, -step, step))
     return np.sign(1 - np.mean([np.exp(each - middle) for each in beside], axis=0))
 

@@ -97,7 +97,7 @@ def measure(result: xr.Dataset, config: ThreeClients) -> xr.Dataset:
     }
     samples = xr.Dataset(events).to_dataarray("event").sel(objective=_SHOWN)
     lead = samples.sel(objective="MaxFL") - samples.sel(objective="FedAvg")
-    # Its error is that of pairs: both objectives have the same draws.
+    # Take the error of pairs, because both objectives have the same draws.
     samples = xr.concat([samples, lead.assign_coords(objective=_LEAD)], "objective")
     mean, error = estimate(samples, "draw")
     means = np.array(config.points, float)

@@ -97,7 +97,7 @@ def run_rate(config: Rate, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Rate) -> xr.Dataset:
-    """Returns rates where the objective is flat and where it is steep, and rounds to a minimum."""
+    """Returns rates at flat and at steep places of the objective, and rounds to a minimum."""
     ends = (result.minimum.min("start"), result.minimum.max("start"))
     distance = np.minimum(*(abs(result.path - end) for end in ends))
     arrived = first_round_below(distance.values, result["round"].values, config.target)
@@ -133,7 +133,7 @@ def _at_one(result: xr.Dataset) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
-    """Judges where the adaptive rate is high, what it saves, and Figure 2's weights."""
+    """Judges the places of high adaptive rates, their savings, and Figure 2's weights."""
     rates = measured[["flat", "steep"]].to_dataarray("part").T
     text = describe(rates, form=".3g", missing="none")
     yield ruling("flat-regions", fact(_all(measured.flat, measured.steep), text))
@@ -151,7 +151,7 @@ def judge(measured: xr.Dataset, config: Rate) -> Iterator[Ruling]:
 
 
 def _all(high: xr.DataArray, low: xr.DataArray) -> bool | None:
-    """Returns whether all numbers are higher than the others; None if one is unknown."""
+    """Returns whether all numbers are higher than the others, or None if one is unknown."""
     is_known = bool((high.notnull() & low.notnull()).all())
     return bool((high > low).all()) if is_known else None
 

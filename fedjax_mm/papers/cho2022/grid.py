@@ -51,7 +51,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 
 
 def methods(*names: str) -> dict[str, Mapping[str, Any]]:
-    """Returns the settings of some of the paper's methods; a list is a grid of the method's own."""
+    """Returns the settings of some of the paper's methods, with a list for a method's own grid."""
     return {name: METHODS[name] for name in names}
 
 
@@ -68,7 +68,7 @@ which those of flipped clients could not if their test labels were true.
 
 
 class Requirement(Config):
-    """How clients train models of their own, which set what they require of all methods alike."""
+    """Training of the clients' own models, which set the thresholds for all methods alike."""
 
     learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = (0.05,)
     num_steps: Annotated[tuple[Count, ...], Field(min_length=1)] = (100,)
@@ -210,7 +210,7 @@ class Comparison(Seeded):
         settings = dict(self.variants[label][1])
         if settings.get("name") == "maxfl" and self.tuned_weights and self.tuning_steps:
             settings.setdefault("tuning_steps", self.tuning_steps)
-        # Not every method has all of them: another one's would be an unknown setting.
+        # Select the method's settings, because those of other methods would be unknown to it.
         table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
         known = {key: value for key, value in point.items() if key in table.model_fields}
         return _METHOD.validate_python(settings | known)
@@ -221,7 +221,7 @@ class Comparison(Seeded):
         return tuple((k, str(v)) for k, v in settings.items() if not isinstance(v, float))
 
     def algorithm(self, variant: OneOf, local: Mapping[str, Any]) -> Algorithm:
-        """Builds one of several variants of equal structure; numbers may be traced."""
+        """Builds one of several variants of equal structure, with numbers that may be traced."""
         method, *others = [self._first_point(label) for label in variant.values]
         numbers = {k: x for k, x in local.items() if k in type(method).model_fields}
         for name, value in method if others else ():
@@ -235,7 +235,7 @@ class Comparison(Seeded):
 
     @property
     def population(self) -> clients.Population:
-        """Returns how many clients there are, by default as many as the paper has."""
+        """Returns the numbers of clients, by default those of the paper."""
         default = clients.POPULATIONS[clients.source_of(self.dataset, self.directory)]
         given = {key: getattr(self, key) for key in ("num_clients", "num_unseen", "cohort_size")}
         return default._replace(**{key: n for key, n in given.items() if n is not None})
@@ -251,7 +251,7 @@ class Comparison(Seeded):
         return self.participation or ("test" if self.flips == "training" else "training")
 
     def candidates(self, name: str) -> list[Point]:
-        """Returns the points among which a method's own is chosen; one if it is given."""
+        """Returns the points among which a method's point is chosen, or the given one."""
         if name in self.points:
             return [self.points[name]]
         own, found = lists_of(self.methods[name]), []
@@ -275,9 +275,10 @@ class Comparison(Seeded):
 
     @property
     def selection(self) -> Self | None:
-        """Returns the settings of the grid on which points are chosen; None if there is no choice.
+        """Returns the settings of the grid on which points are chosen, or None without a choice.
 
-        It has no attackers, clients require what the first warm-up gives, and the end counts.
+        It has no attackers, the clients' thresholds are those of the first warm-up, and the end
+        counts.
         """
         some = {name: own for name, own in self.methods.items() if len(self.candidates(name)) > 1}
         demand = self.requirement

@@ -1,4 +1,4 @@
-"""Who stays: flipped clients among those that would train, and what they weigh in MaxFL."""
+"""Mechanism of MaxFL: the share and the weight of flipped clients among participants."""
 
 import dataclasses
 
@@ -16,15 +16,15 @@ METRICS = ("flipped", "available", "available_flipped", "weight", "weight_flippe
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Watched(View):
-    """A demanding task that also records who would take part in the next round.
+    """A demanding task that also records the clients that would take part in the next round.
 
-    - ``available`` and ``available_flipped``: clients to whom the model appeals, by the rule of
-      participation, and flipped clients among them;
-    - ``weight`` and ``weight_flipped``: what these weigh in MaxFL, ``q_k`` of eq. (4);
+    - ``available`` and ``available_flipped``: the clients that the model appeals to, by the rule of
+      participation, and the flipped clients among them;
+    - ``weight`` and ``weight_flipped``: their weights in MaxFL, ``q_k`` of eq. (4);
     - ``flipped``: all flipped clients.
 
     Attributes:
-      is_flipped: ``bool[clients]``, of all clients, those that never train too.
+      is_flipped: ``bool[clients]``, for all clients, including clients that never train.
     """
 
     is_flipped: Array

@@ -36,7 +36,7 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 SCORES = ("accuracy", "appeal", "unseen_accuracy", "unseen_appeal")
 """Metrics that are kept of all points of the grid; the first one chooses."""
 
-_scored: dict[str, xr.Dataset] = {}  # of this process: batches of seeds share the chosen points
+_scored: dict[str, xr.Dataset] = {}  # of this process, because batches of seeds share the points
 
 
 class Clients(NamedTuple):
@@ -58,9 +58,9 @@ class Clients(NamedTuple):
 def run_comparison(config: Comparison, execution: Execution | None = None) -> xr.Dataset:
     """Returns every method at its point with every seed, each seed with clients of its own.
 
-    Over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``; coordinates over the
-    algorithms tell their points. Where points were chosen, `SCORES` of all candidates are there as
-    ``selection_...`` over ``(candidate, selection_seed)``.
+    Over ``(algorithm, byzantine, warm_up_steps, demand_rate, seed, round)``, with the points as
+    coordinates over the algorithms. If points were chosen, it also has `SCORES` of all candidates
+    as ``selection_...`` over ``(candidate, selection_seed)``.
     """
     how = execution or Execution()
     scores = select(config, how)
@@ -83,14 +83,15 @@ def run_comparison(config: Comparison, execution: Execution | None = None) -> xr
     seconds["selection"] = scores.attrs.get("seconds", 0.0)
     names = xr.IndexVariable("algorithm", list(points))
     alone = [part.isel(dict.fromkeys(POINT, 0)).drop_vars("algorithm") for part in parts]
-    # coords="all": xarray drops this dimension of a coordinate that is equal for all methods.
+    # Give coords="all", because xarray would drop this dimension of a coordinate that is equal for
+    # all methods.
     result = xr.concat(alone, names, coords="all", combine_attrs="override")
     result = result.merge(scores.drop_attrs())
     return result.assign_attrs(manifest=about | {"wall_seconds": seconds})
 
 
 def select(config: Comparison, execution: Execution) -> xr.Dataset:
-    """Returns `SCORES` of all candidates at the end, on the selection's seeds; NaN if diverged.
+    """Returns `SCORES` of all candidates at the end, on the selection's seeds, NaN if diverged.
 
     It is empty if there is nothing to choose. Equal settings are computed once in a process.
     """
@@ -150,9 +151,9 @@ def draw(config: Comparison, execution: Execution) -> Clients:
     try:
         data = clients.draw_clients(*source, partition=config.partition, flips=config.flips, **who)
     except ValueError as error:
-        # Too few examples for so many clients, which only the files tell: a wrong setting.
+        # Refuse the settings, because the files have too few examples for the number of clients.
         raise RefusedError(str(error)) from error
-    # Own models are trained before the sweep, whose manifest does not count their seconds.
+    # Add the time of training own models, because the manifest of the later sweep does not have it.
     clock = time.perf_counter()
     own = warm_up(config, data, execution)
     flags = clients.flipped_flags(config.population, **who)
@@ -212,14 +213,14 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
     if config.appealing_from is None:
         assignment = mfa_rand(num_clients, 1, cohort_size=cohort_size)
     else:
-        # Everybody is asked; `appealing` draws the cohort from those who do not stay away.
+        # All clients are candidates; `appealing` draws the cohort from clients that do not leave.
         everybody, first = full_participation(num_clients), config.appealing_from
         assignment = appealing(everybody, cohort_size=cohort_size, from_round=first)
 
     def build(drawn: Any, draw: Any, **point: Any) -> Setup:
         (data, own, is_flipped), rate, batches = drawn, point["learning_rate"], point["batch_size"]
         task: Any = clients.classifier(data.select(draw), dropout_rate=config.dropout_rate)
-        # Batches of several sizes have equal arrays: a program of one size needs no empty rows.
+        # Pad batches only if there are several sizes, because one size needs no empty rows.
         size, rows = max(batches.values), batches.number if len(batches.values) > 1 else None
         local = {
             "learning_rate": rate,
@@ -257,7 +258,7 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     if execution and execution.progress:
         execution.progress(f"warm-up of {number} x {data.num_clients} clients", 0, 1)
     where = layout(number)
-    # Every device gets equally many: the first ones fill up the last device.
+    # Fill up the last device with the first ones, so that all devices get equal numbers.
     numbers = [np.resize(each, where.padded(number)) for each in mesh]
     types = (np.int32, np.float32, np.int32)
     each = where.put(tuple(x.astype(t) for x, t in zip(numbers, types, strict=True)), 0)

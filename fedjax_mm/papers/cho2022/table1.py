@@ -1,4 +1,4 @@
-"""Table 1: test accuracy and GM-Appeal of clients who may leave, seen and unseen."""
+"""Table 1: test accuracy and GM-Appeal of clients that may leave, seen and unseen."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,8 @@ BASELINES = tuple(name for name in METHODS if name != OURS)
 ACCURACY = ("test accuracy, seen", "test accuracy, unseen")
 APPEAL = ("GM-Appeal, seen", "GM-Appeal, unseen")
 
-# Of the ranges 0.32-0.39, 22-40 % and 18-50 % of section 5.1: the leads over the best baseline.
+# Lower ends of the ranges 0.32-0.39, 22-40 % and 18-50 % of section 5.1, for the leads over the
+# best baseline.
 _LEAST_APPEAL, _LEAST_ACCURACY = 32.0, dict(zip(ACCURACY, (22.0, 18.0), strict=True))
 
 

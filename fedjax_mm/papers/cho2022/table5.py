@@ -16,7 +16,7 @@ _SEEN, _UNSEEN = ("preferred-model accuracy, seen", "preferred-model accuracy, u
 
 
 def rules(measured: xr.Dataset, settings: Comparison) -> Iterator[Ruling]:
-    """Judges preferred-model accuracies, with the appeal to unseen clients beside them."""
+    """Judges preferred-model accuracies, together with the appeal to unseen clients."""
     seen, unseen, appeal = (lead(measured, _OTHERS, name) for name in (_SEEN, _UNSEEN, APPEAL[1]))
     yield ruling("seen-same-or-higher", no_less(seen, SMALL))
     behind = unseen.sel(algorithm=["FedProx"])

@@ -1,4 +1,4 @@
-"""Theorem 3.1 and Lemmas B.1 and B.2 beside runs of MaxFL on logistic regression."""
+"""Theorem 3.1 and Lemmas B.1 and B.2, compared with MaxFL on logistic regression."""
 
 import dataclasses
 import math
@@ -77,10 +77,11 @@ class Bounded(Config):
         return x, np.where(random.random(margins.shape) < 1 / (1 + np.exp(-margins)), 1.0, -1.0)
 
     def problem(self) -> Problem:
-        """Returns the constants of assumptions 3.1 to 3.3 everywhere; gap is at most F~(w_0) < 1.
+        """Returns the constants of assumptions 3.1 to 3.3 everywhere.
 
         A gradient of the logistic loss is shorter than its example, and its curvature at most a
-        quarter of that squared. beta = 1, and kappa^2 bounds the mean of |grad F_k|^2.
+        quarter of that squared. beta = 1, and kappa^2 bounds the mean of |grad F_k|^2. The gap is
+        at most F~(w_0) < 1.
         """
         x, _ = self.examples()
         second = np.einsum("ksi,ksj->kij", x, x) / self.num_examples
@@ -203,7 +204,7 @@ class Logistic:
 
 
 def make_task(config: Bounded) -> Logistic:
-    """Returns the task; rho_k is F_k after 100 steps of the client alone."""
+    """Returns the task, with F_k after 100 steps of the client alone as rho_k."""
     x, y = config.examples()
     L_c, L = config.problem().symbols("Theorem 3.1", "L_c L")
     data = client_data(list(zip(x, y, strict=True)))
@@ -216,7 +217,7 @@ def make_task(config: Bounded) -> Logistic:
 
 
 def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
-    """Returns means over the rounds and the largest values of what is bounded, and the bounds."""
+    """Returns the bounds, and the bounded quantities' means over rounds and largest values."""
     problem = config.problem()
     sizes = {"full": config.num_clients, "partial": config.cohort_size}
 
@@ -284,7 +285,7 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
 
 
 def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
-    """Returns the T from which on bounds are below |grad F~(w_0)|^2; NaN if there is none."""
+    """Returns the T from which on bounds are below |grad F~(w_0)|^2, or NaN."""
     T = np.geomspace(min(config.num_rounds), _FROZEN, 1000).round()
 
     def first(part: Part, E: int, gap: float, start: float) -> float:
@@ -298,7 +299,7 @@ def _frozen(result: xr.Dataset, config: Bounded) -> xr.DataArray:
 
 
 def measure(result: xr.Dataset, config: Bounded) -> xr.Dataset:
-    """Returns the means beside their bounds, exponents in T, and the counterexample."""
+    """Returns the means and their bounds, exponents in T, and the counterexample."""
     mean, error = estimate(result.mean_squared)
     measured = result.drop_attrs().drop_vars("average")
     fall = -np.log(
@@ -355,7 +356,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
     text = "Lemma B.2's own constant, L_c^2 / 4, bounds the curvature of that loss"
     bound_2 = measured.steep_slope**2 / 4
     yield check(text, measured.steep_curvature <= bound_2, f"{bound_2:.1f}")
-    # The bounds are loose: the evidence says how few of the rounds that would tell were run.
+    # Report the rounds that a test would need, because the bounds are loose and far fewer were run.
     frozen = measured.frozen
     text = f"a model frozen at its start would violate the bounds at a T below {_FROZEN:.0e}"
     yield check(
@@ -364,7 +365,7 @@ def judge(measured: xr.Dataset, config: Bounded) -> Iterator[Ruling | Check]:
 
 
 def table(measured: xr.Dataset, config: Bounded) -> Sequence[Table]:
-    """Returns means beside bounds, and the constants."""
+    """Returns means with bounds, and the constants."""
     contents = {
         "mean |grad F~|^2": cells(measured["mean"], measured.error, form=".3g"),
         "least": cells(measured.least_squared, form=".3g"),

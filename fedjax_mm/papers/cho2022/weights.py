@@ -1,8 +1,8 @@
-"""Table 3 with the weights of Algorithm 1, line 8: what a client's weight decides.
+"""Table 3 with the weights of Algorithm 1, line 8: the effect of a client's weight.
 
-Under ``q = s (1 - s)`` a client far above its threshold weighs next to nothing, as one far below it
-does. Where labels are clustered such clients are given up, and the appeal falls. Under ``q = s``
-they weigh most.
+Under ``q = s (1 - s)`` a client far above its threshold has almost no weight, like a client far
+below it. With clustered labels such clients are given up, and the appeal falls. Under ``q = s``
+they have the largest weight.
 """
 
 from collections.abc import Iterator

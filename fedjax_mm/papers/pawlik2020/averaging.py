@@ -1,4 +1,4 @@
-"""Section 4: bounds of model averaging beside measured runs of Algorithm 1."""
+"""Section 4: bounds of model averaging, compared with measured runs of Algorithm 1."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -114,7 +114,9 @@ class Averaging(Config):
 def algorithm_1(
     rng_key: PRNGKeyArray, task: Wells, rate: Scalar, interval: Scalar, how: tuple[int, int]
 ) -> dict[str, Array]:
-    """Runs Algorithm 1 as printed, eqs. (10) and (11); `how` has the runs and the iterations T.
+    """Runs Algorithm 1 as printed, eqs. (10) and (11).
+
+    The argument `how` has the number of runs and of iterations T.
 
     Returns:
       By iteration: `squares`, the mean over runs of ``|grad f(x_bar^(t-1))|^2``, and `drift`, that
@@ -225,7 +227,7 @@ def measure(result: xr.Dataset, config: Averaging) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
-    """Every bound holds beside the measured mean, which falls as the corollary has it."""
+    """Rules that every bound holds for the measured mean, which falls as in the corollary."""
     mean = measured["mean at T"]
     yield ruling("theorem", _holds(measured["mean"], measured.bound))
     yield ruling("corollary-1", _holds(mean, measured["part 1"]))
@@ -247,7 +249,7 @@ def judge(measured: xr.Dataset, config: Averaging) -> Iterator[Ruling | Check]:
 
 
 def _holds(measured: xr.DataArray, bound: xr.DataArray, name: str = "") -> list[Evidence]:
-    """Takes for a fact that measured means are nowhere above their bounds; NaN is no bound."""
+    """Returns as a fact that no measured mean is above its bound, ignoring NaN bounds."""
     ratio = (bound / measured).where(bound.notnull())
     holds = (ratio >= 1) | bound.isnull()
     text = f"bound / measured {ratio.min().item():.3g} to {ratio.max().item():.3g}"

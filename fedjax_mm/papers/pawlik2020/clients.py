@@ -86,7 +86,7 @@ class Trained(Seeded):
         for costs in self.costs:
             check_sizes(self.sizes, self.clients, **costs)
         try:
-            # The defaults can be dealt, which takes a while: only other settings are tried.
+            # Try only changed settings, because dealing takes a while and works for the defaults.
             if self.model_fields_set:
                 self.deals(self.pool())
         except OSError as error:
@@ -122,7 +122,7 @@ class Trained(Seeded):
         return [way for seed in self.data_seeds for way in self.deal(pool.train[1], seed)]
 
     def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
-        """Returns FedAvg by cohorts of C of the clients, to whom images are dealt in one way."""
+        """Returns FedAvg by cohorts of C of the clients, for one partition of the images."""
         rate, epochs = self.learning_rate, self.local_epochs
         algorithm = fedavg(rate, epochs=epochs, batch_size=batch_size, weighted=False)
         mine = dealt(
@@ -162,7 +162,7 @@ class ScoredTwice(View):
         """Returns loss and accuracy on all test images, and the accuracy on some drawn now."""
         test = self.task.test
         size = min(self.batch_size, test.num_examples)
-        # The last mini-batch of the test images may be smaller: it is never drawn here.
+        # Never draw the last mini-batch of the test images, because it may be smaller.
         num_batches = test.num_examples // size
         wanted = jnp.arange(min(self.epochs, num_batches))
         drawn = shuffled(hash_words(rng_key), wanted, num_batches)
@@ -206,7 +206,7 @@ class AsProgrammed(ScoredTwice):
 
 def images(pool: Pool, deals: Sequence[Parts]) -> Classification:
     """Returns McMahan's CNN on images dealt in several ways, of which `dealt` takes one."""
-    # The ways share one copy of the images: a traced number then chooses a seed's own clients.
+    # Share one copy of the images, so that a traced number chooses the clients of a seed.
     train = shared_client_data(pool.train, deals)
     tested = client_data([pool.test])
     data = FederatedData(pool.name, pool.kind, pool.num_classes, train, tested)

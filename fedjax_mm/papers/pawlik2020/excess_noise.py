@@ -1,4 +1,4 @@
-"""The excess noise of cohorts, section 5.4, beside the loss that cohorts cost in one round."""
+"""The excess noise of cohorts, section 5.4, and the loss that cohorts cost in one round."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -53,7 +53,7 @@ class CohortNoise(Config):
 
 
 def run(config: CohortNoise, execution: Execution | None = None) -> xr.Dataset:
-    """Returns eqs. (25) to (28), squared steps and excess of drawn cohorts, and what they cost."""
+    """Returns eqs. (25) to (28), squared steps and excess of drawn cohorts, and their cost."""
     with jax.enable_x64(True):
         task = quadratic(config.num_clients, config.block_size, mu=config.mu)
         start_key, draw_key = jax.random.split(jax.random.key(config.seed))
@@ -102,7 +102,7 @@ def _moments(
 
     def add(sums: Array, key: PRNGKeyArray) -> tuple[Array, None]:
         order = jax.random.permutation(key, len(updates))
-        # The first C of a random order are a cohort without replacement: one order, all sizes.
+        # Use one order for all sizes, because its first C clients are a cohort without replacement.
         cohorts = jnp.cumsum((updates - mean)[order], axis=0) / sizes
         cohorts = cohorts.at[-1].set(0.0)  # all clients, without round-off
         costs = jax.vmap(excess)(mean + cohorts) - excess(mean)
@@ -126,7 +126,7 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
     scattered = rng.normal(size=(N, 5))
     towards = [scattered + pull * np.eye(5)[0] for pull in (0, 1, 4)]
     alike = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in towards]
-    # Gradients of squared losses: clients have the data 0 and 2 or 1 and 1, whose means are equal.
+    # Gradients of squared losses on the data 0 and 2, or 1 and 1, whose means are equal.
     data = np.where(np.arange(N)[:, None] % 2, [[0.0, 2.0]], [[1.0, 1.0]])
     cases = {
         "equal": np.ones((N, 1)) * line,
@@ -144,7 +144,7 @@ def measure(result: xr.Dataset, config: CohortNoise) -> xr.Dataset:
 
 
 def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]:
-    """Equations beside measured cohorts, and what the text reads from them."""
+    """Rules on the equations, by measured cohorts, and on the text's conclusions from them."""
     some, noise = measured.isel(C=slice(-1)), measured.equation_27  # C < N
     yield ruling("squared-step", _follows(some.step, some.equation_25, config))
     yield ruling("excess-noise", _follows(some.measured, some.equation_27, config))
@@ -166,7 +166,7 @@ def judge(measured: xr.Dataset, config: CohortNoise) -> Iterator[Ruling | Check]
 
 
 def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise) -> list[Evidence]:
-    """Tests that measured means are within 5 % of an equation, at the size where it is worst."""
+    """Tests that measured means are within 5 % of an equation, at the worst size."""
     mean, error = (measured.sel(statistic=name, drop=True) for name in measured.statistic.values)
     apart = mean / equation - 1
     beyond = (abs(apart) - _NEAR) * equation / error

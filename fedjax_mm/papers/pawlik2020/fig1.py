@@ -61,7 +61,7 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
     """Returns test accuracies until the last target, over ``(C, percent, seed, round)``."""
 
     def build(C: int, percent: Scalar, task: Classification, seed_number: Any) -> Setup:
-        # The percentage is traced, so that all deals are in one program: it is found by comparing.
+        # Find the percentage by comparison, because it is traced, for one program of all deals.
         place = jnp.sum(jnp.asarray(config.percents)[:-1] < percent)
         deal = jnp.asarray(seed_number, int) * len(config.percents) + place
         return config.setup(C, task, deal, config.batch_size)
@@ -74,12 +74,12 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
-    """Returns the first round at every target, over ``(target, percent, C, seed)``; NaN if none."""
+    """Returns the first round at every target, or NaN, over ``(target, percent, C, seed)``."""
     accuracy = result[EVALUATIONS[config.evaluation]]
     accuracy = accuracy.transpose("percent", "C", "seed", "round")
     start = accuracy.isel(round=0, drop=True).expand_dims(target=list(config.targets))
-    # Until compares in float32, in which 0.9 is less than Python's 0.9: compared in float64, a run
-    # that ended at its target would not have reached it.
+    # Compare in float32, as `Until` does, because 0.9 in float32 is less than Python's 0.9, so that
+    # in float64 a run that ended at its target would not have reached it.
     targets = start.target.values.astype(accuracy.dtype)[:, None, None, None]
     rounds = start.copy(data=first_round_below(-accuracy.values, accuracy["round"], -targets))
     mean, error = estimate(rounds)
@@ -89,7 +89,7 @@ def measure(result: xr.Dataset, config: CohortRounds) -> xr.Dataset:
 
 
 def published_rounds(rounds: xr.DataArray, config: CohortRounds) -> xr.DataArray:
-    """Returns the author's mean rounds by target, percentage and C; NaN for other trials."""
+    """Returns the author's mean rounds by target, percentage and C, or NaN for other trials."""
     own = {"percents", "cohort_sizes", "targets", "num_seeds", "directory", "max_rounds", "stop"}
     is_hers = config.model_dump(exclude=own) == CohortRounds().model_dump(exclude=own)
     is_hers &= config.directory is not None

@@ -151,7 +151,7 @@ def slopes(best: xr.DataArray) -> xr.DataArray:
 
 
 def judge_fig2(measured: xr.Dataset, config: CohortAccuracy) -> Iterator[Ruling | Check]:
-    """Cohort size does not matter, by a slope; and few scored images make groups."""
+    """Rules on the effect of cohort size, by a slope, and on groups from few scored images."""
     first, last = (measured.isel(contacts=place, drop=True) for place in (0, -1))
     yield ruling("parameters", fact(_parameters() == 1_663_370, f"{_parameters():,}"))
     for key, runs in {"limited-values": first, "doubled-limits": last}.items():
@@ -216,7 +216,7 @@ def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
         her_error, apart = margin / np.sqrt(_HER_SEEDS), abs(mean - hers)
         both = np.hypot(error, her_error)
         freedom = both**4 / (error**4 / (num_seeds - 1) + her_error**4 / (_HER_SEEDS - 1))
-        # Her error stays: more seeds take away only ours.
+        # Keep her error, because more seeds reduce only ours.
         room = ((apart - margin) / 3) ** 2 - her_error**2
         needed = int(np.ceil(num_seeds * error**2 / room)) if room > 0 else None
         text = f"{number(mean, error, '.4f')}, hers {number(hers, her_error, '.4f')}"
@@ -259,7 +259,7 @@ _X, _Y = "clients in a cohort $C$", "best test accuracy"
 def figure_2(result: xr.Dataset, measured: xr.Dataset, config: CohortAccuracy) -> Figure:
     """Draws the best accuracy of every run, scored in both ways."""
     ticks_at, num_seeds = np.arange(measured.sizes["C"]), measured.sizes["seed"]
-    # Beside each other: many runs have equal accuracies, which would hide each other.
+    # Spread the seeds along x, because points of equal accuracies would hide each other.
     beside = ticks_at[:, None] + np.linspace(-0.28, 0.28, num_seeds)
     ticks = {f"{C:g}": float(place) for place, C in enumerate(measured.C.values)}
     drawn = []

@@ -1,4 +1,4 @@
-"""The best size of cohorts at constant cost, which section 5 leaves open, beside a bound's C*."""
+"""The best size of cohorts at constant cost, which section 5 leaves open, and a bound's C*."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -33,8 +33,9 @@ from fedjax_mm.theory.problem import Problem
 class OptimalCohort(Config):
     """Settings of federated quadratics of growing heterogeneity, by cohorts of every size.
 
-    Every size has as many contacts with the server, c = R C. Heterogeneity is the root of the mean
-    squared distance of the clients' minimizers from their mean; all start at distance 1 from it.
+    All sizes have the same number of contacts with the server, c = R C. Heterogeneity is the root
+    of the mean squared distance of the clients' minimizers from their mean; all start at distance 1
+    from it.
     """
 
     num_clients: Annotated[Count, Field(ge=2)] = 24
@@ -163,8 +164,8 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     result = sweep(build, axes, num_rounds=config.contacts, execution=execution, **how)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
-    # In one program all runs have as many rounds as single clients need. Larger cohorts are read up
-    # to their R rounds, at the model before each of them.
+    # Read larger cohorts up to their R rounds, at the model before each of them, because in one
+    # program all runs have the number of rounds that single clients need.
     before = runs.where(runs["round"] < rounds)
     mean, error = estimate(before.squared_gradient.mean("round"))
     # The proof needs G along the way, and of Z^2 no more than its mean over the rounds.
@@ -173,7 +174,7 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
     gap = np.array([[_gap(H, scale * b)] for scale in scales])
     problem = Problem(N=N, C=sizes, E=E, L=L, G=G, Z=Z, gap=gap)
     bound = mean.copy(data=cohort_bound(rounds.values, problem, gamma))
-    # The last C is N: its Z is that of all clients.
+    # Take Z of all clients, which is the last one, because the last C is N.
     best = optimal_cohort_size(config.contacts, problem, gamma)[:, -1]
     found = {"measured": mean, "standard_error": error, "bound": bound}
     return xr.Dataset(found | {"optimal_size": ("heterogeneity", best)}, attrs=result.attrs)

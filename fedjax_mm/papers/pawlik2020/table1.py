@@ -53,7 +53,7 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
     R, B = config.contacts // C, config.updates // C
     problem = Problem(N=config.num_clients, C=C, S=config.num_examples)
     by_equation = np.array(costs(R, problem, B, config.local_epochs))
-    # Other trials than the paper's have other costs: nothing is printed of them.
+    # Use printed costs for the paper's trials only, because other trials have other costs.
     is_printed = config == Trials(cohort_sizes=config.cohort_sizes)
     table = published(__name__, "cb-table1")["table"] if is_printed else {}
     # The first two printed columns are R and B.
@@ -67,13 +67,13 @@ def run(config: Trials, execution: Execution | None = None) -> xr.Dataset:
 
 
 def measure(result: xr.Dataset, config: Trials) -> xr.Dataset:
-    """Returns the costs by the paper's symbols; those not printed are left out."""
+    """Returns the costs by the paper's symbols, without costs that are not printed."""
     known = result.drop_attrs().dropna("source", how="all", subset=["cost"])
     return known.assign_coords(measure=_SYMBOLS)
 
 
 def judge(measured: xr.Dataset, config: Trials) -> Iterator[Ruling | Check]:
-    """Printed columns are those of their equations, or not; and what equations say of constants."""
+    """Rules on the printed columns, by their equations, and on the equations' constant costs."""
     right = [symbol for symbol in _SYMBOLS if symbol not in _MISPRINTED]
     for key, symbols in {"columns": right, "u": ["u"], "u-total": ["u_R"]}.items():
         if measured.sizes["source"] == 2:
@@ -103,7 +103,7 @@ def _printed(measured: xr.Dataset, symbol: str) -> list[Evidence]:
 
 
 def _when_doubled(config: Trials) -> Iterator[Ruling]:
-    """Rules on what the text changes to keep a cost where another number is doubled."""
+    """Rules on the text's changes that keep a cost constant when another number is doubled."""
     E, C, S = config.local_epochs, max(config.cohort_sizes), config.num_examples
     R, B, K = config.contacts // C, config.updates // C, config.num_clients
 
