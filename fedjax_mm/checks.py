@@ -325,12 +325,9 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
 
 def check_sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
-) -> tuple[int, int, int]:
-    """Returns N, M and the cohort size K as ints, after checking 1 <= M <= K <= N."""
-    num_clients = check_count("num_clients", num_clients)
-    num_models = check_count(f"num_{parts}", num_models)
-    given = check_count("cohort_size", cohort_size, optional=True)
-    cohort = num_clients if given is None else given
+) -> int:
+    """Returns the cohort size K after checking M <= K <= N."""
+    cohort = num_clients if cohort_size is None else cohort_size
     check_between("cohort_size", cohort, 1, num_clients, "num_clients")
     if num_models > cohort:
         whose, more = "a cohort has", "a larger cohort"
@@ -340,7 +337,7 @@ def check_sizes(
             f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
             f"use at most {cohort} {parts}, or {more}"
         )
-    return num_clients, num_models, cohort
+    return cohort
 
 
 @contextlib.contextmanager
