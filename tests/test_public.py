@@ -19,7 +19,17 @@ from fedjax_mm import data
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "files", "interrupts", "metrics", "parts", "schedules", "shuffles"},
+    {
+        "base",
+        "checked",
+        "checks",
+        "files",
+        "interrupts",
+        "metrics",
+        "parts",
+        "schedules",
+        "shuffles",
+    },
     {"chunks", "cohorts", "keys", "local", "stacks", "sums"},
     {"assignments", "data", "tasks"},
     {"algorithms", "theory"},
