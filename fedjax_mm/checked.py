@@ -167,8 +167,6 @@ def rule_of(annotation: Any) -> Rule | None:
         return None
     read = (*ranges, bool)
     others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
-    if not all(isinstance(each, type) for each in others):
-        return None
     # What belongs to another type of the union is none of the range's.
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 

@@ -100,6 +100,7 @@ def test_what_an_annotation_excludes_is_refused(annotation, value, words, kind):
         (Positive, [1e-30, 3, jnp.float32(2), np.float64(1), np.int8(1)]),
         (NonNegative, [0, 0.0]),
         (Fraction, [1e-9, 0.999]),
+        (Annotated[int | float, Gt(0)], [0.5, 2]),
         (Share, [0, 1]),
         (Annotated[Scalar, Gt(0), Le(1)], [1, 0.1]),
         (Count | None, [1, 2**31 - 1, None]),
