@@ -8,6 +8,7 @@ experiment files have the same limits, and the reference shows them.
 import dataclasses
 import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable
 from types import NoneType, UnionType
@@ -27,14 +28,19 @@ import jax
 import numpy as np
 from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
 
-from fedjax_mm.base import Scalar
+from fedjax_mm.base import Scalar, Steps
 from fedjax_mm.checks import check_choice, check_numbers, described, whole
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Count: TypeAlias = Annotated[int, Interval(ge=1, lt=2**31)]
+_COUNTS = Interval(ge=1, lt=2**31)
+
+Count: TypeAlias = Annotated[int, _COUNTS]
 """A positive whole number of any integer type; counts are int32."""
+
+TracedCount: TypeAlias = Annotated[Steps, _COUNTS]
+"""A count that may be traced."""
 
 CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, lt=2**31)]
 """A count that may be 0."""
@@ -167,7 +173,9 @@ def rule_of(annotation: Any) -> Rule | None:
         return None
     read = (*ranges, bool)
     others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
-    # What belongs to another type of the union is none of the range's.
+    if not others:
+        return rule
+    # The range is not about values of the union's other types.
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 
 
@@ -207,16 +215,15 @@ def _number(limits: Interval, ndim: int) -> Rule:
 
 
 def _whole_number(limits: Interval) -> Rule:
-    is_inside, least, most = _inside(limits), limits.ge, _most(limits)
+    least, most = _ends(limits)
     words = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
 
     def rule(name: str, value: Any) -> Any:
         if isinstance(value, jax.core.Tracer):
             return value
         number = whole(value)
-        if number is None or not is_inside(number):
-            is_large = number is not None and most is not None and number > most
-            below = f", at most {most}" if is_large else ""
+        if number is None or not least <= number <= most:
+            below = "" if number is None or number < least else f", at most {most}"
             raise ValueError(f"{name} is {described(value)}; it must be {words}{below}")
         return number
 
@@ -243,10 +250,13 @@ def _inside(limits: Interval) -> Callable[[Any], Any]:
     return lambda value: functools.reduce(operator.and_, (test(value, x) for test, x in bounds))
 
 
-def _most(limits: Interval) -> Any:
-    """Returns the largest whole number inside; None if there is none."""
-    last: Any = limits.lt
-    return limits.le if last is None else last - 1
+def _ends(limits: Interval) -> tuple[Any, Any]:
+    """Returns the smallest and the largest whole number inside, or the infinity there."""
+    low: Any = limits.gt
+    high: Any = limits.lt
+    least = limits.ge if low is None else low + 1
+    most = limits.le if high is None else high - 1
+    return -math.inf if least is None else least, math.inf if most is None else most
 
 
 def _words(limits: Interval) -> str:

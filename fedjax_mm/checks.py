@@ -64,11 +64,6 @@ def check_not_negative(name: str, value: Any) -> None:
     check_numbers(name, value, lambda numbers: numbers >= 0, "not be negative")
 
 
-def check_fraction(name: str, value: Any) -> None:
-    """Raises `ValueError` unless a fraction leaves something on both sides: 0 and 1 do not."""
-    check_numbers(name, value, lambda x: (x > 0) & (x < 1), "lie between 0 and 1")
-
-
 def check_between(name: str, value: Any, least: int, most: int, most_name: str = "") -> None:
     """Raises `ValueError` unless ``least <= value <= most``; the bounds are allowed."""
     limit = f"{most_name} = {most}" if most_name else f"{most}"

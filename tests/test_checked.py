@@ -23,6 +23,7 @@ from fedjax_mm.checked import (
     Positive,
     Seed,
     Share,
+    TracedCount,
     TwoOrMore,
     check_argument,
     checked,
@@ -72,6 +73,7 @@ def wrong(annotation, value, words, kind=ValueError):
         wrong(Count, 2**31, "x is 2147483648; it must be a positive whole number, at most 214"),
         wrong(Count | None, 0, "x is 0; it must be a positive whole number"),
         wrong(Count | Padded, (4, 2), "x is a tuple of 2; it must be a positive whole number"),
+        wrong(TracedCount, jnp.int32(0), "x is an array of shape (); it must be a positive"),
         wrong(CountOrZero, -1, "x is -1; it must be a whole number, 0 or more"),
         wrong(TwoOrMore, 1, "x is 1; it must be a whole number, 2 or more"),
         wrong(Seed, 2**32, "x is 4294967296; it must be a whole number, 0 or more, at most 42"),
@@ -179,6 +181,7 @@ def test_annotations_are_read_once_and_not_before_the_first_call(monkeypatch):
 
 def test_traced_numbers_pass_and_their_shapes_are_checked():
     jaxpr = jax.make_jaxpr(lambda mu, size: factory(size, mu)[:2])(-1.0, 0)
+    jax.eval_shape(lambda size: check_argument("x", size, TracedCount), 0)
     assert not jaxpr.eqns
     jax.eval_shape(lambda mu: quadratic(4, 2, mu=mu), -1.0)
     with pytest.raises(ValueError, match=r"ratio is of shape \(2,\); give one number"):

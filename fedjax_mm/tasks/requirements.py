@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
 from fedjax_mm.base import Batching, ClientContext, Index, MeasuredTask, Params, Scalar, Steps, Task
-from fedjax_mm.checked import Count, CountOrZero, Positive, check_argument, checked
+from fedjax_mm.checked import Count, CountOrZero, Positive, TracedCount, check_argument, checked
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
@@ -48,7 +48,7 @@ class Tuning:
     """
 
     learning_rate: Positive
-    num_steps: Steps
+    num_steps: TracedCount
     batch_size: Count | None = dataclasses.field(default=None, metadata={"static": True})
     limit: Steps | None = None
 
@@ -58,7 +58,7 @@ class Tuning:
         if type(self.learning_rate) in (int, float):
             check_argument("learning_rate", self.learning_rate, Positive)
         if type(self.num_steps) in (int, float):
-            check_argument("num_steps", self.num_steps, Count)
+            check_argument("num_steps", self.num_steps, TracedCount)
         check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
