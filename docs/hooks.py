@@ -84,7 +84,7 @@ REFERENCE = {
         "The contract",
         "The types that a task, a method or an assignment of your own fills.",
         ("base",),
-        ("fedjax_mm.base",),
+        ("fedjax_mm.base", "fedjax_mm.checked"),
     ),
 }
 NAMESPACES = (

@@ -64,11 +64,6 @@ def check_not_negative(name: str, value: Any) -> None:
     check_numbers(name, value, lambda numbers: numbers >= 0, "not be negative")
 
 
-def check_fraction(name: str, value: Any) -> None:
-    """Raises `ValueError` unless a fraction leaves something on both sides: 0 and 1 do not."""
-    check_numbers(name, value, lambda x: (x > 0) & (x < 1), "lie between 0 and 1")
-
-
 def check_between(name: str, value: Any, least: int, most: int, most_name: str = "") -> None:
     """Raises `ValueError` unless ``least <= value <= most``; the bounds are allowed."""
     limit = f"{most_name} = {most}" if most_name else f"{most}"
@@ -325,12 +320,9 @@ def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
 
 def check_sizes(
     num_clients: int, num_models: int, cohort_size: int | None, parts: str = "models"
-) -> tuple[int, int, int]:
-    """Returns N, M and the cohort size K as ints, after checking 1 <= M <= K <= N."""
-    num_clients = check_count("num_clients", num_clients)
-    num_models = check_count(f"num_{parts}", num_models)
-    given = check_count("cohort_size", cohort_size, optional=True)
-    cohort = num_clients if given is None else given
+) -> int:
+    """Returns the cohort size K after checking M <= K <= N."""
+    cohort = num_clients if cohort_size is None else cohort_size
     check_between("cohort_size", cohort, 1, num_clients, "num_clients")
     if num_models > cohort:
         whose, more = "a cohort has", "a larger cohort"
@@ -340,7 +332,7 @@ def check_sizes(
             f"num_{parts} is {num_models}, more than the clients {whose} ({cohort}); "
             f"use at most {cohort} {parts}, or {more}"
         )
-    return num_clients, num_models, cohort
+    return cohort
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, checked
 
 __all__ = ["Schedule", "growing_sample_size", "inverse_time", "per_frame"]
 
@@ -40,11 +40,12 @@ def per_frame(schedule: Schedule, num_models: int) -> Schedule:
     return lambda t: schedule(1 + (t - 1) // num_models)
 
 
+@checked
 def growing_sample_size(
     learning_rate: Schedule,
     *,
-    num_examples: int,
-    local_steps: int,
+    num_examples: Count,
+    local_steps: Count,
     gradient_bound: Any,
     noise: tuple[Any, Any],
     growth: Any,
@@ -73,8 +74,6 @@ def growing_sample_size(
     Reference: Bhuyan, Moharir, Joshi, Theorem 2 and eq. (31); `theory.mfa.least_sample_size` is the
     same in double precision, by at most one example smaller.
     """
-    num_examples = check_count("num_examples", num_examples)
-    local_steps = check_count("local_steps", local_steps)
     beta_1, beta_2 = noise
 
     def size(t: Any) -> Any:

@@ -19,7 +19,7 @@ from fedjax_mm import data
 ROOT = Path(fedjax_mm.__file__).parent
 
 LAYERS = [
-    {"base", "checks", "files", "interrupts", "metrics", "schedules", "shuffles"},
+    {"base", "checked", "checks", "files", "interrupts", "metrics", "schedules", "shuffles"},
     {"asking", "parts"},
     {"chunks", "cohorts", "keys", "local", "stacks", "sums"},
     {"assignments", "data", "tasks"},

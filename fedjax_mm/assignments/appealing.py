@@ -9,11 +9,13 @@ from jaxtyping import PRNGKeyArray
 from fedjax_mm import checks
 from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.checked import Count, checked
 from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.parts import check_assignment
 
 
-def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10) -> Assignment:
+@checked
+def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count = 10) -> Assignment:
     """Flexible participation: from some round on only clients to whom a model appeals train it.
 
     The assignment draws a group of clients for each model. Of those to whom the model appeals in
@@ -42,9 +44,7 @@ def appealing(assignment: Assignment, *, cohort_size: int, from_round: int = 10)
     Reference: Cho et al., section 4, Tables 1 and 2.
     """
     num_clients = check_assignment(assignment).num_clients
-    cohort_size = checks.check_count("cohort_size", cohort_size)
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
-    from_round = checks.check_count("from_round", from_round)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         draw_key, lots_key = jax.random.split(rng_key)

@@ -1,16 +1,18 @@
 """Bandits: clients train the models on which they lose most, or of which little was heard."""
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from annotated_types import Gt, Interval
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
+from fedjax_mm.checked import Count, checked
 from fedjax_mm.shuffles import permutation
 
 Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
@@ -32,14 +34,15 @@ class Heard(NamedTuple):
     last: Int[Array, "models clients"]
 
 
+@checked
 def bandit(
-    num_clients: int,
-    num_models: int,
+    num_clients: Count,
+    num_models: Count,
     *,
-    cohort_size: int,
+    cohort_size: Count,
     policy: Policy = "rank-list",
-    weights: Float[Array, " models"] | tuple[float, ...] | None = None,
-    discount: float | Float[Array, ""] = 0.9,
+    weights: Annotated[Float[Array, " models"] | tuple[float, ...], Gt(0)] | None = None,
+    discount: Annotated[Scalar, Interval(gt=0, le=1)] = 0.9,
     clock: Literal["round", "client"] = "round",
 ) -> Assignment:
     """Multi-FedAvg with bandits: K clients a round, by upper bounds of their discounted losses.
@@ -80,13 +83,7 @@ def bandit(
 
     Reference: Bhuyan and Moharir, "Multi-Model Federated Learning" (2022).
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    num_models = checks.check_count("num_models", num_models)
-    cohort_size = checks.check_count("cohort_size", cohort_size)
     checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
-    checks.check_choice("policy", policy, "random", "weighted-sum", "pareto", "rank-list")
-    checks.check_choice("clock", clock, "round", "client")
-    checks.check_numbers("discount", discount, lambda x: (x > 0) & (x <= 1), "be in (0, 1]")
     shares = _shares(weights, policy, num_models)
     shape, ticks = (num_models, num_clients), num_clients if clock == "client" else 1
 
@@ -198,7 +195,6 @@ def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     if policy != "weighted-sum":
         raise ValueError(f"weights are given, but the policy is {policy!r}; it must be without")
     weights = np.asarray(weights) if isinstance(weights, tuple | list) else weights
-    checks.check_numbers("weights", weights, lambda x: x > 0, "be positive", ndim=1)
     if len(weights) != num_models:
         raise ValueError(
             f"weights has {len(weights)} numbers; give one for each of the {num_models} models"

@@ -1,23 +1,26 @@
 """Fair allocation: models that do badly get more clients."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Ge
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
-from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
+from fedjax_mm.checked import Count, checked
 from fedjax_mm.shuffles import permutation
 
 
+@checked
 def fedfair(
-    num_clients: int,
-    num_models: int,
+    num_clients: Count,
+    num_models: Count,
     *,
-    cohort_size: int | None = None,
-    alpha: float | Float[Array, ""] = 3.0,
+    cohort_size: Count | None = None,
+    alpha: Annotated[Scalar, Ge(1)] = 3.0,
     by: Literal["loss", "accuracy"] = "loss",
 ) -> Assignment:
     """FedFairMMFL: each client draws its model with probability proportional to f_m^(alpha - 1).
@@ -49,13 +52,8 @@ def fedfair(
     Reference: Siew et al., "Fair Concurrent Training of Multiple Models in Federated Learning"
     (2024).
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    num_models = checks.check_count("num_models", num_models)
-    given = checks.check_count("cohort_size", cohort_size, optional=True)
-    number = num_clients if given is None else given
+    number = num_clients if cohort_size is None else cohort_size
     checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
-    checks.check_numbers("alpha", alpha, lambda x: x >= 1, "be at least 1")
-    checks.check_choice("by", by, "loss", "accuracy")
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -74,9 +72,7 @@ def fedfair(
     return Assignment(num_clients, num_models, no_state, assign)
 
 
-def chances(
-    lack: Float[Array, " models"], alpha: float | Float[Array, ""]
-) -> Float[Array, " models"]:
+def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " models"]:
     """Returns the probabilities that are proportional to f_m^(alpha - 1).
 
     A model that lacks nothing is drawn only if alpha is 1 or no model lacks anything.

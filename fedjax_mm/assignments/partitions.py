@@ -15,14 +15,16 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks
 from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round
+from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.shuffles import permutation
 
 
+@checked
 def mfa_rand(
-    num_clients: int,
-    num_models: int | Padded,
+    num_clients: Count,
+    num_models: Count | Padded,
     *,
-    cohort_size: int | None = None,
+    cohort_size: Count | None = None,
     unbiased: bool = False,
 ) -> Assignment:
     """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
@@ -50,10 +52,7 @@ def mfa_rand(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
-    num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
-
-    if not isinstance(unbiased, bool):
-        raise ValueError(f"unbiased is {checks.described(unbiased)}; it must be True or False")
+    num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
     number = num_models.number if isinstance(num_models, Padded) else num_models
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
@@ -69,11 +68,12 @@ def mfa_rand(
     return _partition(num_clients, num_models, no_state, assign)
 
 
+@checked
 def mfa_rr(
-    num_clients: int,
-    num_models: int | Padded,
+    num_clients: Count,
+    num_models: Count | Padded,
     *,
-    cohort_size: int | None = None,
+    cohort_size: Count | None = None,
     redraw: Literal["frame", "round"] = "frame",
 ) -> Assignment:
     """MFA-RR: a partition that holds for a frame of M rounds; its groups visit the models in turn.
@@ -105,8 +105,7 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    num_clients, num_models, cohort_size = _checked(num_clients, num_models, cohort_size)
-    checks.check_choice("redraw", redraw, "frame", "round")
+    num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
     number = num_models.number if isinstance(num_models, Padded) else num_models
     rounds_held = number if redraw == "frame" else 1
 
@@ -130,7 +129,8 @@ def mfa_rr(
     return _partition(num_clients, num_models, init, assign)
 
 
-def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
+@checked
+def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
     """FedCluster: one model visits fixed clusters of clients, in a new order each time.
 
     One round of the simulator is one cluster's visit; a learning round is `num_clusters` of them.
@@ -152,9 +152,7 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
 
     Reference: Chen et al., "FedCluster" (2020), as compared with in Bhuyan et al., Remark 2.
     """
-    num_clients, num_clusters, _ = checks.check_sizes(
-        num_clients, num_clusters, None, parts="clusters"
-    )
+    checks.check_sizes(num_clients, num_clusters, None, parts="clusters")
 
     def init(rng_key: PRNGKeyArray) -> Any:
         cohort = draw_cohort(rng_key, num_clients, num_clusters, num_clients)
@@ -171,7 +169,8 @@ def fedcluster(num_clients: int, num_clusters: int) -> Assignment:
     return Assignment(num_clients, 1, init, assign)
 
 
-def full_participation(num_clients: int) -> Assignment:
+@checked
+def full_participation(num_clients: Count) -> Assignment:
     """FedAvg: one model, trained by every client in every round.
 
     For a uniform cohort of K clients a round use ``mfa_rand(num_clients, 1, cohort_size=K)``.
@@ -186,8 +185,13 @@ def full_participation(num_clients: int) -> Assignment:
     return sequential(num_clients, 1, rounds_per_model=1)
 
 
+@checked
 def sequential(
-    num_clients: int, num_models: int, *, rounds_per_model: int, cohort_size: int | None = None
+    num_clients: Count,
+    num_models: Count,
+    *,
+    rounds_per_model: Count,
+    cohort_size: Count | None = None,
 ) -> Assignment:
     """Sequential FedAvg: the clients train model 1 for T1 rounds, then model 2, and so on.
 
@@ -211,19 +215,15 @@ def sequential(
 
     Reference: Bhuyan, Moharir, Joshi, eq. (3).
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    num_models = checks.check_count("num_models", num_models)
-    rounds_per_model = checks.check_count("rounds_per_model", rounds_per_model)
-    num_drawn = checks.check_count("cohort_size", cohort_size, optional=True)
-    if num_drawn is not None:
-        checks.check_between("cohort_size", num_drawn, 1, num_clients, "num_clients")
+    if cohort_size is not None:
+        checks.check_between("cohort_size", cohort_size, 1, num_clients, "num_clients")
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del look
         turn = (jnp.asarray(round, jnp.int32) - 1) // rounds_per_model % num_models
         clients = jnp.arange(num_clients, dtype=jnp.int32)
-        if num_drawn is not None:
-            clients = permutation(rng_key, num_clients, num_drawn)
+        if cohort_size is not None:
+            clients = permutation(rng_key, num_clients, cohort_size)
         if num_models == 1:
             return Cohort.of_rows(clients[None]), state
         return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
@@ -274,18 +274,15 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
 
 
-def _checked(
-    num_clients: int, num_models: int | Padded, cohort_size: int | None
-) -> tuple[int, Any, int]:
-    """Returns the sizes after checking them; see `check_sizes`."""
-    size, number = num_models if isinstance(num_models, Padded) else (num_models, num_models)
-    num_clients, size, cohort_size = checks.check_sizes(num_clients, size, cohort_size)
+def _sizes(num_clients: int, num_models: int | Padded, cohort_size: int | None) -> tuple[Any, int]:
+    """Returns M and K after checking that they fit; see `check_sizes`."""
     if not isinstance(num_models, Padded):
-        return num_clients, size, cohort_size
-    number = checks.check_count("num_models", number)
+        return num_models, checks.check_sizes(num_clients, num_models, cohort_size)
+    size, number = (check_argument("num_models", each, Count) for each in num_models)
+    cohort_size = checks.check_sizes(num_clients, size, cohort_size)
     if isinstance(number, int):
         checks.check_between("num_models", number, 1, size, "the padded size")
-    return num_clients, Padded(size, number), cohort_size
+    return Padded(size, number), cohort_size
 
 
 def _partition(num_clients: int, num_models: int | Padded, init: Any, assign: Any) -> Assignment:

@@ -11,11 +11,13 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from fedjax_mm import checks
 from fedjax_mm.assignments.partitions import no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
+from fedjax_mm.checked import Count, check_argument, checked
 
 
+@checked
 def variance_reduced(
-    num_clients: int,
-    num_models: int,
+    num_clients: Count,
+    num_models: Count,
     *,
     expected_trainings: Scalar,
     by: Literal["loss", "update"] = "loss",
@@ -64,15 +66,11 @@ def variance_reduced(
     Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
     Learning" (2025).
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    num_models = checks.check_count("num_models", num_models)
     owners = np.repeat(np.arange(num_clients), _processors(processors, num_clients))
     most = f"be positive and at most the number of processors, {len(owners)}"
     checks.check_numbers(
         "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
     )
-    checks.check_choice("by", by, "loss", "update")
-    checks.check_choice("inactive", inactive, "rest", "train")
     number_of = np.bincount(owners)  # B_k
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
@@ -154,7 +152,7 @@ def _processors(given: Any, num_clients: int) -> Any:
     """Returns B_k of all clients after checking them."""
     name = "processors"
     if np.ndim(given) == 0:
-        return np.full(num_clients, checks.check_count(name, given))
+        return np.full(num_clients, check_argument(name, given, Count))
     if len(given) != num_clients:
         raise ValueError(f"{name} are {len(given)}; give one number, or {num_clients}, one each")
-    return np.array([checks.check_count(f"{name}[{k}]", each) for k, each in enumerate(given)])
+    return np.array([check_argument(f"{name}[{k}]", each, Count) for k, each in enumerate(given)])

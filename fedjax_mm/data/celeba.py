@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 import numpy as np
 from PIL import Image
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, Fraction, checked
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import by_id, generator
@@ -19,15 +19,16 @@ _IDENTITIES = "identity_CelebA.txt"
 _IMAGES = "img_align_celeba"
 
 
+@checked
 def load_celeba(
     directory: str | Path,
     *,
     attributes: Sequence[str],
-    image_size: int = 84,
-    min_images: int = 5,
-    num_clients: int | None = None,
+    image_size: Count = 84,
+    min_images: Count = 5,
+    num_clients: Count | None = None,
     balance: bool = False,
-    test_fraction: float = 0.1,
+    test_fraction: Fraction = 0.1,
     seed: int = 0,
     cache: str | Path | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -65,8 +66,6 @@ def load_celeba(
       Liu et al., "Deep learning face attributes in the wild", 2015; Caldas et al., "LEAF", 2018.
     """
     directory = Path(directory)
-    check_count("image_size", image_size)
-    check_count("num_clients", num_clients, optional=True)
     check_min_examples("min_images", min_images)
     if balance and len(attributes) != 1:
         raise ValueError("balance needs exactly one attribute; load the attributes one by one")

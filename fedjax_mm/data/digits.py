@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_mm.checks import check_fraction
+from fedjax_mm.checked import Fraction, checked
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.data.partition import generator
 
 
-def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Pool:
+@checked
+def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
     """Loads the 1,797 digits of scikit-learn, 8 x 8 pixels, 10 classes.
 
     Args:
@@ -29,7 +30,6 @@ def digits(*, test_fraction: float = 0.2, seed: int = 0) -> Pool:
     Reference:
       Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
     """
-    check_fraction("test_fraction", test_fraction)
     table = _table()
     x = np.rint(table[:, :-1].reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
     y = table[:, -1].astype(np.int32)

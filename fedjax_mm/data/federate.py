@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fedjax_mm.checks import check_between, check_count, check_fraction, described
+from fedjax_mm.checked import Count, Fraction, Share, checked
+from fedjax_mm.checks import described
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.partition import Parts, generator
@@ -18,12 +19,12 @@ Examples: TypeAlias = tuple[Any, Any]
 
 def check_min_examples(name: str, value: int) -> None:
     """Raises `ValueError` unless the smallest client can have a training and a test example."""
-    check_count(name, value)
     if value < 2:
         raise ValueError(f"{name} is {value}; a training and a test set need 2 examples")
 
 
-def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[Parts, Parts]:
+@checked
+def split_parts(parts: Parts, *, test_fraction: Fraction, seed: int = 0) -> tuple[Parts, Parts]:
     """Shuffles every client's rows and divides them into training and test rows.
 
     Args:
@@ -39,7 +40,6 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
       >>> [len(rows) for rows in train], [len(rows) for rows in test]
       ([6, 1], [4, 1])
     """
-    check_fraction("test_fraction", test_fraction)
     rng = generator(seed)
     train, test = [], []
     for client, rows in enumerate(parts):
@@ -55,13 +55,14 @@ def split_parts(parts: Parts, *, test_fraction: float, seed: int = 0) -> tuple[P
     return train, test
 
 
+@checked
 def federate(
     data: Pool | Examples | tuple[Examples, Examples],
     clients: Sequence[Any],
     clients_test: Sequence[Any] | None = None,
     *,
-    test_fraction: float | None = None,
-    num_classes: int | None = None,
+    test_fraction: Fraction | None = None,
+    num_classes: Count | None = None,
     seed: int = 0,
     check: bool = True,
 ) -> FederatedData:
@@ -118,7 +119,8 @@ def federate(
     return FederatedData(pool.name, pool.kind, pool.num_classes, train, test)
 
 
-def flipped_clients(num_clients: int, *, fraction: float, seed: int = 0) -> np.ndarray:
+@checked
+def flipped_clients(num_clients: Count, *, fraction: Share, seed: int = 0) -> np.ndarray:
     """Returns the clients whose labels `flip_labels` flips, in order.
 
     Args:
@@ -133,13 +135,12 @@ def flipped_clients(num_clients: int, *, fraction: float, seed: int = 0) -> np.n
       >>> len(flipped_clients(100, fraction=0.3))
       30
     """
-    check_count("num_clients", num_clients)
-    check_between("fraction", fraction, 0, 1)
     return np.sort(generator(seed).permutation(num_clients)[: round(fraction * num_clients)])
 
 
+@checked
 def flip_labels(
-    data: FederatedData, *, fraction: float, test: bool = True, seed: int = 0
+    data: FederatedData, *, fraction: Share, test: bool = True, seed: int = 0
 ) -> FederatedData:
     """Replaces the labels y of some clients by C - 1 - y, in training and in test.
 

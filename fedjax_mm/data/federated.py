@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
-from fedjax_mm.checks import check_count, described
+from fedjax_mm.checked import Count, check_argument
+from fedjax_mm.checks import described
 from fedjax_mm.data.arrays import check_labels, is_known
 from fedjax_mm.data.clients import ClientData, stack_client_data
 from fedjax_mm.parts import check_instance
@@ -73,7 +74,7 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
     """
     remedy = "deal examples to clients, by data.federate((X, y), parts)"
     check_instance("data", data, FederatedData, remedy)
-    num_classes = check_count("num_classes", data.num_classes)
+    num_classes = check_argument("num_classes", data.num_classes, Count)
     shapes = []
     for name, split in (("train", data.train), ("test", data.test)):
         check_instance(f"data.{name}", split, ClientData, "make it by data.client_data")

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, Literal, get_args
+from typing import BinaryIO, Literal
 
 import numpy as np
 import psutil
 
+from fedjax_mm.checked import checked
 from fedjax_mm.checks import check_choice
 from fedjax_mm.data.federated import Pool
 from fedjax_mm.files import check_regular
@@ -67,6 +68,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
+@checked
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
     """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
@@ -99,6 +101,7 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
     return Pool(title, "real", num_classes, train, test)
 
 
+@checked
 def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
     """Raises `load_idx`'s errors about names and missing files, without reading any file."""
     _files(Path(directory), name, split)
@@ -106,7 +109,6 @@ def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycl
 
 def _files(directory: Path, name: Name, split: str) -> tuple[list[tuple[Path, Path]], str, int]:
     """Returns the paths of images and labels for training and for test, the title, and C."""
-    check_choice("name", name, *get_args(Name))
     files, title, num_classes = ("train", "t10k"), str(name), 10
     if name == "emnist":
         check_choice("split", split, *_EMNIST)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, checked
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.files import check_regular
@@ -14,8 +14,9 @@ from fedjax_mm.files import check_regular
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
 
 
+@checked
 def load_leaf(
-    directory: str | Path, *, name: str = "leaf", num_classes: int | None = None
+    directory: str | Path, *, name: str = "leaf", num_classes: Count | None = None
 ) -> FederatedData:
     """Loads the clients of a LEAF directory, in the order of the training files.
 
@@ -63,7 +64,6 @@ def load_leaf(
 
 def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
     """Returns C."""
-    check_count("num_classes", given, optional=True)
     labels = [np.unique(y) for users in splits for _, _, y in users.values()]
     found = np.unique(np.concatenate(labels))
     needed = 1 + int(found[-1])

@@ -6,11 +6,14 @@ Every partitioner takes ``labels [examples]`` and the number of clients, and dra
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Gt
 from jaxtyping import Int64
 
-from fedjax_mm.checks import check_between, check_count, check_positive
+from fedjax_mm.checked import Count, Percent, checked
+from fedjax_mm.checks import check_between
 
 __all__ = [
     "Parts",
@@ -30,7 +33,8 @@ Parts = list[np.ndarray]
 _MAX_DRAWS = 1000
 
 
-def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
+@checked
+def iid(labels: np.ndarray, num_clients: Count, *, seed: int = 0) -> Parts:
     """Divides all examples at random; clients' sizes differ by at most 1.
 
     Args:
@@ -49,8 +53,14 @@ def iid(labels: np.ndarray, num_clients: int, *, seed: int = 0) -> Parts:
     return np.array_split(generator(seed).permutation(len(labels)), num_clients)
 
 
+@checked
 def dirichlet(
-    labels: np.ndarray, num_clients: int, alpha: float, *, min_examples: int = 1, seed: int = 0
+    labels: np.ndarray,
+    num_clients: Count,
+    alpha: Annotated[float, Gt(0)],
+    *,
+    min_examples: Count = 1,
+    seed: int = 0,
 ) -> Parts:
     """Divides every label among the clients in proportions drawn from Dirichlet(alpha).
 
@@ -77,8 +87,6 @@ def dirichlet(
       by label as in Yurochkin et al., "Bayesian nonparametric federated learning", 2019.
     """
     _check(labels, num_clients, examples_per_client=min_examples)
-    check_positive("alpha", alpha)
-    min_examples = check_count("min_examples", min_examples)
     rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     sizes = np.array([len(rows) for rows in by_label])
@@ -97,8 +105,9 @@ def dirichlet(
     return [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
 
 
+@checked
 def dirichlet_clients(
-    labels: np.ndarray, num_clients: int, alpha: float, *, seed: int = 0
+    labels: np.ndarray, num_clients: Count, alpha: Annotated[float, Gt(0)], *, seed: int = 0
 ) -> Parts:
     """Gives every client equally many examples, of labels in proportions of its own.
 
@@ -125,7 +134,6 @@ def dirichlet_clients(
       Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution", 2019.
     """
     _check(labels, num_clients)
-    check_positive("alpha", alpha)
     rng = generator(seed)
     by_label = [rng.permutation(rows) for rows in by_id(labels)]
     left = np.array([len(rows) for rows in by_label])
@@ -153,8 +161,9 @@ def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.nda
     return taken
 
 
+@checked
 def shards(
-    labels: np.ndarray, num_clients: int, *, shards_per_client: int = 2, seed: int = 0
+    labels: np.ndarray, num_clients: Count, *, shards_per_client: Count = 2, seed: int = 0
 ) -> Parts:
     """Cuts the examples, sorted by label, into equal shards and deals them to clients at random.
 
@@ -175,7 +184,6 @@ def shards(
     Reference:
       McMahan et al., "Communication-efficient learning", 2017; Pawlik, section 2.2.2.
     """
-    shards_per_client = check_count("shards_per_client", shards_per_client)
     _check(labels, num_clients, examples_per_client=shards_per_client)
     rng = generator(seed)
     ordered = np.concatenate([rng.permutation(rows) for rows in by_id(labels)])
@@ -184,11 +192,12 @@ def shards(
     return [np.concatenate([pieces[i] for i in mine]) for mine in deal]
 
 
+@checked
 def label_clusters(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     *,
-    num_clusters: int = 5,
+    num_clusters: Count = 5,
     shuffled: bool = False,
     seed: int = 0,
 ) -> Parts:
@@ -219,7 +228,6 @@ def label_clusters(
       Cho et al., "Maximizing global model appeal in federated learning", figures 3, 4, table 3.
     """
     _check(labels, num_clients)
-    num_clusters = check_count("num_clusters", num_clusters)
     names = np.unique(labels)
     if len(names) % num_clusters:
         raise ValueError(f"{len(names)} labels do not make {num_clusters} equal clusters")
@@ -242,12 +250,13 @@ def label_clusters(
     return parts
 
 
+@checked
 def iid_share(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     *,
-    percent: float,
-    labels_per_client: int = 2,
+    percent: Percent,
+    labels_per_client: Count = 2,
     overlap: bool = True,
     seed: int = 0,
 ) -> Parts:
@@ -281,7 +290,6 @@ def iid_share(
       Pawlik, section 2.2.1.
     """
     _check(labels, num_clients)
-    check_between("percent", percent, 0, 100)
     by_label = by_id(labels)
     check_between("labels_per_client", labels_per_client, 1, len(by_label), "the number of labels")
     rng = generator(seed)
@@ -299,12 +307,13 @@ def iid_share(
     return parts
 
 
+@checked
 def iid_clients(
     labels: np.ndarray,
-    num_clients: int,
+    num_clients: Count,
     *,
-    percent: float,
-    shards_per_client: int = 2,
+    percent: Percent,
+    shards_per_client: Count = 2,
     seed: int = 0,
 ) -> Parts:
     """Gives a percentage of the clients, drawn at random, `iid` examples, and the others `shards`.
@@ -327,7 +336,6 @@ def iid_clients(
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, examples_per_client=shards_per_client)
-    check_between("percent", percent, 0, 100)
     first, second, third = np.random.SeedSequence(seed).generate_state(3).tolist()
     num_iid = round(percent / 100 * num_clients)
     rows = generator(first).permutation(len(labels))
@@ -384,7 +392,6 @@ def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
 
 
 def _check(labels: np.ndarray, num_clients: int, *, examples_per_client: int = 1) -> None:
-    check_count("num_clients", num_clients)
     if np.ndim(labels) != 1:
         raise ValueError(f"labels has shape {np.shape(labels)}; give one label for each example")
     if len(labels) < num_clients * examples_per_client:

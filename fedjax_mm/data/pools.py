@@ -4,14 +4,18 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_mm.checks import check_count, described
+from fedjax_mm.checked import Count, check_argument, checked
+from fedjax_mm.checks import described
 from fedjax_mm.data.arrays import check_finite, check_fits, check_labels, plain_array
 from fedjax_mm.data.federated import Pool
 
 _NAME = "own arrays"
 
 
-def pool_of(data: Any, num_classes: int | None = None, *, check: bool = True) -> tuple[Pool, bool]:
+@checked
+def pool_of(
+    data: Any, num_classes: Count | None = None, *, check: bool = True
+) -> tuple[Pool, bool]:
     """Returns data as a pool, checked, and whether there are test examples among them.
 
     Without them the pool's test examples are none.
@@ -26,7 +30,6 @@ def pool_of(data: Any, num_classes: int | None = None, *, check: bool = True) ->
       ValueError: if lengths or shapes differ, features are not finite numbers, or labels are not
         0 ... C - 1.
     """
-    num_classes = check_count("num_classes", num_classes, optional=True)
     if isinstance(data, Pool):
         if num_classes is not None:
             raise ValueError(f"num_classes is {num_classes}, but a Pool has its own; leave it out")
@@ -78,7 +81,8 @@ def _check_pool(pool: Pool, check: bool) -> None:
             continue
         _check_lengths(names, np.asarray(x), np.asarray(y))
         if id(y) not in seen:
-            check_labels(names[1], plain_array(names[1], y), check_count("num_classes", pool[2]))
+            num_classes = check_argument("num_classes", pool[2], Count)
+            check_labels(names[1], plain_array(names[1], y), num_classes)
         if check and id(x) not in seen:
             check_finite(names[0], plain_array(names[0], x))
         seen |= {id(x), id(y)}

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float32
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, Fraction, checked
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.leaf import json_files, read_users
@@ -35,13 +35,14 @@ _BUCKETS = 2**15  # vectors of hashed words
 _HASHED_SEED = 140
 
 
+@checked
 def load_sent140(
     directory: str | Path,
     *,
-    num_clients: int | None = None,
-    min_examples: int = 50,
-    test_fraction: float = 0.4,
-    dim: int = 200,
+    num_clients: Count | None = None,
+    min_examples: Count = 50,
+    test_fraction: Fraction = 0.4,
+    dim: Count = 200,
     glove: str | Path | None = None,
     seed: int = 0,
 ) -> FederatedData:
@@ -85,8 +86,6 @@ def load_sent140(
       Pennington, Socher and Manning, "GloVe", 2014; Caldas et al., "LEAF", 2018.
     """
     directory = Path(directory)
-    num_clients = check_count("num_clients", num_clients, optional=True)
-    dim = check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
     sizes = Counter(user for user, _, _ in _tweets(directory))
     users = _choose(sizes, num_clients, min_examples, seed)

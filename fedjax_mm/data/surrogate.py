@@ -1,11 +1,13 @@
 """Surrogates of CelebA and Sentiment140, which may not be redistributed: invented examples."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
+from annotated_types import Ge, Gt
 from jaxtyping import Float, Float32, Int, Int32, Int64, UInt8
 
-from fedjax_mm import checks
+from fedjax_mm.checked import Count, Fraction, checked
+from fedjax_mm.checks import check_between
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
@@ -30,15 +32,16 @@ _CLARITY = 0.75
 _BLOCK_TWEETS = 2048  # averaged at once; the data do not depend on it
 
 
+@checked
 def surrogate_faces(
-    num_clients: int,
+    num_clients: Count,
     *,
-    num_attributes: int = 9,
-    image_size: int = 84,
+    num_attributes: Count = 9,
+    image_size: Count = 84,
     examples_per_client: tuple[int, int] = (20, 40),
-    test_fraction: float = 0.2,
-    signal: float = 1.5,
-    label_skew: float = 0.5,
+    test_fraction: Fraction = 0.2,
+    signal: Annotated[float, Gt(0)] = 1.5,
+    label_skew: Annotated[float, Ge(0)] = 0.5,
     seed: int = 0,
 ) -> FederatedData:
     """Draws images with binary attributes, in the shape of CelebA.
@@ -69,12 +72,7 @@ def surrogate_faces(
       >>> data.kind, data.train.examples[0].shape[1:], data.train.examples[1].shape[1:]
       ('surrogate', (16, 16, 3), (2,))
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    image_size = checks.check_count("image_size", image_size)
-    checks.check_between("num_attributes", num_attributes, 1, _FIELD, "the number of patterns")
-    checks.check_fraction("test_fraction", test_fraction)
-    checks.check_positive("signal", signal)
-    checks.check_not_negative("label_skew", label_skew)
+    check_between("num_attributes", num_attributes, 1, _FIELD, "the number of patterns")
     if not 2 <= examples_per_client[0] <= examples_per_client[1]:
         raise ValueError(
             f"examples_per_client is {examples_per_client}; give the smallest and the largest "
@@ -105,12 +103,13 @@ def surrogate_faces(
     return FederatedData("surrogate faces", "surrogate", 2, train, test)
 
 
+@checked
 def surrogate_tweets(
-    num_clients: int,
+    num_clients: Count,
     *,
-    dim: int = 200,
-    min_examples: int = 50,
-    test_fraction: float = 0.4,
+    dim: Count = 200,
+    min_examples: Count = 50,
+    test_fraction: Fraction = 0.4,
     seed: int = 0,
 ) -> FederatedData:
     """Draws tweets as means of invented words' vectors, in the shape of Sentiment140.
@@ -141,8 +140,6 @@ def surrogate_tweets(
       >>> data.name, data.kind, data.train.examples[0].shape[1:], data.train.min_count >= 12
       ('invented tweets', 'surrogate', (10,), True)
     """
-    num_clients = checks.check_count("num_clients", num_clients)
-    dim = checks.check_count("dim", dim)
     check_min_examples("min_examples", min_examples)
     rngs = map(generator, np.random.SeedSequence(seed).spawn(9))
     counts = min_examples + next(rngs).lognormal(3, 1, num_clients).astype(np.int64)

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
+from annotated_types import Ge
 from jaxtyping import Float, Int64
 
-from fedjax_mm.checks import check_choice, check_count, check_fraction, check_not_negative
+from fedjax_mm.checked import Count, Fraction, TwoOrMore, checked
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.partition import generator as generator_of
@@ -20,17 +21,18 @@ _LABEL_NOISE = 0.1  # LEAF's
 _MODEL_SPREAD = 0.1  # LEAF's
 
 
+@checked
 def synthetic(
-    num_clients: int,
+    num_clients: Count,
     *,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    dim: int = 60,
-    num_classes: int = 5,
+    alpha: Annotated[float, Ge(0)] = 1.0,
+    beta: Annotated[float, Ge(0)] = 1.0,
+    dim: Count = 60,
+    num_classes: TwoOrMore = 5,
     seed: int = 0,
     generator: Generator = "fedprox",
     iid: bool = False,
-    test_fraction: float | None = None,
+    test_fraction: Fraction | None = None,
 ) -> FederatedData:
     """Draws Synthetic(alpha, beta), classification tasks that differ between clients.
 
@@ -69,19 +71,11 @@ def synthetic(
       Li et al., "Federated optimization in heterogeneous networks", 2020 (FedProx); Caldas et al.,
       "LEAF: a benchmark for federated settings", 2018.
     """
-    check_choice("generator", generator, *get_args(Generator))
-    check_not_negative("alpha", alpha)
-    check_not_negative("beta", beta)
-    dim = check_count("dim", dim)
-    num_classes = check_count("num_classes", num_classes)
-    if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}; there must be 2 or more")
     if generator == "leaf" and (alpha != 1 or beta != 1 or iid):
         raise ValueError(
             "LEAF's generator has no alpha, beta and iid; leave them at their defaults"
         )
     fraction = _TEST_FRACTION[generator] if test_fraction is None else test_fraction
-    check_fraction("test_fraction", fraction)
     counts = sample_counts(num_clients, generator=generator, seed=seed)
     law = _Law(alpha, beta, dim, num_classes, generator, iid)
     # 1e-9: in floating point a product such as (1 - 0.4) * n may end just below a whole number.
@@ -93,8 +87,9 @@ def synthetic(
     return FederatedData(name, "synthetic", num_classes, train, test)
 
 
+@checked
 def sample_counts(
-    num_clients: int, *, generator: Generator = "fedprox", seed: int = 0
+    num_clients: Count, *, generator: Generator = "fedprox", seed: int = 0
 ) -> Int64[np.ndarray, " clients"]:
     """Returns the numbers of examples n_k, training and test, of the clients of `synthetic`.
 
@@ -112,8 +107,6 @@ def sample_counts(
       >>> int(sample_counts(1000).min()) >= 50, int(sample_counts(1000, generator="leaf").max())
       (True, 1000)
     """
-    num_clients = check_count("num_clients", num_clients)
-    check_choice("generator", generator, *get_args(Generator))
     rng = _stream(seed, 0)
     if generator == "fedprox":
         return rng.lognormal(4, 2, num_clients).astype(np.int64) + 50

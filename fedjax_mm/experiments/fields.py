@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from types import NoneType, SimpleNamespace, UnionType
+from types import NoneType, SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -12,7 +12,6 @@ from typing import (
     Self,
     TypedDict,
     TypeVar,
-    Union,
     get_args,
     get_origin,
 )
@@ -28,15 +27,22 @@ from pydantic import (
     create_model,
 )
 
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(strict=True, ge=0, le=1)]
-Percent = Annotated[float, Field(strict=True, ge=0, le=100)]
-Count = Annotated[int, Field(strict=True, ge=1, lt=2**31)]
-CountOrZero = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-Flag = Annotated[bool, Field(strict=True)]
+from fedjax_mm import checked
+from fedjax_mm.checked import limits_of, members_of
+
+_STRICT, _FINITE = Field(strict=True), Field(strict=True, allow_inf_nan=False)
+
+Number = Annotated[float, _FINITE]
+Positive = Annotated[float, limits_of(checked.Positive), _FINITE]
+NonNegative = Annotated[float, limits_of(checked.NonNegative), _FINITE]
+Fraction = Annotated[checked.Fraction, _FINITE]
+Share = Annotated[checked.Share, _FINITE]
+Percent = Annotated[checked.Percent, _FINITE]
+Count = Annotated[checked.Count, _STRICT]
+CountOrZero = Annotated[checked.CountOrZero, _STRICT]
+TwoOrMore = Annotated[checked.TwoOrMore, _STRICT]
+Seed = Annotated[checked.Seed, _STRICT]
+Flag = Annotated[bool, _STRICT]
 
 
 def _distinct(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -109,20 +115,30 @@ class Seeded(Config):
 
 Table = TypeVar("Table", bound=Config)
 
+# An int without bounds is a count everywhere.
 _FROM_FILE: dict[Any, Any] = {float: Number, int: Count, bool: Flag, NoneType: None}
 _FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 
 
 def _field_type(annotation: Any) -> Any:
     """Returns the type of a field for a parameter; None, if a file can say no such thing."""
-    is_union = get_origin(annotation) in (Union, UnionType)
-    members = get_args(annotation) if is_union else [annotation]
+    members = members_of(annotation)
     if complex in members:  # JAX's type of all that becomes an array: in a file, a number
-        members = [each for each in members if each not in (bool, int)]
+        members = tuple(each for each in members if each not in (bool, int))
     literals = [each for each in members if get_origin(each) is Literal]
-    # An int is a count everywhere; bounds of floats are checked by the function itself.
-    types = [*literals, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
+    annotated = [_within(each) for each in members if get_origin(each) is Annotated]
+    types = [*literals, *annotated, *(_FROM_FILE[each] for each in members if each in _FROM_FILE)]
     return reduce(or_, types) if any(types) else None
+
+
+def _within(annotation: Any) -> Any:
+    """Returns the type of a field for an annotated number, or for several, with its bounds."""
+    limits, members = limits_of(annotation), members_of(get_args(annotation)[0])
+    if float in members:
+        return Annotated[float, limits, _FINITE]
+    if int in members:
+        return Annotated[int, limits, _STRICT]
+    return tuple[Annotated[float, limits, _FINITE], ...] if tuple[float, ...] in members else None
 
 
 def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[str, Any]:

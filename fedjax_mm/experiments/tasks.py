@@ -14,18 +14,19 @@ from fedjax_mm.data import partition
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.idx import check_idx, load_idx
+from fedjax_mm.data.idx import Name, check_idx, load_idx
 from fedjax_mm.data.leaf import check_leaf, load_leaf
-from fedjax_mm.data.synthetic import sample_counts, synthetic
+from fedjax_mm.data.synthetic import Generator, sample_counts, synthetic
 from fedjax_mm.experiments.fields import (
     Config,
     Count,
     Flag,
+    Fraction,
     NonNegative,
-    Percent,
     Positive,
     Seed,
     Share,
+    TwoOrMore,
     named,
     one_of,
     table_of,
@@ -176,8 +177,8 @@ class SyntheticConfig(_Learning):
     alpha: NonNegative = 1.0
     beta: NonNegative = 1.0
     dim: Count = 60
-    num_classes: Annotated[Count, Field(ge=2)] = 5
-    generator: Literal["fedprox", "leaf"] = "fedprox"
+    num_classes: TwoOrMore = 5
+    generator: Generator = "fedprox"
     iid: Flag = False
     sigmoid_head: Flag = False
     reduction: Literal["mean", "sum"] = "mean"
@@ -225,9 +226,7 @@ class Partition(Config):
 
 
 PARTITION_TABLES = {
-    name: table_of(
-        Partition, function, "num_clients", "seed", "overlap", alpha=Positive, percent=Percent
-    )
+    name: table_of(Partition, function, "num_clients", "seed", "overlap")
     for name, function in inspect.getmembers(partition, inspect.isfunction)
     if "num_clients" in inspect.signature(function).parameters and not name.startswith("_")
 }
@@ -248,7 +247,7 @@ class _Images(_Network):
 
     num_clients: Count = 100
     partition: PartitionConfig = PARTITION_TABLES["iid"](name="iid")
-    test_fraction: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = None
+    test_fraction: Fraction | None = None
 
     @property
     def has_own_tests(self) -> bool:
@@ -284,7 +283,7 @@ class IDXConfig(_Images):
 
     name: Literal["idx"]
     directory: str
-    dataset: Literal["mnist", "fashion-mnist", "emnist"] = "mnist"
+    dataset: Name = "mnist"
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
 
     def _check_files(self) -> None:

@@ -13,7 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Params
-from fedjax_mm.checks import check_between, check_choice, check_count, check_positive
+from fedjax_mm.checked import Count, Positive, checked
+from fedjax_mm.checks import check_between
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData, check_federated
 from fedjax_mm.tasks.modules import check_module, check_outputs, initial, logits_of
@@ -197,6 +198,7 @@ class Classification:
         return features if self.scale is None else features * self.scale
 
 
+@checked
 def classification(
     data: FederatedData,
     module: nn.Module,
@@ -204,8 +206,8 @@ def classification(
     reduction: Literal["mean", "sum"] = "mean",
     column: Any = None,
     rngs: Sequence[str] = (),
-    scale: Any = None,
-    block_size: int | None = None,
+    scale: Positive | None = None,
+    block_size: Count | None = None,
     check: bool = True,
 ) -> Classification:
     """Returns the task of training a module on clients' examples.
@@ -241,8 +243,6 @@ def classification(
     check_module(module)
     if check:
         check_federated(data)
-    check_choice("reduction", reduction, "mean", "sum")
-    block_size = check_count("block_size", block_size, optional=True)
     features, labels = data.train.examples
     if (labels.ndim == 2) != (column is not None):
         raise ValueError(
@@ -256,7 +256,6 @@ def classification(
         check_between("column", column, 0, labels.shape[1] - 1)
     column = None if column is None else jnp.asarray(column, jnp.int32)
     if scale is not None:
-        check_positive("scale", scale)
         scale = jnp.asarray(scale, float)
     rngs = (rngs,) if isinstance(rngs, str) else tuple(rngs)
     takes_weights = "weights" in inspect.signature(module.__call__).parameters

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics
-from fedjax_mm.checks import check_positive
+from fedjax_mm.checked import Positive, checked
 from fedjax_mm.data.clients import ClientData, client_data
 
 Vector: TypeAlias = Float[Array, " dim"]
@@ -81,7 +81,10 @@ class LeastSquares:
         return {"loss": loss, "excess_loss": excess, "distance": distance}
 
 
-def least_squares(features: Sequence[Any], targets: Sequence[Any], *, ridge: Any) -> LeastSquares:
+@checked
+def least_squares(
+    features: Sequence[Any], targets: Sequence[Any], *, ridge: Positive
+) -> LeastSquares:
     """Returns the task of ridge regression on clients' examples.
 
     Args:
@@ -98,7 +101,6 @@ def least_squares(features: Sequence[Any], targets: Sequence[Any], *, ridge: Any
       >>> task.minimizer.round(3).tolist()
       [0.20000000298023224, 0.25]
     """
-    check_positive("ridge", ridge)
     if len(features) != len(targets):
         raise ValueError(
             f"there are features of {len(features)} clients but targets of {len(targets)}; "

@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, Steps
-from fedjax_mm.checks import check_numbers, check_positive
+from fedjax_mm.checked import Positive, checked
+from fedjax_mm.checks import check_numbers
 from fedjax_mm.parts import key_of
 
 _JITTER = 1e-3  # descents must not start in the middle of two clients, which may be a maximum
@@ -164,7 +165,8 @@ def _floats(values: Any) -> Array:
     return jnp.asarray(values if isinstance(values, jax.Array) else np.asarray(values), float)
 
 
-def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Any = 1.0) -> Array:
+@checked
+def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Positive = 1.0) -> Array:
     """Draws empirical means, ``hat theta_k ~ N(theta_k, gamma^2)`` (9).
 
     Args:
@@ -179,7 +181,6 @@ def draw_means(rng_key: PRNGKeyArray | int, true_means: Any, gamma: Any = 1.0) -
       >>> draw_means(jax.random.key(0), [0.0, 4.0]).shape
       (2,)
     """
-    check_positive("gamma", gamma)
     true_means = _floats(true_means)
     noise = jax.random.normal(key_of(rng_key), true_means.shape, jnp.float32)
     return true_means + gamma * noise.astype(true_means.dtype)

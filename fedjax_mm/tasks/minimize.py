@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checks import check_count, check_not_negative, check_positive
+from fedjax_mm.checked import Count, NonNegative, Positive, checked
 
 
 class Minimum(NamedTuple):
@@ -36,14 +36,15 @@ class _Descent(NamedTuple):
     high: Float[Array, ""]  # the last point with a positive gradient, at first infinity
 
 
+@checked
 def local_minimum(
     fn: Callable[[Any], Any],
     start: Any,
     *,
-    tolerance: Any = None,
-    scale: Any = 1.0,
-    max_step: Any = 0.1,
-    max_steps: int = 200,
+    tolerance: Positive | None = None,
+    scale: NonNegative = 1.0,
+    max_step: Positive = 0.1,
+    max_steps: Count = 200,
 ) -> Minimum:
     """Returns the first local minimum downhill from the start, of a function of one number.
 
@@ -72,18 +73,12 @@ def local_minimum(
       >>> [round(float(w / jnp.pi), 3) for w in found.point]
       [-0.5, 1.5, 3.5]
     """
-    if tolerance is not None:
-        check_positive("tolerance", tolerance)
-    check_positive("max_step", max_step)
-    check_not_negative("scale", scale)
-    max_steps = check_count("max_steps", max_steps)
     start = jnp.asarray(start, float)
-    if tolerance is None:
-        tolerance = jnp.finfo(start.dtype).eps ** (2 / 3)
+    least: Any = jnp.finfo(start.dtype).eps ** (2 / 3) if tolerance is None else tolerance
     gradient = jax.grad(fn)
 
     def resolution(point: Any) -> Any:
-        return tolerance * jnp.maximum(scale, jnp.abs(point))
+        return least * jnp.maximum(scale, jnp.abs(point))
 
     def at(point: Any, low: Any, high: Any, num_steps: Any) -> _Descent:
         # The new point replaces the end whose gradient has the same sign.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate, Steps
-from fedjax_mm.checks import check_count, check_positive
+from fedjax_mm.checked import Count, Positive, checked
 
 Vector: TypeAlias = Float[Array, " dim"]
 Block: TypeAlias = Float[Array, " block"]
@@ -156,7 +156,8 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
     return 2 + 2 * math.cos(angle)
 
 
-def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
+@checked
+def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadratic:
     """Returns the federated quadratic of N clients with blocks of p + 1 coordinates.
 
     The minimizer solves ``(tridiag(-1, 2, -1) + N mu I) w = e_1``, in closed form
@@ -178,9 +179,6 @@ def quadratic(num_clients: int, block_size: int, *, mu: Any) -> Quadratic:
 
     Reference: Bhuyan, Moharir, Joshi, section 6.1; Li et al. (2019), the same problem with N = 5.
     """
-    num_clients = check_count("num_clients", num_clients)
-    block_size = check_count("block_size", block_size)
-    check_positive("mu", mu)
     if (size := num_clients * block_size + 1) >= 2**31:
         raise ValueError(
             f"num_clients = {num_clients:,} with block_size = {block_size:,} make {size:,} "

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import checks, keys
 from fedjax_mm.base import Batching, ClientContext, Index, MeasuredTask, Params, Scalar, Steps, Task
+from fedjax_mm.checked import Count, CountOrZero, Positive, TracedCount, check_argument, checked
 from fedjax_mm.checks import needs
 from fedjax_mm.chunks import chunk_size_of
 from fedjax_mm.local import train_locally
@@ -46,19 +47,19 @@ class Tuning:
       limit: how many of those count, if not all; it may be traced.
     """
 
-    learning_rate: Scalar
-    num_steps: Steps
-    batch_size: int | None = dataclasses.field(default=None, metadata={"static": True})
+    learning_rate: Positive
+    num_steps: TracedCount
+    batch_size: Count | None = dataclasses.field(default=None, metadata={"static": True})
     limit: Steps | None = None
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
         # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
         if type(self.learning_rate) in (int, float):
-            checks.check_positive("learning_rate", self.learning_rate)
+            check_argument("learning_rate", self.learning_rate, Positive)
         if type(self.num_steps) in (int, float):
-            checks.check_count("num_steps", self.num_steps)
-        checks.check_count("batch_size", self.batch_size, optional=True)
+            check_argument("num_steps", self.num_steps, TracedCount)
+        check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
         """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
@@ -122,11 +123,12 @@ def _measured(task: MeasuredTask, params: Params, client: Index) -> dict[str, Ar
     return {"train_loss": task.client_loss(params, client)} | test
 
 
+@checked
 def requiring(
     task: Task,
     own: OwnModels | Float[Array, " clients"],
     *,
-    num_unseen: int = 0,
+    num_unseen: CountOrZero = 0,
     tuning: Tuning | None = None,
     participation: Literal["training", "test"] = "training",
 ) -> "Requiring":
@@ -175,7 +177,6 @@ def requiring(
     if isinstance(task, TestedTask):
         checks.check_tested_clients(task.test.num_clients, task.num_clients)
     checks.check_between("num_unseen", num_unseen, 0, task.num_clients - 1)
-    checks.check_choice("participation", participation, "training", "test")
     if participation == "test" and not isinstance(task, TestedTask):
         raise ValueError(
             "participation is 'test', but the task has no test examples; choose 'training'"

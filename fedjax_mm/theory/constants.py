@@ -13,7 +13,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm.base import Batching, EpochTask, Params, Task
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, checked
 
 
 class Constant(NamedTuple):
@@ -98,8 +98,9 @@ def exact_constants(task: SolvedTask) -> Constants:
     return Constants(*(Constant(np.asarray(value), "exact") for value in values))
 
 
+@checked
 def estimate_curvature(
-    rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: int = 32
+    rng_key: PRNGKeyArray, task: Task, points: Params, *, num_steps: Count = 32
 ) -> tuple[Constant, Constant]:
     """Returns mu and L, the extreme eigenvalues of all clients' Hessians at some points.
 
@@ -125,7 +126,6 @@ def estimate_curvature(
 
     Reference: Bhuyan et al., Assumptions 1 and 2.
     """
-    check_count("num_steps", num_steps)
     pairs = _curvature(rng_key, task, points, num_steps)
     ends, errors = (np.asarray(x).reshape(-1, 2) for x in pairs)
     lowest, highest = np.argmin(ends[:, 0]), np.argmax(ends[:, 1])

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedjax_mm.checked import checked
 from fedjax_mm.theory.mfa_lemmas import drift
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate, in_range, require
 
@@ -218,6 +219,7 @@ def least_sample_size(eta: ArrayLike, problem: Problem, V: ArrayLike) -> NDArray
     return np.maximum(S - unused, 1).astype(np.int64)
 
 
+@checked
 def rounds_to_accuracy(
     problem: Problem,
     rate: Rate,
@@ -251,8 +253,6 @@ def rounds_to_accuracy(
 
     Reference: Bhuyan et al., Theorem 3, eqs. (124) to (127).
     """
-    if reading not in ("sum", "max"):
-        raise ValueError(f"reading is {reading!r}; it must be 'sum' or 'max'")
     noise, start = _terms(problem, rate, D, real="M")
     D, epsilon = in_range("Theorem 3", problem, rate, D=D, epsilon=epsilon)
     require("Theorem 3", {"epsilon^2 < D": epsilon**2 < D}, epsilon=epsilon, D=D)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_mm.checks import check_count
+from fedjax_mm.checked import Count, check_argument
 from fedjax_mm.theory.problem import FloatArray
 
 MFA_RAND_EXPONENT, MFA_RR_EXPONENT = 0.5, 1.0
@@ -36,7 +36,7 @@ class Bootstrap(NamedTuple):
     """
 
     confidence: float = 0.95
-    num_resamples: int = 2000
+    num_resamples: Count = 2000
     seed: int = 0
 
 
@@ -70,7 +70,7 @@ def fit_rate(
 
     Reference: Bhuyan et al., Theorems 1 and 2, for the bounds whose exponents it estimates.
     """
-    check_count("num_resamples", bootstrap.num_resamples)
+    check_argument("num_resamples", bootstrap.num_resamples, Count)
     t, values = np.asarray(times, np.float64), np.asarray(errors, np.float64)
     if t.ndim != 1 or values.ndim != 2 or values.shape[1] != len(t):
         raise ValueError(f"errors have shape {values.shape}; give [seeds, {len(t)} records]")

@@ -360,7 +360,7 @@ CASES = {
     "alpha None": (lambda: partition.dirichlet(Y, 2, None), "alpha is None; it must", TypeError),
     "shards 0": (lambda: partition.shards(Y, 2, shards_per_client=0), "shards_per_client is 0"),
     "synthetic dim 0": (lambda: synthetic(3, dim=0), "dim is 0; it must be a positive whole"),
-    "synthetic one class": (lambda: synthetic(3, num_classes=1), "there must be 2 or more"),
+    "synthetic one class": (lambda: synthetic(3, num_classes=1), "num_classes is 1; .* 2 or more"),
     "synthetic alpha": (lambda: synthetic(3, alpha=-1.0), "alpha is -1.0; it must not be negative"),
     "synthetic alpha text": (lambda: synthetic(3, alpha="1"), "alpha is '1'; it", TypeError),
     "synthetic generator": (lambda: synthetic(3, generator="x"), "'x'; it must be 'fedprox' or"),

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
-from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, NonNegative, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Increasing
@@ -72,7 +72,7 @@ class Wells:
 class Averaging(Config):
     """Settings of Algorithm 1 on losses that are not convex, with noise in the gradients."""
 
-    num_clients: Annotated[Count, Field(ge=2)] = 4
+    num_clients: TwoOrMore = 4
     dim: Count = 5
     noise: Annotated[Increasing[NonNegative], Field(min_length=2)] = (0.5, 2.0)
     """sigma."""
@@ -84,7 +84,7 @@ class Averaging(Config):
     """T of the theorem, whose bound is for every number up to it."""
     horizons: Annotated[Increasing[Count], Field(min_length=2)] = (256, 4096, 65_536)
     """T of the corollary, which its rate depends on; each 16 times the one before."""
-    num_seeds: Annotated[Count, Field(ge=2)] = 40
+    num_seeds: TwoOrMore = 40
     seed: Seed = 0
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray as xr
 from jaxtyping import Array, Float, PRNGKeyArray
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, ValidationInfo, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
@@ -21,7 +21,7 @@ from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMore
 from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -67,13 +67,13 @@ class Trained(Seeded):
     paper_sizes: ClassVar[tuple[int, ...]]
     digits_sizes: ClassVar[tuple[int, ...]]
 
-    num_clients: Annotated[Count, Field(ge=2)] | None = None
+    num_clients: TwoOrMore | None = None
     """100 of MNIST, 24 of the digits."""
     cohort_sizes: Trend[Count] | None = None
     """Increasing; by default the paper's with MNIST, smaller ones with the digits."""
     learning_rate: Positive = 0.1
     local_epochs: Count
-    num_seeds: Annotated[Count, Field(ge=2)]
+    num_seeds: TwoOrMore
     """Each deals the images again."""
     programmed: Flag = True
     """Whether the last layer starts at 0 and batches are made before the shuffling, as in the

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,10 @@ import xarray as xr
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray
 from matplotlib.figure import Figure
-from pydantic import Field
 
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.compute import compute
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.near import near
@@ -42,12 +41,12 @@ Updates: TypeAlias = Float[Array, "clients dim"]
 class CohortNoise(Config):
     """Settings of one round of the quadratic from a random start, by cohorts of every size."""
 
-    num_clients: Annotated[Count, Field(ge=2)] = 24
+    num_clients: TwoOrMore = 24
     block_size: Count = 4
     mu: Positive = 0.05
     local_steps: Count = 5
     learning_rate: Positive = 0.1
-    num_seeds: Annotated[Count, Field(ge=2)] = 20_000
+    num_seeds: TwoOrMore = 20_000
     """Cohorts drawn of each size."""
     seed: Seed = 0
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from fedjax_mm import plots
 from fedjax_mm.base import Scalar
 from fedjax_mm.data.partition import Parts, iid_clients, iid_share
-from fedjax_mm.experiments.fields import Count, Flag, Percent, Positive
+from fedjax_mm.experiments.fields import Count, Flag, Fraction, Percent, TwoOrMore
 from fedjax_mm.metrics import first_round_below
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained, Trend
@@ -27,7 +27,6 @@ from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification
 
 _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
-Accuracy = Annotated[Positive, Field(lt=1)]
 
 
 class CohortRounds(Trained):
@@ -36,12 +35,12 @@ class CohortRounds(Trained):
     paper_sizes = (2, 5, 10, 20)
     digits_sizes = (2, 4, 8, 12)
 
-    num_seeds: Annotated[Count, Field(ge=2)] = 4
+    num_seeds: TwoOrMore = 4
     scheme: Literal["iid_share", "iid_clients"] = "iid_share"
     """The percentages are of every client's images that are IID, or of the clients."""
     percents: Trend[Percent] = (20.0, 60.0, 100.0)
     """The paper has 20, 40, 60, 80, 100."""
-    targets: Annotated[Increasing[Accuracy], Field(min_length=1)] = (0.9, 0.99)
+    targets: Annotated[Increasing[Fraction], Field(min_length=1)] = (0.9, 0.99)
     """The figure has 0.99, and the text 0.9 too."""
     evaluation: Literal["as-published", "all images"] = "as-published"
     """The accuracy that is to reach the targets: the author scored E mini-batches of B images."""

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from fedjax_mm import plots
 from fedjax_mm.data.partition import Parts
-from fedjax_mm.experiments.fields import Count
+from fedjax_mm.experiments.fields import Count, TwoOrMore
 from fedjax_mm.experiments.tasks import IIDShare, PartitionConfig
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import EVALUATIONS, Increasing, Trained
@@ -55,7 +55,7 @@ class CohortAccuracy(Trained):
     paper_sizes = (5, 10, 15, 20, 30)
     digits_sizes = (2, 4, 6, 8, 12)
 
-    num_seeds: Annotated[Count, Field(ge=2)] = 10
+    num_seeds: TwoOrMore = 10
     contacts: Annotated[Increasing[Count], Field(min_length=1)] | None = None
     """c = R C, a run for the largest, whose first rounds are the runs of the others: 60, and 120
     with doubled round limits; 120 and 240 with the digits, whose clients are few."""

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Assignment, Batching, Cohort, Index, Look, Params, Round, Scalar
-from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.experiments.fields import Config, Count, Positive, Seed, TwoOrMore
 from fedjax_mm.papers.figures import heat_map
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.pawlik2020.clients import Trend
@@ -38,7 +38,7 @@ class OptimalCohort(Config):
     from it.
     """
 
-    num_clients: Annotated[Count, Field(ge=2)] = 24
+    num_clients: TwoOrMore = 24
     dim: Count = 6
     curvature: Positive = 10.0
     """The largest over the smallest curvature of each client."""
@@ -47,7 +47,7 @@ class OptimalCohort(Config):
     """gamma L E, at most 1."""
     contacts: Count = 240
     heterogeneity: Trend[Positive] = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-    num_seeds: Annotated[Count, Field(ge=2)] = 100
+    num_seeds: TwoOrMore = 100
     """Runs of each size and heterogeneity."""
     seed: Seed = 0
 

@@ -1,0 +1,275 @@
+"""Ranges and choices of arguments: they stand in annotations, and nowhere else.
+
+A factory says what a number may be where it says its type, as in ``mu: Annotated[Scalar, Ge(0)]``,
+and a choice is a ``Literal``. `checked` refuses other values when the factory is called, tables of
+experiment files have the same limits, and the reference shows them.
+"""
+
+import dataclasses
+import functools
+import inspect
+import math
+import operator
+from collections.abc import Callable
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
+
+import jax
+import numpy as np
+from annotated_types import Ge, GroupedMetadata, Gt, Interval, Le, Lt
+
+from fedjax_mm.base import Scalar, Steps
+from fedjax_mm.checks import check_choice, check_numbers, described, whole
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COUNTS = Interval(ge=1, lt=2**31)
+
+Count: TypeAlias = Annotated[int, _COUNTS]
+"""A positive whole number of any integer type; counts are int32."""
+
+TracedCount: TypeAlias = Annotated[Steps, _COUNTS]
+"""A count that may be traced."""
+
+CountOrZero: TypeAlias = Annotated[int, Interval(ge=0, lt=2**31)]
+"""A count that may be 0."""
+
+TwoOrMore: TypeAlias = Annotated[int, Interval(ge=2, lt=2**31)]
+"""A count of things of which one alone makes no sense, such as classes."""
+
+Seed: TypeAlias = Annotated[int, Interval(ge=0, lt=2**32)]
+"""A seed that is no key."""
+
+Positive: TypeAlias = Annotated[Scalar, Gt(0)]
+"""A positive number, which may be traced."""
+
+NonNegative: TypeAlias = Annotated[Scalar, Ge(0)]
+"""A number that is not negative; it may be traced."""
+
+Fraction: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
+"""A fraction that leaves something on both sides: 0 and 1 do not."""
+
+Share: TypeAlias = Annotated[float, Interval(ge=0, le=1)]
+"""A fraction; 0 is nothing, and 1 is all."""
+
+Percent: TypeAlias = Annotated[float, Interval(ge=0, le=100)]
+"""A percentage, from 0 to 100."""
+
+Rule: TypeAlias = Callable[[str, Any], Any]
+"""Function of an argument's name and value; it returns the value, a whole number as an int.
+
+It raises an error if the value is not allowed.
+"""
+
+_TESTS = {"gt": operator.gt, "ge": operator.ge, "lt": operator.lt, "le": operator.le}
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Lets a function refuse arguments that its annotations exclude.
+
+    ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
+    values. Whole numbers of any integer type become ints. Traced numbers pass, because they have no
+    value yet; of those that are no counts the shape is checked. Other annotations are not read.
+
+    Example:
+      >>> @checked
+      ... def rule(num_steps: Count, *, mu: Positive = 1.0, by: Literal["loss", "size"] = "loss"):
+      ...     return num_steps, mu, by
+      >>> rule(np.int8(3), mu=0.5)
+      (3, 0.5, 'loss')
+      >>> rule(3, mu=-0.5)
+      Traceback (most recent call last):
+        ...
+      ValueError: mu is -0.5; it must be positive
+    """
+    # Annotations are read at the first call: most functions of a module are never called.
+    rules = functools.cache(lambda: _rules(function))
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        by_place, by_name = rules()
+        first: Any = [rule(value) for rule, value in zip(by_place, args, strict=False)]
+        rest: Any = args[len(first) :]
+        named: Any = {
+            name: by_name[name](value) if name in by_name else value
+            for name, value in kwargs.items()
+        }
+        return function(*first, *rest, **named)
+
+    return call
+
+
+def check_argument(name: str, value: Any, annotation: Any) -> Any:
+    """Returns a value if an annotation allows it, a whole number as an int.
+
+    Args:
+      name: the argument's name, for the message.
+      value: anything; traced numbers pass.
+      annotation: with a range or choices.
+
+    Raises:
+      TypeError: if a number is no number, but None or text, say.
+      ValueError: if the value is not allowed.
+
+    Example:
+      >>> check_argument("alpha", 2.5, Annotated[float, Interval(ge=0, le=1)])
+      Traceback (most recent call last):
+        ...
+      ValueError: alpha is 2.5; it must lie between 0 and 1
+    """
+    rule = rule_of(annotation)
+    return value if rule is None else rule(name, value)
+
+
+def members_of(annotation: Any) -> tuple[Any, ...]:
+    """Returns the types of a union, or the only one.
+
+    Example:
+      >>> members_of(float | None), members_of(float)
+      ((<class 'float'>, <class 'NoneType'>), (<class 'float'>,))
+    """
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
+def limits_of(annotation: Any) -> Interval:
+    """Returns the bounds of an annotated number; an interval without bounds if there are none.
+
+    Example:
+      >>> limits_of(Share), limits_of(float)
+      (Interval(gt=None, ge=0, lt=None, le=1), Interval(gt=None, ge=None, lt=None, le=None))
+    """
+    bounds: dict[str, Any] = {}
+    for each in getattr(annotation, "__metadata__", ()):
+        for bound in each if isinstance(each, GroupedMetadata) else [each]:
+            if isinstance(bound, Gt | Ge | Lt | Le):
+                bounds |= dataclasses.asdict(bound)
+    return Interval(**bounds)
+
+
+def rule_of(annotation: Any) -> Rule | None:
+    """Returns the check of what an annotation says; None if it has neither range nor choices."""
+    members = members_of(annotation)
+    choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
+    ranges = [each for each in members if limits_of(each) != Interval()]
+    if {*members} <= {bool, NoneType} and bool in members:
+        rule: Rule = _flag
+    elif ranges:
+        rule = _range_or_choice(ranges[0], choices)
+    elif choices:
+        rule = _choice([*choices, None] if NoneType in members else choices)
+    else:
+        return None
+    read = (*ranges, bool)
+    others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
+    if not others:
+        return rule
+    # The range is not about values of the union's other types.
+    return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
+
+
+def _rules(function: Callable[..., Any]) -> tuple[list[Callable[[Any], Any]], dict[str, Any]]:
+    """Returns the checks of a function's arguments, by their places and by their names."""
+    parameters = inspect.signature(function, eval_str=True).parameters
+    found = {name: rule_of(each.annotation) for name, each in parameters.items()}
+    by_name = {name: functools.partial(rule, name) for name, rule in found.items() if rule}
+    by_place = [
+        by_name.get(name, lambda value: value)
+        for name, each in parameters.items()
+        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+    ]
+    return by_place, by_name
+
+
+def _range_or_choice(annotation: Any, choices: list[Any]) -> Rule:
+    limits, base = limits_of(annotation), members_of(get_args(annotation)[0])
+    if int in base and float not in base:
+        number = _whole_number(limits)
+    else:
+        number = _number(limits, max(len(getattr(each, "dims", ())) for each in base))
+    if not choices:
+        return number
+    choice = _choice(choices)
+    return lambda name, value: (choice if isinstance(value, str) else number)(name, value)
+
+
+def _number(limits: Interval, ndim: int) -> Rule:
+    is_inside, words = _inside(limits), _words(limits)
+
+    def rule(name: str, value: Any) -> Any:
+        check_numbers(name, value, is_inside, words, ndim=ndim)
+        return value
+
+    return rule
+
+
+def _whole_number(limits: Interval) -> Rule:
+    least, most = _ends(limits)
+    words = "a positive whole number" if least == 1 else f"a whole number, {least} or more"
+
+    def rule(name: str, value: Any) -> Any:
+        if isinstance(value, jax.core.Tracer):
+            return value
+        number = whole(value)
+        if number is None or not least <= number <= most:
+            below = "" if number is None or number < least else f", at most {most}"
+            raise ValueError(f"{name} is {described(value)}; it must be {words}{below}")
+        return number
+
+    return rule
+
+
+def _choice(choices: list[Any]) -> Rule:
+    def rule(name: str, value: Any) -> Any:
+        check_choice(name, value, *choices)
+        return value
+
+    return rule
+
+
+def _flag(name: str, value: Any) -> bool:
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ValueError(f"{name} is {described(value)}; it must be True or False")
+
+
+def _inside(limits: Interval) -> Callable[[Any], Any]:
+    """Returns a function that tells whether a number, or every number of an array, lies inside."""
+    bounds = [(_TESTS[key], x) for key, x in dataclasses.asdict(limits).items() if x is not None]
+    return lambda value: functools.reduce(operator.and_, (test(value, x) for test, x in bounds))
+
+
+def _ends(limits: Interval) -> tuple[Any, Any]:
+    """Returns the smallest and the largest whole number inside, or the infinity there."""
+    low: Any = limits.gt
+    high: Any = limits.lt
+    least = limits.ge if low is None else low + 1
+    most = limits.le if high is None else high - 1
+    return -math.inf if least is None else least, math.inf if most is None else most
+
+
+def _words(limits: Interval) -> str:
+    """Returns what a number must do, to end the message "it must ..."."""
+    low = limits.gt if limits.ge is None else limits.ge
+    high = limits.lt if limits.le is None else limits.le
+    opening, closing = "(" if limits.ge is None else "[", ")" if limits.le is None else "]"
+    if low is None:
+        return f"be less than {high}" if limits.le is None else f"be at most {high}"
+    if high is not None:
+        between = {"[]": f"lie between {low} and {high}"}
+        between["()"] = f"{between['[]']}, both excluded"
+        return between.get(opening + closing, f"be in {opening}{low}, {high}{closing}")
+    if low == 0:
+        return "be positive" if limits.ge is None else "not be negative"
+    return f"be greater than {low}" if limits.ge is None else f"be at least {low}"
