@@ -198,7 +198,8 @@ class Experiment(Seeded):
     def _assignment_of(self, method: Method) -> Assigned:
         """Returns the method's own assignment, or that of all."""
         assignment = method.assignment or self.assignment
-        assert assignment is not None
+        if assignment is None:
+            raise ValueError("assignment: missing; give one, of the algorithm or of all")
         return assignment
 
     def _assigned(
@@ -270,9 +271,9 @@ class Experiment(Seeded):
 
         def prepare(rng_key: Any, data: Data = (), **point: Any) -> Any:
             here, numbers, tasks = at(point, data)
-            assert here.requirement is not None
             given = numbers.get("requirement", {})
-            return here.requirement.prepare(rng_key, tasks, here._starts(), given)
+            needed = here.requirement
+            return needed and needed.prepare(rng_key, tasks, here._starts(), given)
 
         def build(data: Data = (), prepared: Any = None, **point: Any) -> Setup:
             here, numbers, tasks = at(point, data)

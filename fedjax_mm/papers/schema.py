@@ -95,11 +95,6 @@ class Statement(Published):
         lost = [part.evidence for part in self.parts if part.verdict == "not tested"]
         return self.about or (lost[0] if lost else "")
 
-    @property
-    def seeds(self) -> int | None:
-        """Returns the smallest number of seeds of a comparison, or None if nothing was random."""
-        return min((part.seeds for part in self.parts if part.seeds), default=None)
-
 
 class Check(_Schema):
     """A question of our own: a bound at every round, an oracle, a sanity check."""

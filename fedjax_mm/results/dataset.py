@@ -199,7 +199,7 @@ def manifest(config: Mapping[str, Any], *, seed: int, data: str) -> Manifest:
             "cpu_cores": cpu_cores(),
         },
         "seed": seed,
-        "prng": jax.config.jax_default_prng_impl,  # type: ignore[attr-defined]
+        "prng": jax.config.values["jax_default_prng_impl"],
         "git_revision": _git_revision(),
         "data": data,
         "config": dict(config),
