@@ -79,7 +79,7 @@ def check_state(who: str, old: Any, new: Any) -> None:
     check_alike(f"{who} a state of another structure than init", old, new)
     for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
         before, after = jax.typeof(one), jax.typeof(other)
-        is_same = before.weak_type or before.dtype == after.dtype  # because `scan` promotes weak types
+        is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
         if before.shape != after.shape or not is_same:
             raise ValueError(
                 f"{who} {after.str_short()} in its state where init returned {before.str_short()}; "
