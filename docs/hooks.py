@@ -55,7 +55,7 @@ REFERENCE = {
     "simulate": Area(
         "Simulating",
         "The compiled loop, its results, and its keys.",
-        ("simulate", "asynchrony", "record", "progress"),
+        ("simulate", "engine", "asynchrony", "record"),
         ("fedjax_mm.keys",),
     ),
     "assignments": Area("Assignments", "Who trains what.", ("assignments",)),
