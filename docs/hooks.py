@@ -1,7 +1,7 @@
-"""Pages of the site that nobody writes: tutorials, papers, reference; and links that all lead on.
+"""Makes the site's pages of tutorials, papers and reference, and redirects and checks its links.
 
-`mkdocs build` calls the functions `on_...`. Tutorials are the notebooks where they lie, papers are
-made from the registry and the summaries of results, the reference from the public names.
+`mkdocs build` calls the functions `on_...`. Tutorials are the notebooks, papers are made from the
+registry and the summaries of results, and the reference is made from the public names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 LOG = logging.getLogger("mkdocs.hooks.site")
-FOUND = ("MFA-RR", "MaxFL", "cohort")  # by the site's search, or it is broken
+FOUND = ("MFA-RR", "MaxFL", "cohort")  # words that the site's search must find
 
 
 class Area(NamedTuple):
@@ -36,7 +36,7 @@ class Area(NamedTuple):
       title: of the page.
       about: a sentence.
       homes: the modules and packages whose public names it has.
-      whole: modules of which it has everything.
+      whole: modules that it shows completely.
     """
 
     title: str
@@ -54,20 +54,20 @@ def _modules(package: str) -> tuple[str, ...]:
 REFERENCE = {
     "simulate": Area(
         "Simulating",
-        "The compiled loop, what it returns, and its keys.",
-        ("simulate", "asynchrony", "record", "progress"),
+        "The compiled loop, its results, and its keys.",
+        ("simulate", "engine", "asynchrony", "record"),
         ("fedjax_mm.keys",),
     ),
     "assignments": Area("Assignments", "Who trains what.", ("assignments",)),
     "algorithms": Area(
         "Algorithms",
-        "What clients contribute, and what the server does with the sum.",
+        "Contributions of clients, and server steps on their sum.",
         ("algorithms", "local", "schedules", "sums"),
         ("fedjax_mm.local",),
     ),
-    "tasks": Area("Tasks", "What is learned.", ("tasks",), ("fedjax_mm.tasks.view",)),
+    "tasks": Area("Tasks", "Learning problems.", ("tasks",), ("fedjax_mm.tasks.view",)),
     "data": Area(
-        "Data", "Sources, and ways to deal them.", ("data",), ("fedjax_mm.data.partition",)
+        "Data", "Sources, and their partitions.", ("data",), ("fedjax_mm.data.partition",)
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs; devices; saved work.", ("sweeps",)),
     "experiments": Area("Experiments", "Experiments in files.", ("experiments",)),
@@ -100,7 +100,7 @@ NAMESPACES = (
 
 
 class Name(NamedTuple):
-    """A public name: how it is imported, where its code is, and what it says of itself."""
+    """A public name: its import path, the module path of its code, and its first line."""
 
     path: str
     home: str
@@ -134,7 +134,7 @@ def public() -> tuple[Name, ...]:
             continue
         for name in getattr(module, "__all__", ()):
             value = getattr(module, name)
-            # Aliases of types have no place of their own: their module's page shows them.
+            # Skip aliases of types, because only their module's page shows them.
             if getattr(value, "__module__", "").startswith("fedjax_mm") and hasattr(
                 value, "__qualname__"
             ):
@@ -260,7 +260,7 @@ _FENCE = re.compile(r"(^```.*?^```$|^(?: {4}[^\n]*\n)+)", re.DOTALL | re.MULTILI
 
 
 def on_config(config: Any) -> Any:
-    """Lists the pages that are made in the navigation."""
+    """Adds the generated pages to the navigation."""
     made = {
         "Tutorials": [{title: file} for file, title in tutorials().items()],
         "Papers": list(papers()),
@@ -273,7 +273,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds the notebooks and the pages that are made."""
+    """Adds the notebooks and the generated pages."""
     from mkdocs.structure.files import File
 
     for name in tutorials():
@@ -287,7 +287,7 @@ on_files.mkdocs_priority = 100  # before mkdocs-jupyter looks for notebooks
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Leads links to files of the repository to pages, and names to the reference."""
+    """Redirects links from files of the repository to pages, and links names to the reference."""
     here = page.file.src_uri
 
     def lead(match: re.Match[str]) -> str:
@@ -310,7 +310,7 @@ def _relative(there: str, here: str) -> str:
 
 
 def _name(text: str, seen: set[str]) -> str:
-    """Leads the first mention of a public name on a page to its description."""
+    """Links the first mention of a public name on a page to its description."""
     homes = {each.path.rpartition(".")[2]: each.home for each in public()}
 
     def lead(match: re.Match[str]) -> str:
@@ -324,7 +324,7 @@ def _name(text: str, seen: set[str]) -> str:
 
 
 def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
-    """Mends what nbconvert makes: links to files, formulas, and a script of another server."""
+    """Corrects links to files and formulas of nbconvert, and removes its external script."""
     here = page.file.src_uri
     if not here.startswith("notebooks/"):
         return html
@@ -340,14 +340,14 @@ def on_page_content(html: str, page: Any, files: Any, **_: Any) -> str:
 
 
 def _formulas(paragraph: re.Match[str]) -> str:
-    """Returns a paragraph whose formulas a browser shows by itself."""
+    """Returns a paragraph with its formulas in MathML, which a browser shows without a script."""
     from latex2mathml.converter import convert
 
     return re.sub(r"\$([^$]+)\$", lambda match: convert(unescape(match[1])), paragraph[0])
 
 
 class _Page(HTMLParser):
-    """What a page links to, loads, and may be linked to by."""
+    """The links of a page, the files that it loads, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -368,9 +368,9 @@ class _Page(HTMLParser):
 
 
 def problems(site: Path) -> Iterator[str]:
-    """Yields what is wrong with a built site: links that lead nowhere, and other servers asked."""
+    """Yields the problems of a built site: broken links, and requests to other servers."""
     pages = {path: _Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
-    pages.pop(site / "404.html", None)  # it is shown at any place, and its links are absolute
+    pages.pop(site / "404.html", None)  # because its links are absolute
     for path, page in pages.items():
         for url in page.links + page.loads:
             parts = urlsplit(url)
@@ -395,4 +395,4 @@ def on_post_build(config: Any) -> None:
         LOG.warning(problem)
 
 
-on_post_build.mkdocs_priority = -100  # when the search has written its index
+on_post_build.mkdocs_priority = -100  # after the search has written its index

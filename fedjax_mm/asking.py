@@ -1,6 +1,6 @@
-"""Asking an assignment who trains what in a round, and checking what it returns.
+"""Asks an assignment who trains what in a round, and checks its answer.
 
-A wrapper asks the assignment that it wraps in the same way as the engine does.
+The engine and the assignments that wrap others ask in this way.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ def assign(
 ) -> tuple[Cohort, Any]:
     """Returns the cohort of a round and the assignment's new state, both checked.
 
-    What is traced has no value yet, so that clients' numbers are not looked at.
+    The clients' numbers are not checked, because tracers have no values.
 
     Raises:
-      TypeError: if `assign` returns something else.
+      TypeError: if `assign` does not return a `Cohort` and a state.
       ValueError: if shapes do not fit.
     """
     what, wanted = name_of(assignment), "return two from assign: a Cohort, and the state"
@@ -30,12 +30,12 @@ def assign(
             raise TypeError(f"{what} returns {described(found)} alone; {wanted}")
         case Cohort() as cohort, new:
             pass
-        case [first, _] as found if isinstance(found, tuple | list):  # jax's arrays are sequences
+        case [first, _] as found if isinstance(found, tuple | list):  # JAX arrays match, too
             raise TypeError(f"{what} returns as cohort {described(first)}; {wanted}")
         case found:
             raise TypeError(f"{what} returns {described(found)}; {wanted}")
     _check_cohort(what, cohort)
-    if assignment.observe is None:  # which else makes the state of the next round
+    if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
 
@@ -69,7 +69,7 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
 
 
 def name_of(assignment: Assignment) -> str:
-    """Returns what to call an assignment in messages: by the function that made it, if one did."""
+    """Returns an assignment's name for messages, which is that of its factory if it has one."""
     name = getattr(assignment.assign, "__qualname__", type(assignment.assign).__name__)
     return f"the assignment {name.split('.<locals>')[0]}"
 
@@ -79,7 +79,7 @@ def check_state(who: str, old: Any, new: Any) -> None:
     check_alike(f"{who} a state of another structure than init", old, new)
     for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
         before, after = jax.typeof(one), jax.typeof(other)
-        is_same = before.weak_type or before.dtype == after.dtype  # the loop widens Python numbers
+        is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
         if before.shape != after.shape or not is_same:
             raise ValueError(
                 f"{who} {after.str_short()} in its state where init returned {before.str_short()}; "

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 _MOST = 2**31 - 1  # counts are int32
 _LONGEST = 40  # characters of a value in a message
-NO_VALUE = (  # what JAX raises where Python asks a traced array for its value
+NO_VALUE = (  # JAX's errors when Python needs the value of a tracer
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
     jax.errors.TracerArrayConversionError,
@@ -27,17 +27,17 @@ _SHAPES = ("one number", "one number for each, [clients]")
 def check_numbers(
     name: str, value: Any, is_allowed: Callable[[Any], Any], allowed: str, *, ndim: int = 0
 ) -> None:
-    """Raises an error unless `value` is a number that is finite and allowed.
+    """Raises an error unless `value` has finite and allowed numbers only.
 
     Args:
       name: the argument's name, for the message.
-      value: a number or an array. Of traced numbers only the shape is looked at.
-      is_allowed: from an array to an array of bools.
+      value: a number or an array. Tracers are checked for their shape only.
+      is_allowed: maps an array to an array of bools.
       allowed: ends the message "it must ...".
-      ndim: of the array; 0 is one number.
+      ndim: the number of axes that `value` must have; 0 is one number.
 
     Raises:
-      TypeError: if it is no number, but None or text, say.
+      TypeError: if it is not a number but, for example, None or text.
       ValueError: if it has another number of axes, is not finite or not allowed.
     """
     is_array = isinstance(value, jax.Array)  # traced ones too
@@ -46,7 +46,7 @@ def check_numbers(
     if np.ndim(value) != ndim:
         more = "; vmap or sweep over several" if ndim == 0 else ""
         raise ValueError(f"{name} is of shape {np.shape(value)}; give {_SHAPES[ndim]}{more}")
-    # A tracer has no value yet: the caller that vmaps or jits checks the numbers behind it.
+    # Let tracers pass, because they have no values. The caller that vmaps or jits checks those.
     if isinstance(value, jax.core.Tracer):
         return
     numbers = np.asarray(value)
@@ -55,17 +55,17 @@ def check_numbers(
 
 
 def check_positive(name: str, value: Any) -> None:
-    """Raises `ValueError` unless every number in `value` is positive; see `check_numbers`."""
+    """Checks by `check_numbers` that every number in `value` is positive."""
     check_numbers(name, value, lambda numbers: numbers > 0, "be positive")
 
 
 def check_not_negative(name: str, value: Any) -> None:
-    """Raises `ValueError` unless every number in `value` is at least 0; see `check_numbers`."""
+    """Checks by `check_numbers` that every number in `value` is at least 0."""
     check_numbers(name, value, lambda numbers: numbers >= 0, "not be negative")
 
 
 def check_between(name: str, value: Any, least: int, most: int, most_name: str = "") -> None:
-    """Raises `ValueError` unless ``least <= value <= most``; the bounds are allowed."""
+    """Checks by `check_numbers` that ``least <= value <= most``."""
     limit = f"{most_name} = {most}" if most_name else f"{most}"
     allowed = f"lie between {least} and {limit}"
     check_numbers(name, value, lambda x: (x >= least) & (x <= most), allowed)
@@ -74,7 +74,7 @@ def check_between(name: str, value: Any, least: int, most: int, most_name: str =
 def check_count(name: str, value: Any, *, optional: bool = False) -> Any:
     """Returns a positive whole number of 31 bits, of any integer type, as an int.
 
-    Traced numbers are returned as they are, and so is None where it is optional.
+    A tracer is returned unchanged, and so is None if it is `optional`.
 
     Raises:
       ValueError: if it is anything else.
@@ -93,7 +93,7 @@ def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
 
     Args:
       epochs: passes over the client's examples.
-      num_batches: of an epoch of the client that has the most.
+      num_batches: the most batches that a client has in one epoch.
       where: begins the message.
     """
     if (steps := epochs * num_batches) > _MOST:
@@ -104,7 +104,7 @@ def check_epochs(epochs: int, num_batches: int, where: str = "") -> None:
 
 
 def whole(value: Any) -> int | None:
-    """Returns a number of any integer type as an int; None if it is no such number.
+    """Returns a number of any integer type as an int, and None for anything else.
 
     Example:
       >>> whole(np.uint8(3)), whole(3.0), whole(True)
@@ -119,7 +119,7 @@ def whole(value: Any) -> int | None:
 
 
 def described(value: Any) -> str:
-    """Returns in a few words what a wrong argument is, for messages.
+    """Describes a wrong argument in a few words, for messages.
 
     Example:
       >>> described(described), described(int), described([1, 2]), described("x")
@@ -158,14 +158,14 @@ class MissingError(ValueError):
 
 
 def needs(task: Any, capability: type[T]) -> T:
-    """Returns the task if it has a capability beyond `Task`; else raises `MissingError`."""
+    """Returns the task if it has the capability, and otherwise raises `MissingError`."""
     if not isinstance(task, capability):
         raise MissingError(task, capability)
     return task
 
 
 def check_flags(name: str, flags: Any, size: int | None = None) -> Bool[Array, " clients"]:
-    """Returns one bool per client as an array, which may be traced; else raises `ValueError`."""
+    """Returns `flags` as an array, after checking that it has one bool per client."""
     flags = jnp.asarray(flags)
     if flags.ndim != 1 or flags.dtype != jnp.bool_:
         raise ValueError(
@@ -190,7 +190,7 @@ def check_per_client(name: str, tree: Any, num_clients: int) -> None:
 
 
 def check_tested_clients(num_tested: int, num_clients: int) -> None:
-    """Raises `ValueError` unless all clients have examples for testing too."""
+    """Raises `ValueError` unless all clients have test examples."""
     if num_tested != num_clients:
         raise ValueError(
             f"{num_tested} clients have test examples and {num_clients} for training; give every "
@@ -199,7 +199,7 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
 
 
 def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
-    """Returns both as ints; `ValueError` unless `record_every` divides the number of rounds."""
+    """Returns both as ints, after checking that `record_every` divides `num_rounds`."""
     num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
     if every is None or every < 1 or num_rounds % every:
         raise ValueError(
@@ -210,7 +210,7 @@ def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
 
 
 def check_client_map(client_map: Any) -> Any:
-    """Returns a `ClientMap`, a chunk size as an int; else raises `ValueError`."""
+    """Returns a checked `ClientMap`, with a chunk size as an int."""
     size = whole(client_map)
     if size is None and isinstance(client_map, str) and client_map in ("auto", "vmap", "scan"):
         return client_map
@@ -228,7 +228,7 @@ def one_each(
     """Returns one item per model, from one for all of them or from a sequence.
 
     Raises:
-      ValueError: if there are not as many items as models.
+      ValueError: if the number of items is not the number of models.
     """
     items = [items] * num_models if is_one else list(items)
     if len(items) != num_models:
@@ -240,7 +240,7 @@ def one_each(
 
 
 def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assignment") -> None:
-    """Raises `ValueError` unless tasks have as many clients as the assignment draws from."""
+    """Raises `ValueError` unless every task has the assignment's number of clients."""
     if set(of_tasks) != {drawn_from}:
         raise ValueError(
             f"the tasks have {sorted(set(of_tasks))} clients to train but the {by} draws "
@@ -249,7 +249,7 @@ def check_num_clients(of_tasks: Sequence[int], drawn_from: int, by: str = "assig
 
 
 def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
-    """Returns the user's initial parameters for each stack of models; None where there are none."""
+    """Returns the user's initial parameters for each stack, or None for each if none are given."""
     if params is None or len(stacks) == 1:
         return [params] * len(stacks)
     num_models = sum(len(stack.models) for stack in stacks)
@@ -261,10 +261,11 @@ def given_params(params: Any, stacks: Sequence[Any]) -> list[Any]:
 
 
 def fit_params(params: Any, like: Any) -> Any:
-    """Returns the user's initial parameters with a models axis; all models share those of one.
+    """Returns the user's initial parameters with a models axis.
 
     Args:
-      params: of one model, ``[models, ...]``, or a list with one entry per model.
+      params: one model's, which all share; arrays ``[models, ...]``; or a list with one entry per
+        model.
       like: shapes ``[models, ...]`` and types of the parameters that the tasks would draw.
     """
 
@@ -272,7 +273,7 @@ def fit_params(params: Any, like: Any) -> Any:
         is_known = not isinstance(given, jax.Array) or (
             not isinstance(given, jax.core.Tracer) and given.is_fully_addressable
         )
-        with np.errstate(over="ignore"):  # what does not fit is infinite
+        with np.errstate(over="ignore"):  # because numbers out of range become infinite
             if is_known and not np.isfinite(np.asarray(given).astype(wanted.dtype)).all():
                 raise ValueError(
                     "initial parameters have entries that are not finite; give those of a run that "
@@ -288,7 +289,7 @@ def fit_params(params: Any, like: Any) -> Any:
 
     words = "initial parameters must have the structure of "
     num_models = max((len(x.shape) and x.shape[0] for x in jax.tree.leaves(like)), default=0)
-    # Parameters of one model may be a list themselves: then they have the task's structure.
+    # A list may also be the parameters of one model, if it has the task's structure.
     structures = {jax.tree.structure(tree) for tree in (params, like)}
     if isinstance(params, list | tuple) and len(structures) > 1:
         if len(params) == num_models:
@@ -301,7 +302,7 @@ def fit_params(params: Any, like: Any) -> Any:
 
 
 def check_alike(problem: str, *trees: Any, shapes: bool = False) -> None:
-    """Raises `ValueError` unless pytrees have equal structure; the message says where they differ.
+    """Raises `ValueError` unless pytrees have equal structures, and shows the differing ones.
 
     Args:
       problem: begins the message.
@@ -337,7 +338,7 @@ def check_sizes(
 
 @contextlib.contextmanager
 def tracing(what: str) -> Iterator[None]:
-    """Adds to errors about values that are not there yet why they are not, and the remedy.
+    """Adds the traced part and the remedy to JAX's concretization errors.
 
     Args:
       what: the part that is traced, such as "a round".

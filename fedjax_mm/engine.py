@@ -1,10 +1,10 @@
-"""The engine of `simulate` and `sweep`: runs go on in rounds, or in arrivals.
+"""The engine of `simulate` and `sweep`, which makes the rounds or the arrivals of a run.
 
 A round is look -> assign -> train -> aggregate -> observe -> count. Its steps are in `rounds.py`.
-Asynchronous runs have arrivals, of which a `Dispatch` counts a fixed number as a round.
+In an asynchronous run, a round is `arrivals_per_round` arrivals, which `asynchrony/` computes.
 
-Models of equal structure make a *stack*, which is computed together. The clients that train in a
-round make a *cohort*. A *chunk* is a part of it that is computed at once.
+Models of equal structure form a *stack*, which is computed together. The clients that train in a
+round form a *cohort*. A *chunk* is the part of a cohort that is computed at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class State(NamedTuple):
     rng_key: PRNGKeyArray
     round: Int[Array, ""]  # rounds done
     models: tuple[StackState, ...]  # one for each stack
-    assignment: Any  # of a `Dispatch`: the clock and the stored versions
+    assignment: Any  # the clock and the stored versions in asynchronous runs
 
 
 class Engine(NamedTuple):
@@ -55,13 +55,13 @@ class Engine(NamedTuple):
     Attributes:
       stacks: the models.
       start: returns the state before round 1, from a key and initial parameters.
-      rounds: computes a number of rounds that is known while tracing, and the work in them.
-      metrics: returns what is recorded beside the tasks' metrics, from the assignment's state and
-        the work since the record before.
+      rounds: runs a static number of rounds from a state, and returns the new state and the work.
+      metrics: returns the metrics that are not the tasks', from the assignment's state and the work
+        since the last record.
       no_work: returns the work before the first round.
-      most_updates: the most local trainings in a round that begins in a state.
+      most_updates: returns the most local trainings in a round, from the state before it.
       is_synchronous: whether the clients of a round wait for each other.
-      num_used: models that are there, of M; None is all of them.
+      num_used: the number of models in use, or None if all M are.
     """
 
     stacks: list[Stack]
@@ -81,7 +81,7 @@ def engine_of(
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Engine:
-    """Returns the engine of a run; arguments and errors are those of `simulate`."""
+    """Returns the engine of a run, with the arguments and errors of `simulate`."""
     options = Options(checks.check_client_map(client_map), client_axis)
     if isinstance(assignment, Dispatch):
         stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")
@@ -91,7 +91,7 @@ def engine_of(
 
 
 def _in_rounds(stacks: list[Stack], assignment: Assignment, options: Options) -> Engine:
-    """Returns the engine of a run in rounds."""
+    """Returns the engine of a synchronous run."""
     options = options._replace(with_reports=assignment.observe is not None)
 
     @checks.tracing("the start of a run")
@@ -182,13 +182,13 @@ def _in_arrivals(stacks: list[Stack], dispatch: Dispatch, options: Options) -> E
 def start_models(
     rng_key: PRNGKeyArray, stacks: Sequence[Stack], params: Params | None
 ) -> tuple[StackState, ...]:
-    """Returns the models before round 1, from the user's parameters or from the tasks' own."""
+    """Returns the models before round 1, from the user's parameters or from the tasks' draws."""
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm
         server, client = algorithm.init(task, params)
         if algorithm.num_steps is not None:
-            # Trace it here, because epochs with too many steps should fail before the first round.
+            # Trace `num_steps` here, because epochs with too many steps should fail before round 1.
             jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)
         own = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *jnp.shape(x))), client)
         return StackState(params, server, own, stack.models)

@@ -1,7 +1,7 @@
 """Checks of an experiment's parts: tasks, algorithms, assignments, optimizers, rates, seeds.
 
-Whatever enters through a public function is checked here once, before anything is traced. Arrays of
-examples are checked in `fedjax_mm.data.arrays`, and what an assignment returns in `asking.py`.
+The arguments of public functions are checked here once, before anything is traced. Arrays of
+examples are checked in `fedjax_mm.data.arrays`, and an assignment's answers in `asking.py`.
 """
 
 from collections.abc import Callable
@@ -18,25 +18,25 @@ from fedjax_mm.checks import NO_VALUE, check_numbers, check_positive, described,
 
 T = TypeVar("T")
 
-_MOST = 2**32 - 1  # JAX takes 32 bits of a seed, without a word
-_ROUNDS = (1, 2, 3)  # at which schedules are looked at: every run has the first
+_MOST = 2**32 - 1  # because JAX silently drops higher bits of a seed
+_ROUNDS = (1, 2, 3)  # rounds in which schedules are checked
 _ORDER = "the order is simulate(rng_key, tasks, algorithm, assignment, num_rounds)"
 _TASK = ("num_clients", "init", "weight", "batch", "loss", "metrics")
 
 
 def check_task(value: Any, name: str = "task") -> Any:
-    """Returns a task; else raises `TypeError`, which says what to do."""
+    """Returns `value` if it is a task, and otherwise raises a `TypeError` with a remedy."""
     return _check(name, value, "a task", Task, "such as tasks.quadratic(24, 4, mu=2e-4)")
 
 
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
-    """Returns an algorithm; else raises `TypeError`, which says what to do."""
+    """Returns `value` if it is an algorithm, and otherwise raises a `TypeError` with a remedy."""
     remedy = "such as fedavg(0.1, local_steps=5)"
     return _check(name, value, "an algorithm", Algorithm, remedy)
 
 
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
-    """Returns an assignment; else raises `TypeError`, which says what to do."""
+    """Returns `value` if it is an assignment, and otherwise raises a `TypeError` with a remedy."""
     remedy = "such as full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
     for field in ("init", "assign", "observe", "metrics"):
@@ -47,7 +47,7 @@ def check_assignment(value: Any, name: str = "assignment") -> Assignment:
 
 
 def check_trained(tasks: Any, algorithm: Any) -> None:
-    """Raises `TypeError` unless these are tasks and algorithms; one or a list of each."""
+    """Raises `TypeError` unless these are tasks and algorithms, each one or a list."""
     several = (("tasks", tasks, check_task), ("algorithm", algorithm, check_algorithm))
     for name, given, check in several:
         if type(given) not in (list, tuple):
@@ -58,7 +58,7 @@ def check_trained(tasks: Any, algorithm: Any) -> None:
 
 
 def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
-    """Returns a value of a class; else raises `TypeError`, which ends with the remedy."""
+    """Returns `value` if it is a `kind`, and otherwise raises a `TypeError` with the remedy."""
     if not isinstance(value, kind):
         article = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
@@ -86,10 +86,10 @@ def check_optimizer_factory(name: str, value: Any) -> None:
 
 
 def check_rate(name: str, value: Any) -> None:
-    """Raises an error unless a rate is positive, or a schedule of rates that are not negative.
+    """Raises an error unless a rate is a positive number or a schedule of non-negative ones.
 
     Raises:
-      TypeError: if it is no number, or the schedule does not return one.
+      TypeError: if it is not a number, or a schedule that does not return one.
       ValueError: if it is out of its range.
     """
     if isinstance(value, optax.GradientTransformation):
@@ -103,15 +103,15 @@ def check_rate(name: str, value: Any) -> None:
 
 
 def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
-    """Raises an error unless the first values of a schedule are numbers that are not negative.
+    """Raises an error unless the first values of a schedule are non-negative numbers.
 
-    Schedules of traced numbers pass. Errors are those of `check_rate`.
+    Values that depend on tracers are not checked. Errors are those of `check_rate`.
     """
     for t in _ROUNDS:
         words = f"{name} in round {t}"
         try:
-            # Calling it where a program is traced would leave operations in that program: it is
-            # traced by itself, and computed only if there is no traced number in it.
+            # Trace the schedule alone, because a call within an outer trace would leave operations
+            # in that program. Compute its value only if it closes over no tracer.
             closed = jax.make_jaxpr(schedule)(np.int32(t))
         except NO_VALUE as error:
             raise TypeError(
@@ -128,7 +128,7 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
 
 
 def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
-    """Returns the random key of a seed, or the key that is given.
+    """Returns the random key of a seed, or a given key unchanged.
 
     Args:
       seed: a key, or a whole number from 0 to 2^32 - 1; either may be traced.
@@ -146,7 +146,7 @@ def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
     is_array = isinstance(seed, jax.Array | np.ndarray)
     if is_array and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         shape = seed.shape
-    elif is_array and seed.dtype == np.uint32 and seed.ndim:  # keys of the old kind
+    elif is_array and seed.dtype == np.uint32 and seed.ndim:  # legacy keys
         shape = seed.shape[:-1]
     elif isinstance(seed, jax.core.Tracer) and jnp.issubdtype(seed.dtype, jnp.integer):
         shape = seed.shape
@@ -161,7 +161,7 @@ def key_of(seed: Any, name: str = "rng_key") -> PRNGKeyArray:
 
 
 def check_seed(name: str, seed: Any) -> int:
-    """Returns a seed as an int; `ValueError` unless it is a whole number from 0 to 2^32 - 1."""
+    """Returns a seed as an int, after checking that it is a whole number from 0 to 2^32 - 1."""
     number = whole(seed)
     if number is None or not 0 <= number <= _MOST:
         raise ValueError(f"{name} is {described(seed)}; it must be a whole number, 0 ... {_MOST}")

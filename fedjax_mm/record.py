@@ -1,4 +1,4 @@
-"""Records of a run: metrics of the models, counts of the work done, sizes of messages."""
+"""Records of a run: the models' metrics, counts of work, and message sizes."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Counts(NamedTuple):
-    """Work done since the last record, ``int32[models]`` each; see `Trace`."""
+    """The counts of a `Trace` since the last record, ``int32[models]`` each."""
 
     client_updates: Any
     gradients: Any
@@ -37,7 +37,7 @@ class Work(NamedTuple):
 
     Attributes:
       counts: the part that is recorded.
-      staleness: the steps that models made during the jobs that arrived, added up; () in rounds.
+      staleness: each model's total staleness of the jobs that arrived; () in synchronous runs.
     """
 
     counts: Counts
@@ -55,7 +55,7 @@ RESERVED = (
     *("seed", "round", "model", "client", "diverged", "ended"),
     *(*Counts._fields, "parameters_up", "parameters_down"),
 )
-"""Names in every result, which no metric and no axis may have."""
+"""Names that every result has, so that no metric and no axis may have them."""
 
 
 class Record(NamedTuple):
@@ -67,7 +67,7 @@ class Record(NamedTuple):
 
 
 def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:
-    """Returns the trace of a first entry and the later ones."""
+    """Returns the trace of a run, from its first record and the later ones."""
     whole = jax.tree.map(lambda start, later: jnp.concatenate([start[None], later]), first, rest)
     made = whole.counts._asdict()
     return Trace(
@@ -81,16 +81,18 @@ def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: Mess
 
 
 def join_traces(first: Trace, *later: Trace) -> Trace:
-    """Returns one trace of a run that was continued; its counts go on, no record comes twice.
+    """Joins the traces of a run and of its continuations.
+
+    The first record of a continuation, which repeats the last record before it, is dropped.
 
     Args:
       first: from `simulate`, or from `advance`.
-      later: from `advance`, each from the state in which the one before it ended. Leading axes of
-        `jax.vmap` are equal.
+      later: from `advance`, each from the final state of the trace before it. Leading axes of
+        `jax.vmap` are those of `first`.
 
     Raises:
-      ValueError: if a trace does not begin in the round in which the one before it ends, or they
-        are traces of different things.
+      ValueError: if a trace does not begin in the last round of the trace before it, or if the
+        traces differ in structure.
 
     Example:
       >>> import jax
@@ -105,7 +107,7 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
     """
     for trace in (first, *later):
         check_instance("a trace", trace, Trace, "give the second of the two that simulate returns")
-    axis = jnp.ndim(first.round) - 1  # of the records, behind those of replicas
+    axis = jnp.ndim(first.round) - 1  # because records follow the axes of replicas
 
     def join(one: Trace, other: Trace) -> Trace:
         check_alike("the traces are of different runs", one, other)
@@ -115,7 +117,8 @@ def join_traces(first: Trace, *later: Trace) -> Trace:
                 f"a trace ends in round {np.max(ends[0])}, but the next begins in round "
                 f"{np.max(ends[1])}; give those of `simulate` and of `advance` from its state"
             )
-        # The first record of a continued run is the last one of the run before, with no counts.
+        # Drop the first record of a continuation, because it is the last one before it, without
+        # counts.
         rest = jax.tree.map(lambda x: lax.slice_in_dim(x, 1, None, axis=axis), other)
         return jax.tree.map(lambda *x: jnp.concatenate(x, axis), one, rest)
 
@@ -138,15 +141,15 @@ def measure(
     client_map: ClientMap,
     own: Metrics | None = None,
 ) -> Measured:
-    """Returns all models' metrics after a round; NaN where a model's task lacks a metric.
+    """Returns all models' metrics after a round, with NaN for metrics that a model's task lacks.
 
     Args:
       stacks: the models' tasks.
-      rng_key: the seed's.
+      rng_key: the key of the seed.
       round: t.
-      states: the models' state.
+      states: the models' states.
       client_map: as in `simulate`.
-      own: further metrics ``[models, ...]``, which are not the tasks'.
+      own: metrics ``[models, ...]`` that are not the tasks'.
     """
 
     def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
@@ -192,20 +195,21 @@ def measure(
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
-    """Returns the names of the metrics with a number for each client, of any model's task."""
+    """Returns the names of all tasks' metrics that have a number for each client."""
     return tuple(dict.fromkeys(name for stack in stacks for name in per_client(stack.task)))
 
 
 @tracing("the record of a round")
 def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
-    """Returns what an assignment records of its state, if it records anything."""
+    """Returns the metrics of an assignment's state, or None if it has none."""
     return assignment.metrics and assignment.metrics(state)
 
 
 def add_counts(done: T, new: T) -> T:
-    """Returns the sums of two pytrees of counts, with -1 where one does not fit 32 bits."""
+    """Returns the sums of two pytrees of counts, with -1 for every sum that overflows int32."""
 
-    # int32 wraps: a wrong number would look like a right one. Counts are not negative otherwise.
+    # Mark an overflow by -1, because int32 wraps around without an error. Other counts are not
+    # negative.
     def add(done: Array, new: Array) -> Array:
         new = new.astype(jnp.int32)
         total = done + new
@@ -225,7 +229,7 @@ def count(stacks: Sequence[Stack], cohort: Cohort, trained: Sequence[Trained]) -
 
 
 def message_sizes(stacks: Sequence[Stack], states: Sequence[StackState]) -> MessageSizes:
-    """Returns the sizes of every model's messages; nothing is computed."""
+    """Returns the sizes of every model's messages, from shapes alone."""
 
     def sizes(trees: Sequence[Any]) -> tuple[int, ...]:
         each = [sum(math.prod(x.shape) for x in jax.tree.leaves(tree)) for tree in trees]

@@ -1,4 +1,4 @@
-"""Steps of one round: look -> assign -> train -> aggregate -> observe, stack by stack.
+"""The steps of a round, stack by stack: look -> assign -> train -> aggregate -> observe.
 
 Local training is in `train.py`, the models axis in `stacks.py`, and every key in `keys.py`.
 """
@@ -23,7 +23,7 @@ from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as
 
 
 class CurrentRound(NamedTuple):
-    """Current round: its number t, its key, and its cohort."""
+    """The number t, the key and the cohort of the current round."""
 
     round: Round
     rng_key: PRNGKeyArray
@@ -37,7 +37,7 @@ def look(
     states: Sequence[StackState],
     options: Options,
 ) -> Look:
-    """Returns answers to the assignment's questions about the models as they are after a round."""
+    """Returns functions that evaluate the models after a round, for the assignment to call."""
     num_models = sum(len(stack.models) for stack in stacks)
 
     def ask(question: Callable[[Task, Params], Array]) -> Array:
@@ -78,7 +78,8 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
     """Reports the norm of the part of an update that the assignment's scale multiplies."""
     del scale
 
-    # The update is affine in the scale. Training does not depend on it and is not repeated.
+    # Send with the scales 0 and 1, because the update is affine in the scale. The training does not
+    # depend on the scale and is not repeated.
     def dense(scale: Array) -> Contribution:
         return sums.dense_update(send(scale)[0]._replace(report=()), params)
 
@@ -90,7 +91,11 @@ def _norm_alone(send: SendFn, scale: Scalar, params: Params) -> tuple[Contributi
 def metric_of(
     names: Sequence[str], task: Task, rng_key: PRNGKeyArray, params: Params
 ) -> Float[Array, ""]:
-    """Returns the first of some metrics that the task has; else raises `ValueError`."""
+    """Returns the first of the named metrics that the task has.
+
+    Raises:
+      ValueError: if the task has none of them.
+    """
     metrics = task.metrics(rng_key, params)
     for name in names:
         if name in metrics:
@@ -111,7 +116,7 @@ def train_cohort(
     message: MessageFn = as_it_is,
     keeps_states: bool = True,
 ) -> list[Trained]:
-    """Trains a round's cohort; returns the result of each stack."""
+    """Trains the cohort of a round, and returns the result of each stack."""
 
     def start(model_key: PRNGKeyArray, model: StackState, job: Jobs) -> Start:
         key = keys.client_key(model_key, job.client)
@@ -135,7 +140,7 @@ def aggregate(
 ) -> tuple[StackState, ...]:
     """Applies the server's step to every model.
 
-    A model that nobody trained is not changed, unless its algorithm says so.
+    A model without participants stays unchanged, unless its algorithm has `steps_idle`.
     """
 
     def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
@@ -150,7 +155,7 @@ def aggregate(
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)
 
-        trained = trained._replace(reports=())  # which have no models axis
+        trained = trained._replace(reports=())  # because reports have no models axis
         return over_models(of_model, stack, stack.rows(sizes), trained, state)
 
     sizes = now.cohort.sizes(sum(len(stack.models) for stack in stacks))
@@ -166,10 +171,10 @@ def observe(
     *,
     like: Any,
 ) -> Any:
-    """Returns the assignment's state after it observed the reports, if it observes any.
+    """Returns the assignment's state after `observe`, or unchanged if it has no `observe`.
 
     Raises:
-      ValueError: if the state is not of the form of `like`, the one before the round.
+      ValueError: if structure, shapes or types are not those of `like`, the state before the round.
     """
     if assignment.observe is None:
         return state
@@ -178,7 +183,7 @@ def observe(
     if now.cohort.is_known:
         order = np.argsort(np.concatenate([stack.slots(now.cohort)[1] for stack in stacks]))
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
-    else:  # zeros of the stacks that a client does not train
+    else:  # because a slot's report is 0 in all stacks but that of its model
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
     new = assignment.observe(now.round, now.cohort, all_reports, state)
     check_state(f"{name_of(assignment)} returns from observe", like, new)

@@ -1,7 +1,7 @@
-"""Runs of M models on one pool of clients: start them, continue them, read their parameters.
+"""Starts runs of M models on one pool of clients, continues them, and reads their parameters.
 
-Everything is pure: jit it, vmap it over seeds and over any number of the task or the algorithm,
-differentiate it. The loop itself is in `engine.py`, and records are in `record.py`.
+All functions are pure. You can jit them, vmap them over seeds and over any number in the task or
+the algorithm, and differentiate them. The rounds are in `engine.py`, the records in `record.py`.
 """
 
 from collections.abc import Sequence
@@ -43,16 +43,16 @@ def simulate(
       tasks: one task that all models learn, or one per model. Tasks of equal structure are stacked,
         except for the arrays that they share; others are unrolled inside the compiled round.
       algorithm: how clients train and the server aggregates; one for all models, or one per model.
-      assignment: who trains what. With a `Dispatch`, such as `asynchrony.fedast` returns, training
-        is asynchronous: a round is `arrivals_per_round` arrivals, and results cannot be
-        differentiated in reverse.
+      assignment: the choice of clients and models. A `Dispatch`, such as `asynchrony.fedast`
+        returns, makes training asynchronous. A round is then `arrivals_per_round` arrivals, and
+        results cannot be differentiated in reverse.
       num_rounds: T.
-      client_map: "auto", "vmap", "scan" or a chunk size, of all models' clients if these share
-        their data, else of one model's. It changes speed and memory, and results only by the order
-        of summation.
+      client_map: "auto", "vmap", "scan" or a chunk size. A chunk holds clients of all models if
+        these share their data, and clients of one model otherwise. The choice changes speed and
+        memory, and results only by the order of summation.
       record_every: rounds between records; it divides `num_rounds`.
-      params: initial parameters: of one model (shared by all), a list with one entry per model, as
-        `params_of` returns it, or with a leading models axis; None lets the tasks draw them.
+      params: initial parameters: one model's, which all share; a list with one entry per model, as
+        `params_of` returns it; or arrays with a leading models axis. None lets the tasks draw them.
       client_axis: inside `jax.shard_map`, the mesh axis whose devices share the clients that are
         computed together; everything else is replicated over it. Take gradients outside of
         `jax.shard_map`.
@@ -62,7 +62,7 @@ def simulate(
       an asynchronous run has further metrics, which `fedast` explains.
 
     Raises:
-      TypeError: if an argument is something else, such as data where a task is needed.
+      TypeError: if an argument has the wrong type, such as data instead of a task.
       ValueError: if arguments do not fit together.
 
     Example:
@@ -77,7 +77,7 @@ def simulate(
       >>> sweep(seeds, rates).metrics["excess_loss"].shape  # rates, seeds, records, models
       (2, 3, 21, 2)
     """
-    # Before `init`, which computes.
+    # Check these first, because `init` computes.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
     state = init(rng_key, tasks, algorithm, assignment, params)
@@ -115,9 +115,10 @@ def advance(
     record_every: int = 1,
     client_axis: str | None = None,
 ) -> tuple[State, Trace]:
-    """Runs `num_rounds` more rounds from a state, which is the first record; see `simulate`.
+    """Runs `num_rounds` more rounds from a state.
 
-    `join_traces` makes one trace of this one and the one before.
+    The first record is that of the given state. Arguments and errors are those of `simulate`, and
+    `join_traces` joins the trace to the one before.
     """
     check_instance("state", state, State, "give the first of the two that simulate returns")
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
@@ -150,13 +151,13 @@ def params_of(state: State, model: int | None = None) -> Params:
     """Returns a model's parameters in a state, or a list of all models' in the order of the tasks.
 
     Args:
-      state: from `simulate` or `advance`; leading axes of `jax.vmap`, such as seeds and points, are
-        those of the parameters too.
-      model: its number, from 0, as that of its task; None returns the list, which `simulate` takes
-        as `params`.
+      state: from `simulate` or `advance`. The parameters keep its leading axes of `jax.vmap`, such
+        as seeds and points.
+      model: the model's number, from 0, in the order of the tasks. None returns the list, which
+        `simulate` takes as `params`.
 
     Raises:
-      ValueError: if there is no such model.
+      ValueError: if no model has that number.
 
     Example:
       >>> import jax

@@ -1,6 +1,6 @@
 """The next arrivals that can be trained together, and the server steps that they make.
 
-This is all arithmetic on times and numbers of jobs, independent of the results of training.
+All of this is arithmetic on times and numbers of jobs, independent of the results of training.
 """
 
 from typing import NamedTuple
@@ -276,7 +276,7 @@ def _jobs_after(
 
     `steps_so_far` are each model's steps up to and including each arrival.
     """
-    # Keep the order in which jobs began: first the jobs that stay, then the new jobs.
+    # Put the jobs that stay before the new jobs, because jobs are kept in the order of their start.
     (old,) = jnp.nonzero(_stays(clock, ending, present), size=len(clock.jobs.number), fill_value=0)
     later = jnp.arange(len(old)) - len(old) + jnp.sum(present)
     after = jax.tree.map(lambda x, y: jnp.where(later < 0, x[old], y[later]), clock.jobs, followers)

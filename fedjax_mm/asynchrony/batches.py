@@ -74,7 +74,7 @@ class Received(NamedTuple):
 
 
 def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
-    """Returns a stack's store at time 0: which has the first versions only."""
+    """Returns a stack's store at time 0, which has the first versions only."""
 
     def put(x: Array) -> Array:
         places = jnp.zeros((dispatch.num_places, *x.shape[1:]), x.dtype)
@@ -101,7 +101,7 @@ class _Progress(NamedTuple):
 def arrivals_of(
     stacks: Sequence[Stack], dispatch: Dispatch, options: Options, number: int
 ) -> Callable[..., tuple[tuple[StackState, ...], AsyncState, Work]]:
-    """Returns a function that trains the next arrivals, of the models and of an `AsyncState`."""
+    """Returns a function that computes the next `number` arrivals of a run, and their work."""
     options = options._replace(with_reports=dispatch.reallocate)
     bounds = _bounds(stacks, dispatch, number)
 
@@ -113,8 +113,8 @@ def arrivals_of(
         draws = draws_of(dispatch, rng_key, numbers)
 
         def is_missing(now: _Progress) -> Array:
-            # Count over all replicas, because one without missing arrivals waits for the others: a
-            # batch without arrivals changes nothing.
+            # Test all replicas together, because a replica with all its arrivals waits for the
+            # others. A batch without arrivals changes nothing.
             return chunks.is_any(now.done[None] < number)
 
         def one_batch(now: _Progress) -> _Progress:
@@ -253,12 +253,12 @@ def _work(stacks: Sequence[Stack], batch: Batch, received: Sequence[Received]) -
 
 
 def clock_metrics(own: AsyncState, work: Work) -> Metrics:
-    """Returns what is recorded of the clock, and of the work since the record before."""
+    """Returns the metrics of the clock, and of the work since the last record."""
     clock = own.clock
     return {
         "time": jnp.full(clock.steps.shape, clock.time),
         "steps": clock.steps.astype(float),
-        # 0 / 0 where there are none
+        # NaN, as 0 / 0, for a model without arrivals
         "staleness": work.staleness / work.counts.client_updates,
         "at_work": clock.targets.astype(float),
     }

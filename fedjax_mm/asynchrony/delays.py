@@ -164,10 +164,10 @@ class OnClock(NamedTuple):
 
 
 def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
-    """Returns the assignment with a metric `time`, on the clock of `simulate_async`.
+    """Returns the assignment with a metric `time`, on the clock of asynchronous runs.
 
     A round takes the time of its slowest client, which is the longest delay of its local trainings.
-    A client that trains several models does so at the same time, as in `simulate_async`. A round
+    A client that trains several models does so at the same time, as in asynchronous runs. A round
     without participants takes no time.
 
     Args:

@@ -88,18 +88,18 @@ def fedast(
       delay: draws the duration of a job, such as `asynchrony.shifted_exponential`, the default. A
         job with an infinite or NaN delay does not arrive while others do.
       reallocate: whether R_m changes.
-      arrivals_per_round: the number of arrivals that make a round; None is R, one for each job at
-        work. Results do not depend on it, but records are between rounds.
+      arrivals_per_round: the number of arrivals that make a round; None is R, one for each job in
+        progress. Training does not depend on it, but records are made between rounds.
 
-    The trace has, beside the tasks' metrics, `time`, the simulated time, equal for all models;
-    `steps`, those of each model's server; `staleness`, the mean number of steps that a model made
-    during the jobs that arrived since the record before, or NaN if there were none; and `at_work`,
-    R_m. Round t of a schedule is the model's next step when a job begins. The algorithm's clients
-    have no states. With FedAvg that does not weigh its clients, and a server rate eta_g, this is
-    FedAST: ``w <- w + (eta_g / b_m) sum Delta``.
+    In addition to the tasks' metrics, the trace has `time`, the simulated time, equal for all
+    models; `steps`, those of each model's server; `staleness`, the mean number of steps that a
+    model made during the jobs that arrived since the last record, or NaN without arrivals; and
+    `at_work`, R_m. Round t of a schedule is the model's next step when a job begins. The algorithm
+    must not keep client states. With unweighted FedAvg and a server rate eta_g, this is FedAST:
+    ``w <- w + (eta_g / b_m) sum Delta``.
 
     Raises:
-      TypeError: if `delay` is no function.
+      TypeError: if `delay` is not a function.
       ValueError: if a number is out of its range, or the delays are for another number of clients
         or models.
 
@@ -142,7 +142,7 @@ def fedast(
 
 
 def _known(name: str, value: Any) -> int:
-    """Returns a positive whole number that is known while the run is compiled."""
+    """Returns a static, positive whole number."""
     number = check_count(name, value)
     if isinstance(number, jax.core.Tracer):
         raise ValueError(
@@ -177,7 +177,7 @@ class Jobs(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """Jobs in progress and counts of each model, which alone determine the course of events.
+    """Jobs in progress and counts of each model, which determine all later arrivals.
 
     Attributes:
       time: of the last arrival.

@@ -1,4 +1,4 @@
-"""The axes of an experiment: what varies, checked at every point."""
+"""The axes of an experiment, with all points checked."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ _NOT_SWEPT = (
 )
 
 
-_MOST = 5000  # values on an axis, programs, and draws: each is checked, compiled or kept by itself
+_MOST = 5000  # values on an axis, programs and draws, which take time or memory each
 
 
 _PER_PROGRAM = 2e9
@@ -61,7 +61,8 @@ class Range(Config):
 
 def _dotted(axes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yields the axes by their full names."""
-    # TOML reads ``task.mu = [...]`` as a table within a table; a range is a table of numbers.
+    # Flatten tables of tables, because TOML reads ``task.mu = [...]`` as one. A range is a table of
+    # numbers.
     for key, value in axes.items():
         if isinstance(value, dict) and any(isinstance(v, dict | list) for v in value.values()):
             yield from ((f"{key}.{name}", inner) for name, inner in _dotted(value))
@@ -80,7 +81,7 @@ class Points:
     """All points of an experiment's axes, checked.
 
     Attributes:
-      experiment: whose axes they are.
+      experiment: the experiment that has the axes.
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
       data_axes: the keys of axes of numbers that change the data, and nothing else.
@@ -88,7 +89,7 @@ class Points:
     """
 
     def __init__(self, experiment: "Experiment") -> None:
-        """Checks all points. Raises `ValueError` naming the first that is wrong."""
+        """Checks all points, and raises a `ValueError` that names the first wrong one."""
         self.experiment = experiment
         _check_known(experiment)
         self.names = _names(experiment.axes)
@@ -96,7 +97,8 @@ class Points:
             key: self._range(key, values) if isinstance(values, Range) else values
             for key, values in experiment.axes.items()
         }
-        # Every point has a value on every axis: a rate swept inside a table is a table everywhere.
+        # Give every point a value on every axis, because a rate that is swept inside a table is a
+        # table at all points.
         self._first = {key: values[0] for key, values in self._raw.items()}
         at = {
             key: [self._at(self._first | {key: value}) for value in values]
@@ -117,7 +119,7 @@ class Points:
         everywhere = [here for each in at.values() for here in each] or [experiment]
         self.joined = [key for key in at if all(_can_join(key, here) for here in everywhere)]
         self.joined = self.joined if self._joining_pays(everywhere) else []
-        # Floats become arguments of one program, unless tables stand beside them.
+        # An axis is an argument of one program if its values are floats only, without tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
         self._experiments = {}
@@ -125,9 +127,9 @@ class Points:
             self._experiments[choice] = self._at(self._first | self._chosen(choice))
 
     def _joining_pays(self, everywhere: Sequence["Experiment"]) -> bool:
-        """Returns whether joined programs take less time to compute than the rest to compile.
+        """Returns whether joining takes less computing time than it saves compilation time.
 
-        Every replica then has room for the most models, and waits for the most steps.
+        Replicas of a joined program have slots for the most models, and wait for the most steps.
         """
         if not self.joined:
             return False
@@ -144,7 +146,7 @@ class Points:
         return rounds * clients * width * (steps + models) <= saved * _PER_PROGRAM
 
     def _check_number(self, of: str, keys: Sequence[str], each: int = 1) -> None:
-        """Raises `ValueError` if points on some axes are more than anybody waits for."""
+        """Raises `ValueError` if the axes `keys` have too many points."""
         if (number := each * math.prod(len(self._raw[key]) for key in keys)) > _MOST:
             names = ", ".join(f"axes.{key} of {len(self._raw[key]):,} values" for key in keys)
             seeds = f"num_seeds = {each:,}" if each > 1 else ""
@@ -154,7 +156,7 @@ class Points:
             )
 
     def _range(self, key: str, values: Range) -> Sequence[float]:
-        """Returns a range's numbers, whole ones where floats are refused, as of counts."""
+        """Returns a range's numbers, as ints if the setting is a count, which refuses floats."""
         numbers = values.values()
         if not all(number.is_integer() for number in numbers):
             return numbers
@@ -179,7 +181,7 @@ class Points:
         return list(self._experiments.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
-        """Returns the places of a point on the structural axes; of a joined one, the largest's."""
+        """Returns a point's positions on the structural axes, with the largest on joined ones."""
         return tuple(
             self.values[key].index(max(point[name].values) if key in self.joined else point[name])
             for name, key in self.names.items()
@@ -207,8 +209,8 @@ class Points:
         """Returns the checked experiment at a point, and its numbers, which may be traced.
 
         Args:
-          point: values by the names of dimensions, those on joined axes as `OneOf`; axes without a
-            table of their own are of the settings of its `algorithm`.
+          point: values by the names of dimensions, those on joined axes as `OneOf`. An axis that is
+            no setting of the experiment is a setting of the point's `algorithm`.
         """
         here, numbers = self._experiments[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
@@ -222,9 +224,9 @@ class Points:
 
     @property
     def together(self) -> dict[str, Callable[[Any], Hashable]]:
-        """The axes whose values share programs, by name; see `Grid`."""
-        # All draws of the data are computed by one program. Numbers of models on two sides of the
-        # limit are drawn in two ways.
+        """A function for each axis whose values share programs, as the `together` of a `Grid`."""
+        # Join all draws of the data. Separate numbers of models on the two sides of the limit,
+        # because these are drawn in two ways.
         alike = {self.name_of(key): lambda _: 0 for key in (*self.data_axes, *self.joined)}
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
@@ -234,13 +236,13 @@ class Points:
         experiment = self.experiment
         if not point:
             return experiment
-        # Plain data again: values of axes are checked as a file's are, with the same words. What
-        # nobody wrote may not be known at another point, as of another assignment.
+        # Dump and validate again, so that axis values get the file's error messages. Exclude unset
+        # settings, because other points may not have them, for example with another assignment.
         values = experiment.model_dump(exclude={"axes"}, exclude_unset=True)
         for key, value in point.items():
             for label in experiment.algorithms:
                 head, *rest = _path_of(key, experiment, label)
-                if head == "task" and experiment.tasks is not None:  # of every one of them
+                if head == "task" and experiment.tasks is not None:  # of every model
                     each_task = [replaced(task, rest, value) for task in values["tasks"]]
                     values = values | {"tasks": each_task}
                 else:
@@ -252,7 +254,7 @@ class Points:
             raise ValueError(f"at {where}: {error}") from None
 
     def _value(self, here: "Experiment", key: str) -> Any:
-        """Returns a setting, of the first algorithm or task if it is one of theirs."""
+        """Returns a setting of the experiment, or else of its first algorithm or task."""
         head, *rest = _path_of(key, self.experiment, next(iter(here.algorithms)))
         value: Any = here.each_task[0] if head == "task" else getattr(here, head)
         for name in rest:
@@ -263,8 +265,8 @@ class Points:
 def _can_join(key: str, here: "Experiment") -> bool:
     """Returns whether the values of an axis of counts can be numbers of one program.
 
-    These are E and M of FedAvg in closed form, where a step and a model that are not used cost less
-    than a program of their own; the groups have to be those of a partition.
+    The counts E and M can with FedAvg in closed form, where an unused step or model costs less than
+    a separate program. M also needs an assignment by partitions.
     """
     in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.each_task)
     if not in_closed_form or here.requirement is not None or here.byzantine is not None:
@@ -309,8 +311,8 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
         name = key.rpartition(".")[2]
         if name in names:
             raise ValueError(f"axes.{key}: two axes are called {name!r}; sweep one of them")
-        # Results have a dimension "model" already; a module's rate of dropout and an exponential
-        # schedule's rate of decay are no arguments: flax and optax want them before compiling.
+        # Refuse "model", because results have that dimension already. Refuse the rates of dropout
+        # and of an exponential decay, because flax and optax need them before compilation.
         if key.partition(".")[0] in _NOT_SWEPT or name in ("model", "dropout_rate", "decay_rate"):
             raise ValueError(f"axes.{key}: it cannot vary within a sweep; run one for each")
         for other in keys:
@@ -321,9 +323,9 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _path_of(key: str, experiment: "Experiment", algorithm: str) -> list[str]:
-    """Returns where an axis is in an experiment: its own settings first, then the algorithm's.
+    """Returns the path of an axis among the settings of an experiment, or else of an algorithm.
 
-    An assignment is the algorithm's if it has one.
+    An algorithm with its own assignment has the axes of the assignment, too.
     """
     path, own = key.split("."), ["algorithms", algorithm]
     if path[0] == "assignment" and experiment.algorithms[algorithm].assignment is not None:

@@ -1,4 +1,4 @@
-"""The data of an experiment: every draw of them, loaded once, and which one a run has."""
+"""The data of an experiment: all draws, each loaded once, and the draw of every run."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,23 +11,24 @@ from fedjax_mm.sweeps.plan import check_fits
 Data = tuple[FederatedData, ...]
 
 SEED_NUMBER = "seed_number"
-"""The argument that says which seed of the experiment a run has, from 0."""
+"""The name of the argument for the index of a run's seed, from 0."""
 
 
 class Draws:
-    """All draws of the data, in as many stores as there are kinds of data.
+    """All draws of the data, in one store for each kind of data.
 
-    A store has one for every value on the axes of the data, such as `task.partition.alpha`, and for
-    every seed, which changes fastest, where `data_seed` is "seed". They share compiled programs:
-    which draw a run has is a number. Models and points of equal settings share a store.
+    A store has a draw for every value on the axes of the data, such as `task.partition.alpha`, and,
+    if `data_seed` is "seed", for every seed, which changes fastest. The runs on them share compiled
+    programs, because the index of a draw is a number. Models and points of equal settings share a
+    store.
 
     Attributes:
-      points: of the experiment.
+      points: the points of the experiment.
       are_by_seed: whether some model's data are drawn for every seed.
     """
 
     def __init__(self, points: Points) -> None:
-        """Finds out which draws there are; nothing is loaded."""
+        """Lists all draws, without loading them."""
         self.points = points
         self.are_by_seed = False
         self._stores = dict[str, list[AnyTask]]()
@@ -41,7 +42,7 @@ class Draws:
             ]
 
     def _name(self, variants: Sequence[AnyTask]) -> str | None:
-        """Returns the name of the store of a model's draws; None if the model has no data."""
+        """Returns the name of the store of a model's draws, or None if the model has no data."""
         if variants[0].source is None:
             return None
         self.are_by_seed |= variants[0].is_drawn_by_seed
@@ -58,7 +59,7 @@ class Draws:
           limit: bytes of memory that may be used; see `check_fits`.
 
         Raises:
-          ValueError, OSError: if there are no such data, or they do not fit.
+          ValueError, OSError: if the data cannot be loaded, or do not fit the memory.
         """
         for draws in self._stores.values():
             what = f"task.num_clients = {draws[0].num_clients or 0:,}, draws: {len(draws):,};"
@@ -68,12 +69,12 @@ class Draws:
         return tuple(stack_data(each) if len(each) > 1 else each[0] for each in loaded)
 
     def of(self, point: Mapping[str, Any], data: Data) -> list[FederatedData | None]:
-        """Returns the data of every model at a point; None for a model without data.
+        """Returns the data of every model at a point, or None for a model without data.
 
         Args:
-          point: values by the names of dimensions, those on the axes of the data as `OneOf`; and,
-            if draws are by seed, `SEED_NUMBER`.
-          data: of all stores.
+          point: values by the names of dimensions, those on the axes of the data as `OneOf`, and
+            `SEED_NUMBER` if draws are by seed.
+          data: the data of all stores.
         """
         points = self.points
         place, num_seeds = 0, points.experiment.num_seeds
@@ -95,5 +96,5 @@ class Draws:
 
 
 def kind_of(data: Data) -> str:
-    """Returns where data come from, for a manifest."""
+    """Returns the origin of the data, for a manifest."""
     return " and ".join(sorted({each.kind for each in data})) or "synthetic"

@@ -1,4 +1,4 @@
-"""Wrong settings in words: the key, the value, and what is allowed."""
+"""Error messages for wrong settings: the key, the value, and the allowed values."""
 
 import difflib
 from collections.abc import Iterator, Sequence
@@ -15,9 +15,9 @@ _MOST_PROBLEMS, _MOST_LETTERS = 10, 200  # of one message, and of a value in it
 def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[str]:
     """Returns the problems, one per key, as ``path = value: message``.
 
-    Where a value may have several types pydantic reports on each: of a table only what is wrong
-    inside it is kept, of a plain value only the first, or what we have to say ourselves. Of many
-    problems the first are enough.
+    If a value may have several types, pydantic reports on each of them. The result has only the
+    problems inside a table, and for a plain value only the message of our own validator or else the
+    first one. A long list is cut.
     """
     problems: dict[str, Any] = {}
     for problem in error.errors():
@@ -33,7 +33,7 @@ def in_words(error: ValidationError, kind: type[Config], values: Any) -> list[st
 
 
 def _path(problem: Any, values: Any) -> str:
-    """The keys that lead to a problem, without the names of types that pydantic puts between."""
+    """Returns the keys that lead to a problem, without the names of types that pydantic inserts."""
     path = []
     for part in problem["loc"]:
         is_whole = isinstance(part, int) or not isinstance(values, dict) or part in values
@@ -49,13 +49,13 @@ def _path(problem: Any, values: Any) -> str:
     if problem["type"] == "missing":
         path.append(str(problem["loc"][-1]))
     if problem["type"].startswith("union_tag"):
-        # The key by which tables are told apart, or a function that is called like it.
+        # The discriminator is the key that distinguishes tables, or a function named like it.
         path.append(str(problem["ctx"]["discriminator"]).strip("'()"))
     return ".".join(path)
 
 
 def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
-    """One problem as ``path = value: what is wrong``."""
+    """Returns one problem as ``path = value: message``."""
     message = str(problem["msg"]).removeprefix("Value error, ").replace("tuple", "list")
     value = problem["input"]
     shown = (
@@ -66,11 +66,12 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             return f"{path}: missing"
         case "extra_forbidden":
             key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
-            # One like it in another table would be wrong here, too.
+            # Search this table only, because the keys of other tables would be wrong here, too.
             close = [f"num_{key}"] if f"num_{key}" in keys else closest(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
-            # Axes may go by a key alone, so that it is tried alone elsewhere, too.
+            # Suggest full paths, because a key without its table is right on axes and may be tried
+            # here, too.
             inside = list(_paths_to(key, values)) if path == key else []
             if inside:
                 hint = f"give {' or '.join(inside[:3])}"
@@ -78,7 +79,7 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
         case "union_tag_invalid":
             context = problem["ctx"]
             return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"
-        case "value_error" if isinstance(value, dict):  # the message names what is in the table
+        case "value_error" if isinstance(value, dict):  # because the message has the table's values
             return f"{path}: {message}" if path else message
     return f"{path} = {shown}: {message[0].lower()}{message[1:]}" if path else message
 
@@ -102,7 +103,7 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
         if isinstance(part, int):  # of a list, whose tables are all alike
             continue
         chosen = [table for table in tables if part in (table.get("title"), _name_of(table))]
-        if chosen:  # among the types that may stand here, a step that is no key
+        if chosen:  # the part is the name of a type, not a key
             tables = chosen
             continue
         inner = [
@@ -122,12 +123,12 @@ def _schema(kind: type[Config]) -> dict[str, Any]:
 
 
 def closest(key: str, keys: Sequence[str]) -> list[str]:
-    """The key that is most like another one, if any is."""
+    """Returns the key that is most similar to a given one, if any is."""
     return difflib.get_close_matches(key, keys, n=1, cutoff=0.7)
 
 
 def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The JSON schemas of all tables that a value, or one in a list, may be."""
+    """Returns the JSON schemas of all tables that a value, or an item of a list, may be."""
     if not isinstance(schema, dict):
         return []
     if "$ref" in schema:
@@ -141,6 +142,6 @@ def _tables(schema: Any, root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _name_of(table: dict[str, Any]) -> str | None:
-    """The `name` that distinguishes a table from the others that may stand in its place."""
+    """Returns the `name` that distinguishes a table from its alternatives, if it has one."""
     name: str | None = table.get("properties", {}).get("name", {}).get("const")
     return name

@@ -1,4 +1,4 @@
-"""An experiment as data: what `run CONFIG.toml` reads and what a paper's figure is made of."""
+"""An experiment as data, from a file for `run CONFIG.toml` or from the page of a figure."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -33,7 +33,7 @@ Precision = Literal["float32", "float64"]
 
 
 class Target(Config):
-    """Where a run ends before its last round; see `Until`."""
+    """The target at which a run ends before its last round, as in `Until`."""
 
     metric: str
     at_least: Number | None = None
@@ -41,23 +41,24 @@ class Target(Config):
 
 
 class Experiment(Seeded):
-    """A task or one for each model, some algorithms, some seeds, at all points of its axes.
+    """Tasks, algorithms and seeds, at all points of the experiment's axes.
 
-    An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else one of every
-    algorithm's, such as `learning_rate` or `assignment.cohort_size`; ``algorithms.NAME.q`` is one
-    algorithm's. Axes of numbers that are not counts cost no compilation, nor do those of data, such
-    as `task.partition.alpha` or `task.data_seed`. With `data_seed` "seed" every seed has a draw of
-    the data of its own.
+    An axis is a setting of the experiment, such as `num_models` or `task.mu`, or else a setting of
+    every algorithm, such as `learning_rate` or `assignment.cohort_size`. The axis
+    ``algorithms.NAME.q`` is a setting of one algorithm. Axes of numbers that are not counts cost no
+    compilation, and neither do axes of the data, such as `task.partition.alpha` or
+    `task.data_seed`. With `data_seed` "seed" every seed has a separate draw of the data.
 
-    `num_models` may be left out where it is an axis, or where there are `tasks`: one for each
-    model, in their order, of the same clients. A setting `task.KEY` is then that of each.
+    `num_models` may be left out if it is an axis, or if the experiment has `tasks`, one for each
+    model, all with the same clients. A setting `task.KEY` then applies to every task.
 
-    `params` is a file with the final parameters of another run, from which this one starts. One
-    algorithm, seed or model in it is for all; of several, each starts from its own.
+    `params` is a file with the final parameters of another run, from which this one starts. If the
+    file has only one algorithm, seed or model, all start from that. Otherwise each starts from its
+    own.
 
-    `assignment` is for the algorithms that have none of their own. `byzantine` makes attackers of
-    some clients, and `requirement` says what clients ask of a model, of all algorithms alike; the
-    assignment is for the clients that are seen.
+    `assignment` is for the algorithms that have none of their own, and only for seen clients.
+    `byzantine` turns some clients into attackers. `requirement` sets the clients' thresholds, which
+    are the same for all algorithms.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -91,7 +92,7 @@ class Experiment(Seeded):
     @model_validator(mode="before")
     @classmethod
     def _said_elsewhere(cls, values: Any) -> Any:
-        """Returns the values with those that axes or tasks imply."""
+        """Returns the values with the settings that axes or tasks imply."""
         if not isinstance(values, dict):
             return values
         values = _with_seeds_of_data(values)
@@ -107,7 +108,7 @@ class Experiment(Seeded):
 
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
-        """Raises `ValueError` for what would fail when building, before anything is compiled."""
+        """Raises `ValueError`, before compilation, for settings with which building would fail."""
         self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():
@@ -125,7 +126,7 @@ class Experiment(Seeded):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.params is not None:
             check_file(self.params)
-        # All points are checked; data, which take long to load, are not needed.
+        # Check all points without their data, because data take long to load.
         self._grid(Draws(Points(self)), (), None)
         return self
 
@@ -138,7 +139,7 @@ class Experiment(Seeded):
 
     @property
     def sources(self) -> list[Any]:
-        """The settings of every model's data; None of a model without data."""
+        """The settings of every model's data, or None for a model without data."""
         return [each.source for each in self.each_task]
 
     def _check_tasks(self) -> None:
@@ -196,7 +197,7 @@ class Experiment(Seeded):
                 _check_on_quadratic(method)
 
     def _assignment_of(self, method: Method) -> Assigned:
-        """Returns the method's own assignment, or that of all."""
+        """Returns the method's own assignment, or else the one for all methods."""
         assignment = method.assignment or self.assignment
         if assignment is None:
             raise ValueError("assignment: missing; give one, of the algorithm or of all")
@@ -205,7 +206,7 @@ class Experiment(Seeded):
     def _assigned(
         self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
     ) -> Assignment:
-        """Builds the assignment of the clients that are seen; `numbers` replace its settings."""
+        """Builds the assignment of the seen clients, with settings replaced by `numbers`."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
             raise ValueError(
@@ -230,11 +231,10 @@ class Experiment(Seeded):
         """Returns all runs, over ``algorithm`` and the axes, with the data loaded.
 
         Args:
-          limit: bytes of memory that may be used; by default 60 % of what is free.
+          limit: bytes of memory that may be used; by default 60 % of the free memory.
 
         Raises:
-          ValueError, OSError: if the data, or the parameters to start from, cannot be had or do not
-            fit.
+          ValueError, OSError: if the data or the initial parameters cannot be loaded or do not fit.
         """
         seeds = range(self.first_seed, self.first_seed + self.num_seeds)
         start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
@@ -261,7 +261,7 @@ class Experiment(Seeded):
             check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
 
     def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
-        """Returns all runs on some data, an argument of the compiled programs."""
+        """Returns the grid of all runs, with data as an argument of the compiled programs."""
         points = draws.points
 
         def at(point: dict[str, Any], data: Data) -> tuple["Experiment", Numbers, list[Task]]:
@@ -292,7 +292,7 @@ class Experiment(Seeded):
             self.num_rounds,
             self.num_seeds,
             self.seed,
-            # Closed over, data would be constants, which XLA copies into every program.
+            # Pass data as an argument, because XLA copies constants into every program.
             shared={"data": data} | ({} if start is None else {"start": start}),
             per_seed={SEED_NUMBER: np.arange(self.num_seeds)}
             if draws.are_by_seed or start is not None
@@ -308,13 +308,13 @@ class Experiment(Seeded):
     def _tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
         """Builds the task of every model on its data."""
         if self.task is not None:
-            # One object M times: `stacks_of` stores the arrays that tasks share once.
+            # Repeat one object, because `stacks_of` stores the arrays that tasks share once.
             return [self.task.build(stores[0], **numbers)] * self.num_models
         pairs = zip(self.each_task, stores, strict=True)
         return [task.build(store, **numbers) for task, store in pairs]
 
     def _starts(self) -> Any:
-        """Returns the initial parameters, as `simulate` takes them; None if tasks draw them."""
+        """Returns the initial parameters for `simulate`, or None if tasks draw them."""
         if self.task is not None:
             return self.task.initial_params()
         starts: list[Any] = [each.initial_params() for each in self.each_task]
@@ -325,7 +325,7 @@ class Experiment(Seeded):
         return jnp.stack(starts) if is_alike else starts
 
     def _setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
-        """Builds one run: who trains what and how, with attackers and demands."""
+        """Builds the `Setup` of one run, with attackers and requirements."""
         method = self.algorithms[algorithm]
         given = numbers.get("algorithms", {}).get(algorithm, {})
         dealt = given.get("assignment") or numbers.get("assignment", {})
@@ -352,7 +352,7 @@ def _row_bytes(data: FederatedData) -> float:
 
 
 def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the values with `data_seed` "seed" in its task, where a file has it as an axis."""
+    """Moves a `data_seed` "seed" to the tasks, if a file has it as an axis."""
     axes = values.get("axes")
     if not isinstance(axes, dict):
         return values
@@ -373,7 +373,7 @@ def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_on_quadratic(config: Config, table: str = "") -> None:
-    """Raises `ValueError` if examples are to be drawn, of which the quadratic has none."""
+    """Raises `ValueError` for settings of batches, because the quadratic has no examples."""
     for key in ("epochs", "batch_size"):
         value = getattr(config, key, None)
         if value is not None:

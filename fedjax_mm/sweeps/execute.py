@@ -1,4 +1,4 @@
-"""Sweeps: a plan carried out in segments, watched, saved, continued, and labelled."""
+"""Carries out a sweep's plan in segments, with progress, checkpoints and a labelled result."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.program import Record, Rounds, without_keys
 
-_SEGMENT_SECONDS = 1.0  # between two looks at what was computed
+_SEGMENT_SECONDS = 1.0  # aim of a segment's duration
 
 
 @overload
@@ -63,58 +63,57 @@ def sweep(
     keep: Literal["params"] | None = None,
     **runs: Unpack[Runs],
 ) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
-    """Simulates every point of a grid with every seed, in as few programs as there are structures.
+    """Simulates every point of a grid with every seed, in one compiled program per structure.
 
-    Axes of floats are arguments of one compiled program; on every other axis each value is a
-    program of its own. The replicas of a program run in batches that fit the memory, on all
-    devices; the last one is padded, and nothing is compiled twice.
+    The values on axes of floats are arguments of a compiled program. Every value on another axis
+    has a separate program, unless `together` groups it. The replicas of a program run on all
+    devices, in batches that fit the memory. The last batch is padded, so that nothing is compiled
+    twice.
 
     Args:
-      build: called with one value of every axis, by name, and with what is shared; returns the
-        `Setup` to simulate. It is traced: values of numeric axes are tracers.
-      axes: names and values; their order is the order of the result's dimensions. A value may be
-        any object that `build` understands.
-      num_rounds: T. With a `Dispatch` a round is as many arrivals as that says; see `fedast`.
-      num_seeds: replicas of each point; all points have the same seeds.
-      first_seed: the number of the first seed, for a run that adds seeds to an earlier one, whose
-        draws they continue.
+      build: called with one value of every axis and with the shared arguments, by name; returns the
+        `Setup` to simulate. It is traced, so that values of numeric axes are tracers.
+      axes: names and values, in the order of the result's dimensions. A value may be any object
+        that `build` understands.
+      num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
+      num_seeds: replicas of each point. All points have the same seeds.
+      first_seed: the number of the first seed, with which a run can add seeds to an earlier one.
       seed: the root of all draws.
-      shared: further arguments of `build`, by name: pytrees of arrays, for instance a task with its
-        data, which should be an argument of the compiled program and not a constant in it.
-      per_seed: further arguments of `build`, by name: a number for each seed, for instance which of
-        several draws of the data it has.
-      prepare: computes something once for every replica, before its first round, such as the
-        models that clients train of their own: called with the replica's key and all arguments that
-        `build` gets, it returns a pytree of arrays, which `build` then gets as `prepared`. The keys
-        to use are those of `keys.preparation_key`.
+      shared: further arguments of `build`, by name, as pytrees of arrays, such as a task with its
+        data. They are arguments of the compiled program instead of constants in it.
+      per_seed: further arguments of `build`, by name, with one number for each seed, such as the
+        index of its draw of the data.
+      prepare: computes a pytree of arrays once for every replica, before its first round, such as
+        the models that clients train on their own. It is called with the replica's key and all
+        arguments of `build`, and `build` gets its result as `prepared`. It should use the keys of
+        `keys.preparation_key`.
       record_every: rounds between records; it divides `num_rounds`.
       client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
-      until: a target at which a run ends before its last round. What is recorded up to there is,
-        bit for bit, what is recorded without a target; then metrics are NaN and counts stay. Runs
-        that are computed side by side go on until all have ended.
-      together: axes whose values share a program where a function of the value returns the same;
-        `build` then gets a `OneOf`, whose number is traced. Without it each value that is no float
-        is a program of its own.
+      until: a target at which a run ends before its last round. Up to the target the records are,
+        bit for bit, those of a run without it. After the target metrics are NaN and counts stay.
+        Runs that are computed side by side go on until all have ended.
+      together: a function for each axis whose values may share a program. Values for which it
+        returns equal results share one, and `build` gets a `OneOf`, whose number is traced.
       cost: the relative work of a local training at a point, for the forecast of the time.
-      on_divergence: where a model's loss or parameters stop being finite, "mark" its run and go on
-        with the others, or "stop".
+      on_divergence: "mark" a run whose loss or parameters stop being finite and go on with the
+        others, or "stop" the sweep.
       data: "real", "synthetic" or "surrogate", for the manifest.
-      execution: how to carry it out; what is reported, saved and continued.
-      keep: "params" returns the final parameters too: a list with one pytree of arrays
-        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are those
-        of the record that met it. Models that are not there have NaN, or 0 if they are no floats.
+      execution: devices, memory, progress reports and checkpoints of the sweep.
+      keep: "params" returns the final parameters, too, as a list with one pytree of arrays
+        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are the
+        parameters of the record that met it. Unused models have NaN, or 0 if they have no floats.
 
     Returns:
-      A Dataset over ``(*axes, "seed", "round", "model")`` with what `to_dataset` gives, and
-      ``diverged``, the first recorded round in which a model was not finite, or -1; with a target
-      also ``ended``, the first recorded round that met it, or -1. Where the number of models
-      varies, metrics of models that are not there are NaN, and their counts 0, so that sums over
+      A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
+      ``diverged``, the first recorded round in which a model was not finite, or -1. With a target
+      it also has ``ended``, the first recorded round that met the target, or -1. If the number of
+      models varies, the metrics of unused models are NaN and their counts 0, so that sums over
       models are right. The attribute ``manifest`` holds versions, devices, seed, axes, and wall
       seconds of compiling and running.
 
     Raises:
-      ValueError: if the grid is wrong, does not fit the memory, or is not the one to be continued.
-      DivergenceError: if a model diverged and that is to stop the sweep.
+      ValueError: if the grid is wrong, does not fit the memory, or differs from the unfinished run.
+      DivergenceError: if a model diverged and `on_divergence` is "stop".
       InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints, or one of several
         processes was compiling.
       OSError: if a checkpoint cannot be written.
@@ -148,10 +147,11 @@ def sweep(
 
 @refusing((ValueError, OverflowError))
 def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
-    """Returns the compiled plan; that of the unfinished run, if there is one to continue.
+    """Returns the compiled plan, which is that of the unfinished run if one is continued.
 
     Raises:
-      RefusedError: in one line, what is wrong with the grid, the memory, or the unfinished run.
+      RefusedError: if the grid is wrong, does not fit the memory, or differs from the unfinished
+        run.
     """
 
     def report(what: str) -> None:
@@ -175,7 +175,7 @@ def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
     if batch_sizes not in (None, sizes):
         raise ValueError(
             f"the unfinished run has batches of {batch_sizes} runs, and now {sizes} fit the "
-            "memory; allow as much as then"
+            "memory; use the memory limit of the unfinished run"
         )
     if how.checkpoints and batch_sizes is None:
         how.checkpoints.begin({"batch_sizes": sizes})
@@ -183,14 +183,15 @@ def plan_for(grid: Grid, how: Execution, config: Any = None) -> Plan:
 
 
 def _claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
-    """Claims that a program is one of the unfinished run."""
-    # Its text has the code and, as constants, data that was closed over and not shared.
+    """Checks that a program is that of the unfinished run."""
+    # Hash the text, because it has the code and, as constants, the data that it closes over.
     checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
 
 
 def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
-    """Returns all that results depend on to the last bit, but for the programs themselves."""
-    # Versions, devices, threads and flags of XLA may all change the last bit of a sum.
+    """Returns everything but the programs on which the bits of the results depend."""
+    # Include versions, devices, threads and flags of XLA, because each may change the last bit of a
+    # sum.
     about = manifest({}, seed=grid.seed, data="")
     device = about["device"]
     shared = hashlib.sha256()
@@ -219,7 +220,7 @@ def _identity(grid: Grid, how: Execution, config: Any) -> dict[str, Any]:
 
 
 class Finished(NamedTuple):
-    """Result of a sweep, and the final parameters of every model if they are kept; see `sweep`."""
+    """The dataset of a sweep, and the final parameters of every model if they are kept."""
 
     dataset: xr.Dataset
     params: list[Params] | None
@@ -233,7 +234,7 @@ def carry_out(
     config: Any = None,
     on_divergence: Literal["mark", "stop"],
 ) -> xr.Dataset:
-    """Runs a plan to its end; `sweep` explains the result."""
+    """Runs a plan to its end, and returns the dataset that `sweep` describes."""
     return finish(plan, how, data=data, config=config, on_divergence=on_divergence).dataset
 
 
@@ -277,7 +278,7 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
     (compiled, batch), where, grid = plan.batches[part], plan.where, plan.grid
     done, carry = journal.load(part, records)
     given, carry, _ = compiled.program.inputs(where, compiled.replicas(batch), carry)
-    every, count = grid.record_every, 1  # the first segment tells how long a round takes
+    every, count = grid.record_every, 1  # one round at first, to time it
     while done < grid.num_rounds:
         clock = time.perf_counter()
         most = compiled.program.records_kept * every - done % every
@@ -289,11 +290,12 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
         _write(records, slice(first, 1 + (done + count) // every), rows)
         check_counts(rows.counts)
         done += count
-        # All have met the target: further segments would be empty.
+        # Stop once all replicas have met the target, because further segments would be empty.
         if carry.ending and np.all(where.fetch(carry.ending.is_met)):
             done = grid.num_rounds
         yield done
-        # A segment takes a second: signals are obeyed in time, and the host's part is hidden.
+        # Make segments of about a second, so that signals are handled in time and the host's work
+        # is hidden.
         seconds = journal.note(part, done, records, carry, time.perf_counter() - clock)
         count = max(1, int(count * min(4, _SEGMENT_SECONDS / seconds)))
     if grid.keep is not None:
@@ -302,7 +304,7 @@ def _segments(result: Result, part: int, records: Record, journal: Journal) -> I
 
 
 def _write(records: Record, where: slice, rows: Record) -> None:
-    """Writes as many of the rows as there is place for."""
+    """Writes the rows that fit into the place `where`."""
     for array, new in zip(jax.tree.leaves(records), jax.tree.leaves(rows), strict=True):
         place = array[where]
         place[:] = new[: len(place)]

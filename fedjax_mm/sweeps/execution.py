@@ -1,4 +1,4 @@
-"""Execution of a sweep: how it is carried out, as opposed to what is computed."""
+"""Execution of a sweep: reports, checkpoints, devices and memory."""
 
 from collections.abc import Callable
 from typing import Literal, NamedTuple
@@ -11,14 +11,15 @@ Progress = Callable[[str, int, int], None]
 
 
 class Execution(NamedTuple):
-    """How a sweep is carried out, as opposed to what is computed: results do not depend on it.
+    """Options for carrying out a sweep, on which its results do not depend.
 
     Attributes:
-      progress: called with what is being done, and the local trainings done and to do.
-      checkpoints: where to save unfinished work; the caller opens it, and discards it at the end.
+      progress: called with the label of the work in progress, and the local trainings done and to
+        do.
+      checkpoints: the store of unfinished work, which the caller opens, and discards at the end.
       save_every: seconds between two saves.
-      split: "replicas" or "clients", the devices' axis; see `layout`.
-      memory: bytes that may be used; by default 60 % of what is free.
+      split: "replicas" or "clients", the axis that is split over devices; see `layout`.
+      memory: bytes that may be used; by default 60 % of the free memory.
       announce: called with the plan before the first run.
     """
 

@@ -31,7 +31,7 @@ class Setup(NamedTuple):
 
     Attributes:
       tasks: one for all models, or one per model.
-      algorithm: how clients train and the server aggregates; one for all models, or one per model.
+      algorithm: client training and aggregation; one for all models, or one per model.
       assignment: the choice of clients and models; for asynchronous runs a `Dispatch`, such as
         `fedast` returns.
       params: initial parameters; drawn by the tasks if None.
@@ -158,7 +158,7 @@ class Grid:
     def is_numeric(self, name: str) -> bool:
         """Whether an axis has floats, and possibly integers, so that one program takes all values.
 
-        Booleans are no numbers here.
+        Booleans do not count as numbers.
         """
         if name in self.together:
             return False

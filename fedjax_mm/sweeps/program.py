@@ -1,7 +1,6 @@
 """Programs: runs that differ in numbers and seeds only, compiled once and computed in segments.
 
-A segment takes `Given`, which stays, `Carry`, which the segment before it returned, and `Rounds`,
-which says how far to go.
+A segment takes the constant `Given`, the `Carry` of the segment before it, and its `Rounds`.
 """
 
 import dataclasses
@@ -38,11 +37,11 @@ _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the
 
 
 class OneOf(NamedTuple):
-    """One of the values of an axis that share a program, as `build` gets it.
+    """A traced choice among values of an axis that share a program, as `build` gets it.
 
     Attributes:
-      values: all of them, which are known while tracing.
-      place: the number of the replica's own among them; it is traced.
+      values: the values that share the program, which are static.
+      place: the traced index of the replica's value.
     """
 
     values: tuple[Any, ...]
@@ -50,23 +49,23 @@ class OneOf(NamedTuple):
 
     @property
     def number(self) -> Any:
-        """Returns the replica's own value, of values that are numbers; it is traced."""
+        """Returns the replica's value as a tracer, if the values are numbers."""
         return jnp.asarray(self.values)[self.place]
 
     @property
     def padded(self) -> Padded:
-        """Returns the number, in arrays that have room for the largest."""
+        """Returns the number with the largest value as its static bound."""
         return Padded(max(self.values), self.number)
 
 
 class Given(NamedTuple):
-    """Arguments that are the same in every segment; random keys are plain arrays.
+    """Arguments that are equal in every segment, with random keys as plain arrays.
 
     Attributes:
       seeds: ``int[replicas]``.
       numbers: values on the numeric axes and of the seeds, ``[replicas]`` each.
       shared: the grid's shared arguments of `build`.
-      root: the seed of the key that all draws come from.
+      root: the seed of the key from which all draws come.
     """
 
     seeds: Any
@@ -76,7 +75,7 @@ class Given(NamedTuple):
 
 
 class Rounds(NamedTuple):
-    """The rounds of a segment: those that were done before it, and how many it computes."""
+    """The number of rounds before a segment, and the number of rounds that it computes."""
 
     done: Any
     count: Any
@@ -108,10 +107,10 @@ class Carry(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Record of a replica, ``[models]`` each; see `Trace`.
+    """A replica's record, as in a `Trace`, ``[models]`` each.
 
-    `is_finite` says whether a model's parameters and its loss are. `is_there` is () unless the
-    number of models is padded.
+    `is_finite` is False for a model with a parameter or loss that is not finite. `is_there` marks
+    the models in use, and is () unless the number of models is padded.
     """
 
     metrics: dict[str, Any]
@@ -123,17 +122,17 @@ class Record(NamedTuple):
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """Facts about a program that tracing it shows; static, so that tracing can return them.
+    """Facts from tracing a program, which are static so that `jax.eval_shape` can return them.
 
     Attributes:
       updates_per_round: the most local trainings of one replica in a round.
-      message_sizes: of each model.
-      has_closed_form: whether every task brings its own local updates.
-      is_synchronous: whether the clients of a round can be shared out.
+      message_sizes: the sizes of each model's messages.
+      has_closed_form: whether every task has a closed form of local updates.
+      is_synchronous: whether devices can share the clients of a round.
       per_client: names of the metrics with a number for each client.
-      vectorizes: whether a CPU device computes replicas faster side by side. Where local trainings
-        differ in length, replicas would wait for the longest; where clients are computed in chunks,
-        replicas would share the cache, and slices of data become gathers.
+      vectorizes: whether a CPU device computes replicas faster side by side. If local trainings
+        differ in length, replicas would wait for the longest. If clients are computed in chunks,
+        replicas would share the cache, and slices of data would become gathers.
     """
 
     updates_per_round: int
@@ -145,7 +144,7 @@ class Facts:
 
     @classmethod
     def of(cls, engine: Engine, state: State) -> "Facts":
-        """Returns what an engine and its first state show."""
+        """Returns the facts about an engine and its first state."""
         updates, stacks = engine.most_updates(state), engine.stacks
         return cls(
             updates_per_round=updates,
@@ -167,7 +166,7 @@ class Traced(NamedTuple):
     Attributes:
       carry: shapes and types of the carry of one replica.
       record: shapes and types of one record of one replica.
-      facts: the rest.
+      facts: the static facts.
     """
 
     carry: Carry
@@ -177,15 +176,15 @@ class Traced(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Program:
-    """Runs of a grid that differ in numbers and seeds only: one compilation.
+    """Runs of a grid that differ in numbers and seeds only, so that they share one compilation.
 
-    Each of these runs is a replica; they are numbered in the order of the grid's axes and seeds.
+    Each of these runs is a replica.
 
     Attributes:
       grid: the grid that the program is a part of.
-      label: the structure in words.
+      label: the description of the structure.
       fixed: the value on each structural axis.
-      index: the place of each replica on every axis and in the seeds, ``int[replicas]`` each.
+      index: the position of each replica on every axis and in the seeds, ``int[replicas]`` each.
       numbers: the values on the numeric axes and of the seeds, ``[replicas]`` each.
     """
 
@@ -200,27 +199,28 @@ class Program:
         return len(self.index[-1])
 
     def arguments(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what `build` gets by the names of the axes and of the seeds' numbers."""
+        """Returns the arguments of `build` for the axes and for the numbers per seed."""
         shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}
         return {**self.fixed, **numbers, **shared}
 
     @tracing("a sweep's prepare")
     def prepare(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Any:
-        """Computes once for a replica, before its first round, what `build` gets as `prepared`."""
+        """Computes `prepared` for `build`, once for a replica, before its first round."""
         if self.grid.prepare is None:
             return ()
         return self.grid.prepare(rng_key, **self.arguments(numbers), **shared)
 
     @tracing("a sweep's build")
     def setup(self, numbers: Any, shared: Any, prepared: Any) -> Setup:
-        """Builds what one replica simulates."""
+        """Builds the `Setup` of one replica."""
         return self.grid.setup(prepared, **self.arguments(numbers), **shared)
 
     def _engine(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
     ) -> tuple[Engine, Params | None]:
-        """Returns the engine of what `build` returns, and its initial parameters."""
-        # Built wherever it is used: tracers of one branch of `lax.cond` are unknown to others.
+        """Returns the engine and the initial parameters of one replica."""
+        # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
+        # into another.
         setup = self.setup(numbers, shared, prepared)
         return engine_of(*setup[:3], self.grid.client_map, client_axis), setup.params
 
@@ -245,11 +245,11 @@ class Program:
     ) -> Carry:
         """Computes one more round of one replica."""
         engine, _ = self._engine(numbers, shared, carry.prepared, client_axis)
-        # The key and the round are the same for all that a program does: they are not carried.
+        # Leave the key and the round out of the carry, because a segment has them as arguments.
         state, done = engine.rounds(State(rng_key, round, carry.models, carry.assignment), 1)
         since = add_counts(carry.since, done)
         if self.grid.keep is not None and carry.ending is not None:
-            # Beside others that go on, a replica that has met the target would be trained further.
+            # Keep the models of a replica that has met the target, because other replicas go on.
             stay = partial(jnp.where, carry.ending.is_met)
             state = state._replace(models=jax.tree.map(stay, carry.models, state.models))
         return carry._replace(models=state.models, assignment=state.assignment, since=since)
@@ -266,7 +266,8 @@ class Program:
             return record
         is_there = jnp.arange(len(record.is_finite)) < engine.num_used
 
-        # All models have to meet a target: one that is not there repeats what the first one has.
+        # Copy the first model's numbers to models that are not in use, because all models have to
+        # meet a target.
         def repeat(x: Array) -> Array:
             return jnp.where(is_there.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
 
@@ -285,10 +286,10 @@ class Program:
 
     @cached_property
     def traced(self) -> Traced:
-        """Facts from one replica's start and first record, traced but not compiled.
+        """Shapes and facts of one replica's start and first record, traced but not compiled.
 
         Raises:
-          ValueError: if the grid's target is not recorded, or arrays are too large.
+          ValueError: if the grid's target is not a recorded metric, or arrays are too large.
         """
 
         def first_record(
@@ -299,7 +300,7 @@ class Program:
             facts = Facts.of(engine, State(rng_key, round, carry.models, carry.assignment))
             return Traced(carry, self.measure(rng_key, numbers, shared, carry, round), facts)
 
-        # Shapes alone: nothing is computed or compiled, whatever the size of the data.
+        # Use shapes alone, so that nothing is computed or compiled, even for large data.
         key = jax.eval_shape(lambda: jax.random.key(0))
         numbers = {name: x[0] for name, x in self.numbers.items()}
         shared = self.grid.shared
@@ -319,8 +320,8 @@ class Program:
         return traced
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:
-        """Builds the points of all least and of all largest values, for what factories refuse."""
-        # Numbers are traced everywhere else, and factories let traced numbers pass.
+        """Builds the points with all least and all largest values, so that factories check them."""
+        # Use known numbers here, because factories let traced numbers pass.
         axes = [name for name in self.grid.axes if self.grid.is_numeric(name)]
 
         def build(end: Any, numbers: Any, shared: Any, prepared: Any) -> Any:
@@ -332,7 +333,7 @@ class Program:
 
     @property
     def num_models(self) -> int:
-        """M."""
+        """M, the number of models."""
         return len(self.traced.record.counts.client_updates)
 
     @property
@@ -343,9 +344,9 @@ class Program:
     def inputs(
         self, where: Layout, replicas: np.ndarray, carry: Carry | None = None
     ) -> tuple[Given, Carry, Rounds]:
-        """Returns arguments of `segment` for some replicas, on their devices, and no rounds."""
+        """Returns the arguments of `segment` for some replicas on their devices, with 0 rounds."""
         carry = self.no_carry(len(replicas)) if carry is None else carry
-        # int32 with and without x64, or a seed would mean other draws.
+        # Use int32 with and without x64, because a seed's draws depend on its type.
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
@@ -354,7 +355,7 @@ class Program:
         return Given(seeds, numbers, shared, root), carry, rounds
 
     def no_carry(self, size: int) -> Carry:
-        """Returns zeros in place of so many replicas."""
+        """Returns the carry of `size` replicas, filled with zeros."""
         plain = jax.eval_shape(without_keys, self.traced.carry)
         empty: Carry = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
         return empty
@@ -362,22 +363,23 @@ class Program:
     def segment(
         self, client_axis: str | None, given: Given, carry: Carry, rounds: Rounds
     ) -> tuple[Carry, Record]:
-        """Computes some more rounds of a share of the replicas: the compiled program.
+        """Computes further rounds of a share of the replicas, as one compiled program.
 
         Args:
           client_axis: see `simulate`.
           given: of the replicas.
-          carry: of the replicas, with keys as plain arrays; anything before the first round.
+          carry: of the replicas, with keys as plain arrays. It is ignored before the first round.
           rounds: which rounds to compute.
 
         Returns:
-          The new carry, and the records made, ``[1 + kept, replicas, models]``: first that of the
-          start if these are the first rounds. Once all replicas have met the target no more rounds
-          are computed, and their records are zeros.
+          The new carry, and the new records ``[1 + kept, replicas, models]``. In the first segment
+          they begin with the record of the start. Once all replicas have met the target no more
+          rounds are computed, and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
         root = jax.random.key(given.root)
-        # Keys depend on a seed's number only: a replica draws alike in any batch, on any device.
+        # Make keys from a seed's number only, so that a replica has equal draws in any batch and on
+        # any device.
         keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
@@ -399,14 +401,15 @@ class Program:
         def one_record(now: tuple[Any, Carry, Record]) -> tuple[Any, Carry, Record]:
             number, carry, records = now
             stop = jnp.minimum(number * every, last)
-            # The start is a record without rounds before it: apart it would be compiled twice.
+            # Record the start here, after 0 rounds, because a separate record would be compiled
+            # again.
             start = jnp.maximum((number - 1) * every, done), carry
             _, carry = lax.while_loop(lambda now: now[0] < stop, one_round, start)
             is_record = stop == number * every
             record = lax.cond(
                 is_record, lambda: each(self.measure, carry, round=(stop,)), lambda: nothing
             )
-            # `records.at[place].set` would be a scatter, which takes longer to compile.
+            # Update a slice, because `records.at[place].set` is a scatter, which compiles longer.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
             records = jax.tree.map(put, records, record)
             return number + 1, self.note(carry, record, is_record), records
@@ -415,20 +418,20 @@ class Program:
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
         nothing = jax.tree.map(itemgetter(0), records)
         carry = with_keys(carry, self.traced.carry)
-        # The start is a branch of the same program: apart it would be compiled by itself.
+        # Start in a branch of this program, because a separate one would be compiled, too.
         carry = lax.cond(done == 0, lambda: each(self.start), lambda: carry)
-        # XLA has no other loop: `lax.fori_loop` to a traced bound becomes this one too.
+        # Use `while_loop`, because `lax.fori_loop` with a traced bound becomes one anyway.
         _, carry, records = lax.while_loop(goes_on, one_record, (first, carry, records))
         return without_keys(carry), records
 
 
 def num_bytes(tree: Any) -> int:
-    """Returns the memory of arrays, or of arrays of given shapes."""
+    """Returns the bytes of arrays, or of arrays of the given shapes."""
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def without_keys(tree: Any) -> Any:
-    """Returns random keys as plain arrays, which can be saved."""
+    """Returns a pytree with random keys as plain arrays, which can be saved."""
     return jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, tree)
 
 

@@ -1,4 +1,4 @@
-"""Structures of a grid: runs that differ in numbers and seeds only make one program."""
+"""Structures of a grid: runs that differ in numbers and seeds only share one program."""
 
 import itertools
 from collections.abc import Hashable, Mapping
@@ -34,8 +34,8 @@ def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
     mesh = np.meshgrid(*positions, range(grid.num_seeds), indexing="ij")
     index = tuple(each.ravel() for each in mesh)
     if grid.together:
-        # Sort similar replicas next to each other, because replicas that are computed at once wait
-        # for the longest.
+        # Sort similar replicas next to each other, because replicas that run side by side wait for
+        # the longest.
         at = dict(zip(grid.axes, index, strict=False))
         order = np.lexsort([at[name] for name in grid.together])
         index = tuple(each[order] for each in index)
@@ -60,7 +60,7 @@ def _program(grid: Grid, choice: Mapping[str, list[int]]) -> Program:
 
 
 def _label(grid: Grid, choice: Mapping[str, list[int]]) -> str:
-    """Returns a program's structure in words, without the axes of which it takes all values."""
+    """Returns a program's label, without the axes of which the program takes all values."""
     words = {
         name: " | ".join(str(grid.labels[name][i]) for i in places)
         for name, places in choice.items()
