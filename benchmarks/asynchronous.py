@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_mm import fedavg, keys
+from fedjax_mm import fedavg, keys, local_sgd
 from fedjax_mm.asynchrony import Dispatch, fedast, simulate_async
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, ClientContext
@@ -46,7 +46,7 @@ def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
     else:
         task = classification(synthetic(100), LogisticRegression(5))
         steps = {"F2": 5, "F3": 1}[name]
-        algorithm = fedavg(0.05, local_steps=steps, batch_size=20, weighted=False)
+        algorithm = fedavg(local_sgd(0.05, steps=steps, batch_size=20), weighted=False)
     dispatch = fedast(task.num_clients, NUM_MODELS, at_work=100, ratio=10, reallocate=False)
     return task, algorithm, dispatch
 

@@ -26,6 +26,7 @@ from fedjax_mm import (
     attacked,
     fedavg,
     full_participation,
+    local_sgd,
     maxfl,
     mfa_rand,
     noisy,
@@ -293,12 +294,12 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
 
 
 def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
-    def asking(learning_rate, **settings):
-        algorithm = fedavg(learning_rate, **settings)
+    def asking(local, **settings):
+        algorithm = fedavg(local, **settings)
 
-        def client(local, *states):
-            contribution, state = algorithm.client(local, *states)
-            return contribution._replace(weight=local.threshold()), state
+        def client(context, *states):
+            contribution, state = algorithm.client(context, *states)
+            return contribution._replace(weight=context.threshold()), state
 
         return algorithm._replace(client=client)
 
@@ -404,8 +405,8 @@ def cho_clients(seed=7):
 def test_a_file_with_everything_is_that_of_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
-        "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
-        "FedAvg": fedavg(0.1, local_steps=5, batch_size=16),
+        "MaxFL": maxfl(local_sgd(0.1, steps=5, batch_size=16)),
+        "FedAvg": fedavg(local_sgd(0.1, steps=5, batch_size=16)),
     }
 
     def task(data):

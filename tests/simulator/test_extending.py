@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import fedprox, full_participation, simulate, sweep, to_dataset
+from fedjax_mm import fedprox, full_participation, local_sgd, simulate, sweep, to_dataset
 from fedjax_mm.base import Cohort
 from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
@@ -261,7 +261,7 @@ def test_averaging_makes_fedprox(page, tasks):
     def run(algorithm, task):
         return simulate(jax.random.key(0), task, algorithm, full_participation(N), 3)[1].metrics
 
-    of_library = fedprox(0.1, mu=1.0, local_steps=10, batch_size=10)
+    of_library = fedprox(local_sgd(0.1, steps=10, batch_size=10), mu=1.0)
     actual, expected = run(page["fedprox"], tasks[0]), run(of_library, tasks[0])
     np.testing.assert_array_equal(actual["loss"], expected["loss"])
 
