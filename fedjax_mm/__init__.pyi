@@ -21,7 +21,7 @@ from .assignments.partitions import fedcluster, full_participation, mfa_rand, mf
 from .assignments.sampling import variance_reduced
 from .experiments.experiment import Experiment
 from .experiments.run import run
-from .local import LocalSGD, averaging, local_sgd
+from .local import averaging, local_sgd
 from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
 from .simulate import State, advance, init, params_of, simulate
@@ -29,7 +29,6 @@ from .sweeps.execute import sweep
 
 __all__ = [
     "Experiment",
-    "LocalSGD",
     "State",
     "advance",
     "afl",

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fedjax_mm import (
-    LocalSGD,
     afl,
     ditto,
     fedavg,
@@ -25,6 +24,7 @@ from fedjax_mm import (
     stalevr,
 )
 from fedjax_mm.base import Algorithm
+from fedjax_mm.local import LocalSGD
 from fedjax_mm.stacks import StackState
 from tests.oracles import maxfl as oracle
 from tests.oracles import sampling

@@ -218,6 +218,11 @@ def test_wrong_arguments_are_refused_before_compilation(arguments, message):
         fedavg(**({"local": 0.1, "local_steps": 5} | arguments))
 
 
+def test_local_training_without_a_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match="neither local steps nor epochs are given; give one"):
+        local_sgd(0.1).num_steps(quadratic(2, 1, mu=0.3), jnp.int32(0))
+
+
 def test_traced_learning_rates_are_accepted():
     @jax.jit
     @jax.vmap

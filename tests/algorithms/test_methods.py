@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedjax_mm import (
@@ -19,6 +20,7 @@ from fedjax_mm import (
     scaffold,
     simulate,
 )
+from fedjax_mm.base import ClientContext
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.tasks import least_squares, quadratic, requiring
 from fedjax_mm.tasks.view import View, client_losses
@@ -332,6 +334,32 @@ def test_wrong_options_are_refused_before_compilation(method, arguments, message
 def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
     with pytest.raises(ValueError, match=message):
         METHODS[method].build(**({"learning_rate": 0.1, "steps": 2} | arguments))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_of_local_training_count_or_are_refused(method):
+    """SGD at twice its rate, or another order of batches, in the program of a client."""
+    row, task = METHODS[method], requiring(least_squares(*examples()[:2], ridge=0.3), np.ones(N))
+    usual = row.local(0.1, 2, 2)
+
+    def told(local):
+        def send(key, params, client):
+            algorithm = row.factory(local, **row.numbers, **row.choices)
+            context = ClientContext(key, jnp.int32(1), task, client, params)
+            return algorithm.client(context, *algorithm.init(task, params))
+
+        return str(jax.make_jaxpr(send)(jax.random.key(0), jnp.ones(4), jnp.int32(0)))
+
+    assert told(usual._replace(order="epochs")) != told(usual)
+    doubled = usual._replace(learning_rate=0.05, optimizer=lambda rate: optax.sgd(2 * rate))
+    if method in ("scaffold", "prsgd", "qffl", "afl"):
+        with pytest.raises(ValueError, match=f"optimizer is .* local steps of {method} are those"):
+            told(doubled)
+    else:
+        assert told(doubled) == told(usual)
+    if method != "fedavg":
+        with pytest.raises(ValueError, match=f"epochs is 2, but clients of {method} take"):
+            told(local_sgd(0.1, epochs=2))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,7 +11,6 @@ from fedjax_mm import (
     afl,
     appealing,
     attacked,
-    averaging,
     ditto,
     fedavg,
     fedcluster,
@@ -520,10 +519,6 @@ CASES = {
     "no steps of SCAFFOLD": (
         lambda: scaffold(local_sgd(0.1)),
         "scaffold needs a number of local steps, and none is given",
-    ),
-    "no steps of a step": (
-        simulated(algorithm=averaging(local_sgd(0.1).train, num_gradients=1)),
-        "neither local steps nor epochs are given; give one of the two",
     ),
     "epochs of MaxFL": (
         lambda: maxfl(local_sgd(0.1, epochs=2)),
