@@ -234,8 +234,8 @@ def local_sgd(
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
       order: "iid" draws every example of a batch independently; "epochs" goes through all examples
         in a new order for each epoch. The default is "epochs" if `epochs` is given, else "iid".
-      optimizer: makes an optax optimizer from the round's rate, anew in every round. With
-        `optax.sgd` and full gradients a task may use its closed form.
+      optimizer: makes an optax optimizer from the round's rate. Its state is new in every round.
+        With `optax.sgd` and full gradients a task may use its closed form.
 
     Raises:
       ValueError: if a number is not positive, or settings contradict each other.

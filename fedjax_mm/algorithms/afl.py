@@ -60,7 +60,7 @@ def afl(local: LocalSGD, *, mixture_rate: Scalar) -> Algorithm:
     sgd = check_local("afl", local)
     sgd = sgd._replace(steps=1) if sgd.steps is None else sgd
     if whole(steps_of("afl", sgd, only_sgd=True)) != 1:
-        raise ValueError(f"steps is {sgd.steps}, but afl takes 1 local step; leave it out")
+        raise ValueError(f"{sgd.steps} local steps are given, but afl takes 1; leave steps out")
     check_positive("mixture_rate", mixture_rate)
 
     def init(task: Task, params: Params) -> tuple[AFLState, LastLoss]:

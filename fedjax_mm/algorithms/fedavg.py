@@ -57,10 +57,6 @@ def fedavg(
     check_optimizer("server_optimizer", optimizer)
     weight_of = ClientContext.weight if weighted else equal_weight
 
-    def num_steps(task: Task, client: base.Index, server_state: Any) -> Steps:
-        del server_state
-        return sgd.num_steps(task, client)
-
     def init(task: Task, params: Params) -> tuple[Any, base.ClientState]:
         del task
         return optimizer.init(params), ()
@@ -84,7 +80,9 @@ def fedavg(
         updates, state = optimizer.update(gradient, context.server_state, context.params)
         return optax.apply_updates(context.params, updates), state
 
-    return Algorithm(init, client, server, num_steps, sgd.equal_steps)
+    return Algorithm(
+        init, client, server, lambda task, k, _: sgd.num_steps(task, k), sgd.equal_steps
+    )
 
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:

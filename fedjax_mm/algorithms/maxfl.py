@@ -35,8 +35,8 @@ def maxfl(
         ``N L_c^2 / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly.
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
       slope: how steep the sigmoid is.
-      tuning_steps: clients that tune the model weigh by the tuned one: ``F_k`` of q_k is then taken
-        after so many of the client's local steps from w (section 5.1). None takes ``F_k(w)``.
+      tuning_steps: local steps of fine-tuning from w, after which ``F_k`` of q_k is taken, for
+        clients that fine-tune the model (section 5.1). None takes ``F_k(w)``.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.

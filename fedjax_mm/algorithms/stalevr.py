@@ -144,5 +144,5 @@ def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]
 
 
 def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-    """Returns beta after so many rounds."""
+    """Returns beta of an update of this age, in rounds."""
     return jnp.clip(1 - decline * age, 0, 1)

@@ -237,9 +237,9 @@ class Byzantine(Config):
 
 
 class Requirement(Config):
-    """Demands of clients on a model, the same for all algorithms, and how they are measured.
+    """Thresholds of clients, the same for all algorithms, and how they are measured.
 
-    See `requiring`. Tuning has the algorithm's rate and batches.
+    See `requiring`. Fine-tuning has the algorithm's rate and batches.
     """
 
     num_steps: Count = 100

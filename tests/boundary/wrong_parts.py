@@ -530,7 +530,7 @@ CASES = {
     ),
     "steps of AFL": (
         lambda: afl(LOCAL, mixture_rate=0.1),
-        "steps is 2, but afl takes 1 local step; leave it out",
+        "2 local steps are given, but afl takes 1; leave steps out",
     ),
     # Assignments.
     "clients 0": (lambda: mfa_rr(0, 1), "num_clients is 0; it must be a positive whole number"),

@@ -593,7 +593,7 @@ def settings(task=None, top=None, **algorithm):
         ),
         (
             settings(OWN, name="afl", mixture_rate=0.1),
-            ["algorithms.A: steps is 3, but afl takes 1 local step; leave it out"],
+            ["algorithms.A: 3 local steps are given, but afl takes 1; leave steps out"],
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
         (settings(OWN, name="fedprox", mu=-1), ["algorithms.A: mu is -1.0", "not be negative"]),

@@ -248,7 +248,11 @@ COSINE = {"schedule": "cosine", "start": 0.1}
         ({"clip": 0}, ["algorithms.A.clip = 0", "greater than 0"]),
         (
             {"name": "scaffold", "optimizer": {"name": "adam"}},
-            ["algorithms.A.optimizer", "unknown key", "known keys of scaffold are"],
+            [
+                "algorithms.A: optimizer is the function adam",
+                "steps of scaffold",
+                "leave out optimizer",
+            ],
         ),
     ],
 )
