@@ -155,10 +155,16 @@ def test_closed_forms_report_the_loss_at_the_start():
 
 
 class HeavyQuadratic(Quadratic):
-    """Client k weighs k + 1."""
+    """Client k weighs k + 1, and an epoch is one step."""
 
     def weight(self, client):
         return (client + 1).astype(jnp.float32)
+
+    def batch(self, rng_key, client, step, how):
+        return client
+
+    def num_batches(self, client, size):
+        return 1
 
 
 jax.tree_util.register_dataclass(
@@ -166,6 +172,14 @@ jax.tree_util.register_dataclass(
     data_fields=["mu", "minimizer", "optimum"],
     meta_fields=["num_clients", "block_size"],
 )
+
+
+def test_epochs_are_no_steps_of_the_closed_form():
+    plain, key, params = quadratic(3, 1, mu=0.3), jax.random.key(0), jnp.arange(4.0)
+    task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
+    context = ClientContext(key, 1, task, jnp.int32(2), params)
+    by_epochs = local_sgd(0.1, epochs=2).train_or_solve(context).update
+    np.testing.assert_array_equal(by_epochs, local_sgd(0.1, steps=2).train(context).update)
 
 
 @pytest.mark.parametrize("server_scale", ["mean", "1/N"])
