@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_mm import fedavg, keys, simulate
+from fedjax_mm import fedavg, keys, local_sgd, simulate
 from fedjax_mm.asynchrony import Dispatch, fedast
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, ClientContext
@@ -46,7 +46,7 @@ def parts(name: str) -> tuple[Any, Algorithm, Dispatch]:
     else:
         task = classification(synthetic(100), LogisticRegression(5))
         steps = {"F2": 5, "F3": 1}[name]
-        algorithm = fedavg(0.05, local_steps=steps, batch_size=20, weighted=False)
+        algorithm = fedavg(local_sgd(0.05, steps=steps, batch_size=20), weighted=False)
     how: Any = {"at_work": 100, "ratio": 10, "reallocate": False, "arrivals_per_round": 1}
     dispatch = fedast(task.num_clients, NUM_MODELS, **how)
     return task, algorithm, dispatch

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 from matplotlib.figure import Figure
 
-from fedjax_mm import bench, fedavg, mfa_rand
+from fedjax_mm import bench, fedavg, local_sgd, mfa_rand
 from fedjax_mm.base import Task
 from fedjax_mm.sweeps.devices import use_cpu_devices
 from fedjax_mm.sweeps.execute import carry_out
@@ -100,7 +100,7 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
     assignment = mfa_rand(size.task.num_clients, size.num_models, cohort_size=size.cohort_size)
 
     def setup(task: Task) -> Setup:
-        return Setup(task, fedavg(0.1, local_steps=5, **how), assignment)
+        return Setup(task, fedavg(local_sgd(0.1, steps=5, **how)), assignment)
 
     shared = {"task": unmeasured(size.task)}
     grid = Grid(setup, {}, rounds, size.num_seeds, record_every=rounds, shared=shared)

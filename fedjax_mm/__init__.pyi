@@ -22,7 +22,7 @@ from .assignments.sampling import variance_reduced
 from .engine import State
 from .experiments.experiment import Experiment
 from .experiments.run import run
-from .local import averaging
+from .local import averaging, local_sgd
 from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
 from .simulate import advance, init, params_of, simulate
@@ -48,6 +48,7 @@ __all__ = [
     "full_participation",
     "init",
     "join_traces",
+    "local_sgd",
     "maxfl",
     "metrics",
     "mfa_rand",

@@ -264,7 +264,7 @@ class ClientFn(Protocol):
     """Function that trains one client."""
 
     def __call__(
-        self, local: ClientContext, server_state: ServerState, client_state: ClientState
+        self, context: ClientContext, server_state: ServerState, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         """Returns the client's message and its new state."""
 
@@ -296,7 +296,7 @@ class ServerFn(Protocol):
     set.
     """
 
-    def __call__(self, given: ServerContext) -> tuple[Params, ServerState]:
+    def __call__(self, context: ServerContext) -> tuple[Params, ServerState]:
         """Returns the new parameters and the server's new state."""
 
 

@@ -22,7 +22,7 @@ from fedjax_mm.base import (
     Steps,
     Task,
 )
-from fedjax_mm.checks import check_choice, check_count, check_epochs, needs
+from fedjax_mm.checks import check_choice, check_count, check_epochs, described, needs
 from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -30,14 +30,14 @@ from fedjax_mm.sums import scale_update
 LocalOptimizer: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
 """Function that makes an optax optimizer from the round's learning rate, such as `optax.sgd`."""
 
-Direction: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
-"""``(params, *batches) -> (loss, direction)``: the loss to report, and the vector that a local step
+GradientFn: TypeAlias = Callable[..., tuple[Float[Array, ""], Params]]
+"""``(params, *batches) -> (loss, gradient)``: the loss to report, and the vector that a local step
 descends along. `jax.value_and_grad` of the task's loss is one."""
 
 _LARGE_BYTES = 2**20  # of parameters
 
 
-class Change(NamedTuple):
+class LocalUpdate(NamedTuple):
     """Result of local training.
 
     Attributes:
@@ -49,50 +49,52 @@ class Change(NamedTuple):
     report: dict[str, Float[Array, ""]]
 
     @classmethod
-    def between(cls, start: Params, params: Params, loss: Float[Array, ""]) -> "Change":
-        """Returns the change between two points, with the mean loss on the way."""
+    def between(cls, start: Params, params: Params, loss: Float[Array, ""]) -> "LocalUpdate":
+        """Returns the update from one point to another, with the mean loss on the way."""
         return cls(jax.tree.map(jnp.subtract, params, start), {"loss": loss})
 
 
 def train_locally(
-    local: ClientContext,
+    context: ClientContext,
     optimizer: optax.GradientTransformation,
     num_steps: int | Int[Array, ""],
     how: Batching,
     *,
-    direction: Direction | None = None,
+    gradient_fn: GradientFn | None = None,
     num_batches: int = 1,
     start: Params | None = None,
 ) -> tuple[Params, Float[Array, ""]]:
     """Returns a client's parameters after `num_steps` steps, and the mean loss of its batches.
 
     Args:
-      local: the client's problem.
+      context: the client's problem.
       optimizer: an optax optimizer with a fixed learning rate.
       num_steps: E. If it is traced, the result cannot be differentiated in reverse.
       how: the rule by which batches are drawn.
-      direction: replaces the gradient of the task's loss.
+      gradient_fn: replaces the gradient of the task's loss.
       num_batches: the number of the task's batches that each step gets.
       start: the parameters to start from; by default the global ones.
     """
-    step_along = jax.value_and_grad(local.task.loss) if direction is None else direction
+    value_and_gradient = (
+        jax.value_and_grad(context.task.loss) if gradient_fn is None else gradient_fn
+    )
 
     def batches_of(step: int | Int[Array, ""]) -> list[Any]:
         first = jnp.asarray(step, jnp.int32) * num_batches
         steps = [first + i for i in range(num_batches)]
-        return [local.task.batch(local.rng_key, local.client, step, how) for step in steps]
+        return [context.task.batch(context.rng_key, context.client, step, how) for step in steps]
 
     # XLA fuses the draw of a row's number into the gather, and repeats it for every feature. Values
     # that a loop carries are computed once: each step draws the batch of the next one.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
-        loss, gradients = step_along(params, *batches)
+        loss, gradients = value_and_gradient(params, *batches)
         gradients = _all_at_once(gradients) if is_large else gradients
         updates, state = optimizer.update(gradients, state, params)
         losses = losses + loss.astype(losses.dtype)
         return optax.apply_updates(params, updates), state, batches_of(step + 1), losses
 
-    start = local.params if start is None else start
+    start = context.params if start is None else start
     is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(start)) >= _LARGE_BYTES
     carry = start, optimizer.init(start), batches_of(0), jnp.zeros(())
     params, _, _, losses = lax.fori_loop(0, num_steps, step, carry)
@@ -108,12 +110,26 @@ def _all_at_once(gradients: Params) -> Params:
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
 
 
+class Epochs(NamedTuple):
+    """Local steps that are passes over a client's examples."""
+
+    number: int
+    batch_size: int | None
+
+
 class LocalSGD(NamedTuple):
-    """Settings of plain local training; build them with `local_sgd`, which explains the fields."""
+    """Settings of local training; build them with `local_sgd`, which explains them.
+
+    Attributes:
+      learning_rate: a number, or a schedule of the round.
+      steps: E, the epochs, or None where the method knows how many steps there are.
+      batch_size: a number, a schedule of the round, or None for all examples.
+      order: the order in which batches are drawn.
+      optimizer: makes the optimizer from the round's rate.
+    """
 
     learning_rate: Scalar | Schedule
-    local_steps: Steps | None
-    epochs: int | None
+    steps: Steps | Epochs | None
     batch_size: BatchSize | Schedule
     order: Literal["iid", "epochs"]
     optimizer: LocalOptimizer
@@ -126,20 +142,22 @@ class LocalSGD(NamedTuple):
         """Returns E, or the steps of the epochs.
 
         Raises:
-          ValueError: if the task has no epochs, or they have more steps than can be counted.
+          ValueError: if neither is given, the task has no epochs, or they have more steps than can
+            be counted.
         """
-        if self.local_steps is not None:
-            return self.local_steps
-        assert self.epochs is not None
-        assert isinstance(self.batch_size, int | None)
-        batches = needs(task, base.EpochTask).num_batches(client, self.batch_size)
-        most = batches if isinstance(batches, int) else _most_batches(task, self.batch_size)
-        check_epochs(self.epochs, most)
-        return self.epochs * batches
+        if self.steps is None:
+            raise ValueError("neither local steps nor epochs are given; give one of the two")
+        if not isinstance(self.steps, Epochs):
+            return self.steps
+        epochs, size = self.steps
+        batches = needs(task, base.EpochTask).num_batches(client, size)
+        check_epochs(epochs, batches if isinstance(batches, int) else _most_batches(task, size))
+        return epochs * batches
 
     def equal_steps(self, task: Task) -> bool:
         """Returns whether all clients take equally many steps, traced ones included."""
-        return self.epochs is None or isinstance(self.num_steps(task, jnp.int32(0)), int)
+        is_given = not isinstance(self.steps, Epochs)
+        return is_given or isinstance(self.num_steps(task, jnp.int32(0)), int)
 
     def batching(self, round: base.Round) -> Batching:
         """Returns the rule by which clients' batches are drawn in a round."""
@@ -151,42 +169,42 @@ class LocalSGD(NamedTuple):
 
     def train(
         self,
-        local: ClientContext,
+        context: ClientContext,
         *,
-        direction: Direction | None = None,
+        gradient_fn: GradientFn | None = None,
         num_batches: int = 1,
         num_steps: Int[Array, ""] | None = None,
         start: Params | None = None,
-    ) -> Change:
-        """Trains a client and returns the change of its parameters; see `train_locally`.
+    ) -> LocalUpdate:
+        """Trains a client and returns its update; see `train_locally`.
 
         `num_steps` replaces the number of steps of the settings.
         """
-        start = local.params if start is None else start
+        start = context.params if start is None else start
         trained = train_locally(
-            local,
-            self.optimizer(self.rate(local.round)),
-            self.num_steps(local.task, local.client) if num_steps is None else num_steps,
-            self.batching(local.round),
-            direction=direction,
+            context,
+            self.optimizer(self.rate(context.round)),
+            self.num_steps(context.task, context.client) if num_steps is None else num_steps,
+            self.batching(context.round),
+            gradient_fn=gradient_fn,
             num_batches=num_batches,
             start=start,
         )
-        return Change.between(start, *trained)
+        return LocalUpdate.between(start, *trained)
 
-    def train_or_solve(self, local: ClientContext) -> Change:
+    def train_or_solve(self, context: ClientContext) -> LocalUpdate:
         """Trains a client, by the task's closed form of local SGD if it has one.
 
-        The change may then be sparse, and the report is the loss at the global parameters, or NaN
+        The update may then be sparse, and the report is the loss at the global parameters, or NaN
         if the task does not give clients' losses.
         """
-        task, is_plain = local.task, self.batch_size is None and self.optimizer is optax.sgd
-        steps = self.local_steps if is_plain else None
-        if steps is None or not isinstance(task, base.AnalyticTask):
-            return self.train(local)
-        update = task.local_sgd(local.params, local.client, self.rate(local.round), steps)
-        loss = local.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
-        return Change(update, {"loss": loss})
+        task, is_plain = context.task, self.batch_size is None and self.optimizer is optax.sgd
+        steps = self.steps if is_plain else None
+        if isinstance(steps, Epochs | None) or not isinstance(task, base.AnalyticTask):
+            return self.train(context)
+        update = task.local_sgd(context.params, context.client, self.rate(context.round), steps)
+        loss = context.loss() if isinstance(task, base.MeasuredTask) else jnp.full((), jnp.nan)
+        return LocalUpdate(update, {"loss": loss})
 
 
 def _most_batches(task: Task, size: int | None) -> int:
@@ -199,105 +217,163 @@ def _most_batches(task: Task, size: int | None) -> int:
 
 def local_sgd(
     learning_rate: Scalar | Schedule,
-    local_steps: Steps | None,
-    batch_size: BatchSize | Schedule = None,
+    *,
+    steps: Steps | None = None,
     epochs: int | None = None,
+    batch_size: BatchSize | Schedule = None,
     order: Literal["iid", "epochs"] | None = None,
     optimizer: LocalOptimizer = optax.sgd,
 ) -> LocalSGD:
-    """Returns the settings of local training after checking them.
+    """Returns the settings of local training, which every method takes first.
 
     Args:
       learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E, for every client; give this or `epochs`.
+      steps: E local steps of every client; give this or `epochs`. Only `afl` needs neither.
+      epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
       batch_size: B examples per local step; None takes the full gradient. With a schedule N_s(t),
         each step of round t draws N_s(t) of the client's examples without replacement, at most all.
-      epochs: passes over the client's examples, of ``ceil(n_k / B)`` local steps each.
       order: "iid" draws every example of a batch independently; "epochs" goes through all examples
         in a new order for each epoch. The default is "epochs" if `epochs` is given, else "iid".
-      optimizer: makes an optax optimizer from the round's rate, anew in every round.
+      optimizer: makes an optax optimizer from the round's rate. Its state is new in every round.
+        With `optax.sgd` and full gradients a task may use its closed form.
 
     Raises:
       ValueError: if a number is not positive, or settings contradict each other.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedprox, full_participation, local_sgd, simulate
+      >>> from fedjax_mm.tasks import quadratic
+      >>> algorithm = fedprox(local_sgd(0.1, steps=5), mu=1.0)
+      >>> _, trace = simulate(
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
+      >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
+      True
     """
     check_rate("learning_rate", learning_rate)
-    check_optimizer_factory("local_optimizer", optimizer)
-    local_steps = check_count("local_steps", local_steps, optional=True)
-    epochs = check_count("epochs", epochs, optional=True)
-    if (local_steps is None) == (epochs is None):
-        raise ValueError(f"local_steps is {local_steps}, epochs is {epochs}; give one of the two")
-    if isinstance(batch_size, Padded) and (epochs is not None or order == "epochs"):
-        raise ValueError("padded batches have no epochs; give local_steps, and no order or 'iid'")
-    if isinstance(batch_size, Padded):
-        check_count("batch_size", batch_size.size)
-    elif callable(batch_size):
-        check_schedule("batch_size", batch_size)
-    else:
-        batch_size = check_count("batch_size", batch_size, optional=True)
+    check_optimizer_factory("optimizer", optimizer)
     check_choice("order", order, "iid", "epochs", None)
-    if callable(batch_size) and (epochs is not None or order is not None):
+    steps = check_count("steps", steps, optional=True)
+    epochs = check_count("epochs", epochs, optional=True)
+    if steps is not None and epochs is not None:
         raise ValueError(
-            "a schedule of sample sizes draws a sample for each step: give local_steps, and no "
-            "epochs or order"
+            f"{steps} local steps and epochs = {epochs} are given; give one of the two"
         )
+    length: Steps | Epochs | None = steps
+    if callable(batch_size):
+        check_schedule("batch_size", batch_size)
+        if epochs is not None or order is not None:
+            raise ValueError(
+                "a schedule of sample sizes draws a sample for each step: give a number of local "
+                "steps, and no epochs or order"
+            )
+    elif isinstance(batch_size, Padded):
+        check_count("batch_size", batch_size.size)
+        if epochs is not None or order == "epochs":
+            raise ValueError(
+                "padded batches have no epochs; give a number of local steps, and no order or 'iid'"
+            )
+    else:
+        batch_size = size = check_count("batch_size", batch_size, optional=True)
+        length = steps if epochs is None else Epochs(epochs, size)
     if order is not None and batch_size is None:
         raise ValueError(f"order is {order!r}, but steps take all examples; give a batch_size")
     if order == "iid" and epochs is not None:
-        raise ValueError("epochs of iid draws would not see every example; give local_steps")
+        raise ValueError(
+            "epochs of iid draws would not see every example; give a number of local steps"
+        )
     order = order or ("iid" if epochs is None else "epochs")
-    return LocalSGD(learning_rate, local_steps, epochs, batch_size, order, optimizer)
+    return LocalSGD(learning_rate, length, batch_size, order, optimizer)
 
 
-def proximal(local: ClientContext, strength: Scalar) -> Direction:
-    """Returns the direction ``grad F_k(w_k) + strength (w_k - w)``, which stays near w."""
+def check_local(method: str, local: Any) -> LocalSGD:
+    """Returns a method's first argument; `TypeError` if it is not made by `local_sgd`."""
+    if not isinstance(local, LocalSGD):
+        raise TypeError(
+            f"local is {described(local)}; give the settings of local_sgd, as in "
+            f"{method}(local_sgd(0.1, steps=5))"
+        )
+    return local
 
-    def direction(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
-        loss, gradient = jax.value_and_grad(local.task.loss)(own, batch)
-        held = jax.tree.map(lambda g, x, w: g + strength * (x - w), gradient, own, local.params)
+
+def steps_of(method: str, local: LocalSGD, *, only_sgd: bool = False) -> Steps:
+    """Returns E of a method whose clients all take E local steps.
+
+    Args:
+      method: its name, for messages.
+      local: its first argument.
+      only_sgd: whether its local steps are those of SGD, without another optimizer.
+
+    Raises:
+      TypeError: if they are not settings of `local_sgd`.
+      ValueError: if they have epochs, no number of steps, or an optimizer that cannot be used.
+    """
+    steps = check_local(method, local).steps
+    if steps is None:
+        raise ValueError(f"{method} needs a number of local steps, and none is given")
+    if only_sgd and local.optimizer is not optax.sgd:
+        raise ValueError(
+            f"optimizer is {described(local.optimizer)}, but local steps of {method} are those of "
+            "SGD: leave out optimizer, and in a file weight_decay and clip"
+        )
+    if isinstance(steps, Epochs):
+        raise ValueError(
+            f"epochs is {steps.number}, but clients of {method} take equally many local steps; "
+            "give their number"
+        )
+    return steps
+
+
+def proximal(context: ClientContext, strength: Scalar) -> GradientFn:
+    """Returns the gradient function ``grad F_k(w_k) + strength (w_k - w)``, which stays near w."""
+
+    def gradient_fn(own: Params, batch: Any) -> tuple[Float[Array, ""], Params]:
+        loss, gradient = jax.value_and_grad(context.task.loss)(own, batch)
+        held = jax.tree.map(lambda g, x, w: g + strength * (x - w), gradient, own, context.params)
         return loss, held
 
-    return direction
+    return gradient_fn
 
 
-def equal_weight(local: ClientContext) -> Float[Array, ""]:
+def equal_weight(context: ClientContext) -> Float[Array, ""]:
     """Returns 1 times the scale, the weight of a client in an unweighted mean."""
-    return jnp.ones(()) * local.scale
+    return jnp.ones(()) * context.scale
 
 
 def add_mean(params: Params, total: Contribution) -> Params:
-    """Returns ``w + (sum of weighted changes) / (sum of weights)``, the plain server's step."""
+    """Returns ``w + (sum of weighted updates) / (sum of weights)``, the plain server's step."""
     mean = jax.tree.map(lambda x: x / total.weight, total.update)
     return optax.apply_updates(params, mean)
 
 
 def averaging(
-    change: Callable[[ClientContext], Change],
+    train: Callable[[ClientContext], LocalUpdate],
     weight: Callable[[ClientContext], Float[Array, ""]] = ClientContext.weight,
     *,
     num_gradients: Steps,
     server: Callable[[Params, Contribution], Params] = add_mean,
 ) -> Algorithm:
-    """Returns the method whose clients send weighted changes and whose server adds their mean.
+    """Returns the method whose clients send weighted updates and whose server adds their mean.
 
     Args:
-      change: trains a client and returns the change of its parameters.
-      weight: returns the weight of a client's change; by default n_k.
+      train: trains a client, as `LocalSGD.train` does.
+      weight: returns the weight of a client's update; by default n_k.
       num_gradients: the number of gradients that a client computes in a round.
-      server: returns the new w from w and the sums; by default w plus the weighted mean change.
+      server: returns the new w from w and the sums; by default w plus the weighted mean update.
 
     Example: the plainest method there is, one gradient step at a rate of 0.1.
       >>> import jax
       >>> from fedjax_mm import full_participation, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> algorithm = averaging(local_sgd(0.1, local_steps=1).train, num_gradients=1)
+      >>> algorithm = averaging(local_sgd(0.1, steps=1).train, num_gradients=1)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
     """
 
-    def client(local: ClientContext) -> Contribution:
-        factor, trained = weight(local), change(local)
+    def client(context: ClientContext) -> Contribution:
+        factor, trained = weight(context), train(context)
         update = scale_update(trained.update, factor)
         return Contribution(update, factor, jnp.int32(num_gradients), trained.report)
 
@@ -320,10 +396,10 @@ def stateless(
         return (), ()
 
     def contribute(
-        local: ClientContext, server_state: base.ServerState, client_state: base.ClientState
+        context: ClientContext, server_state: base.ServerState, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         del server_state
-        return client(local), client_state
+        return client(context), client_state
 
     return Algorithm(init, contribute, plain_server(server))
 
@@ -331,7 +407,7 @@ def stateless(
 def plain_server(step: Callable[[Params, Contribution], Params] = add_mean) -> base.ServerFn:
     """Returns a server function without a state, from a step on w and the sums."""
 
-    def server(given: base.ServerContext) -> tuple[Params, base.ServerState]:
-        return step(given.params, given.total), given.server_state
+    def server(context: base.ServerContext) -> tuple[Params, base.ServerState]:
+        return step(context.params, context.total), context.server_state
 
     return server

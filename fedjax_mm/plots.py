@@ -306,11 +306,11 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       ValueError: if the dataset lacks the metric.
 
     Example:
-      >>> from fedjax_mm import fedavg, full_participation, sweep
+      >>> from fedjax_mm import fedavg, full_participation, local_sgd, sweep
       >>> from fedjax_mm.sweeps import Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(algorithm, learning_rate):
-      ...     method = algorithm(learning_rate, local_steps=2)
+      ...     method = algorithm(local_sgd(learning_rate, steps=2))
       ...     return Setup(quadratic(2, 1, mu=0.5), method, full_participation(2))
       >>> axes = {"algorithm": [fedavg], "learning_rate": [0.1, 0.2]}
       >>> figure = sweep_overview(sweep(build, axes, num_rounds=5, num_seeds=2))

@@ -12,6 +12,7 @@ from fedjax_mm.base import Algorithm, Assignment
 from fedjax_mm.data.clients import flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.local import local_sgd
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.quadratic import quadratic
 
@@ -185,8 +186,8 @@ class LearningWorkload(NamedTuple):
         """Federated averaging."""
         size = None if self.batch_size == self.num_examples else self.batch_size
         epochs = 1 if self.num_steps is None else None
-        how: Any = {"local_steps": self.num_steps, "epochs": epochs, "batch_size": size}
-        return fedavg(self.learning_rate, **how)
+        how: Any = {"steps": self.num_steps, "epochs": epochs, "batch_size": size}
+        return fedavg(local_sgd(self.learning_rate, **how))
 
     def assignment(self) -> Assignment:
         """Uniform cohorts."""

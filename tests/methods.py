@@ -13,6 +13,7 @@ from fedjax_mm import (
     ditto,
     fedavg,
     fedprox,
+    local_sgd,
     maxfl,
     mifa,
     mwfed,
@@ -23,6 +24,7 @@ from fedjax_mm import (
     stalevr,
 )
 from fedjax_mm.base import Algorithm
+from fedjax_mm.local import LocalSGD
 from fedjax_mm.stacks import StackState
 from tests.oracles import maxfl as oracle
 from tests.oracles import sampling
@@ -40,7 +42,7 @@ class Method(NamedTuple):
       states: what the loop returns beside w.
       is_demanding: whether clients must have thresholds.
       is_measured: whether they must tell what they lose.
-      has_steps: whether E is an option.
+      takes_steps: whether it takes more local steps than one.
       is_weighted: whether clients' weights count.
     """
 
@@ -52,7 +54,7 @@ class Method(NamedTuple):
     states: Callable[[StackState], tuple[Any, ...]] = lambda models: ()
     is_demanding: bool = False
     is_measured: bool = False
-    has_steps: bool = True
+    takes_steps: bool = True
     is_weighted: bool = True
 
     @property
@@ -60,14 +62,17 @@ class Method(NamedTuple):
         """Whether its server or its clients have states."""
         return self.states is not Method._field_defaults["states"]
 
-    def steps(self, local_steps: int) -> dict[str, int]:
-        """E as an option."""
-        return {"local_steps": local_steps} if self.has_steps else {}
+    def local(self, learning_rate: Any, steps: int | None, batch_size: Any = None) -> LocalSGD:
+        """The settings of local training with E steps, or with one."""
+        steps = steps if self.takes_steps else None
+        return local_sgd(learning_rate, steps=steps, batch_size=batch_size)
 
-    def build(self, learning_rate: Any, local_steps: int, **options: Any) -> Algorithm:
+    def build(
+        self, learning_rate: Any, steps: int | None, batch_size: Any = None, **options: Any
+    ) -> Algorithm:
         """The algorithm with the options of the row, or others."""
-        given = {**self.steps(local_steps), **self.numbers, **self.choices, **options}
-        return self.factory(learning_rate, **given)
+        given = {**self.numbers, **self.choices, **options}
+        return self.factory(self.local(learning_rate, steps, batch_size), **given)
 
 
 MAXFL = Method(
@@ -113,7 +118,7 @@ METHODS = {
         num_gradients=lambda E: 1,
         states=lambda models: (models.server.iterate, models.server.mixture),
         is_measured=True,
-        has_steps=False,
+        takes_steps=False,
         is_weighted=False,
     ),
     "mwfed": Method(

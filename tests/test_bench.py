@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import bench, fedavg, full_participation, workloads
+from fedjax_mm import bench, fedavg, full_participation, local_sgd, workloads
 from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.tasks.classification import classification
@@ -32,7 +32,8 @@ def task_with(*counts):
     ],
 )
 def test_steps_that_are_computed(counts, client_map, num_devices, computed):
-    algorithm, assignment = fedavg(0.1, epochs=1, batch_size=1), full_participation(len(counts))
+    algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=1))
+    assignment = full_participation(len(counts))
     actual = bench.count_steps(
         range(len(counts)),
         task_with(*counts),

@@ -115,7 +115,7 @@ def test_the_documented_schedules_and_optimizers_are_those_that_there_are():
 def test_the_documented_methods_and_settings_are_those_that_there_are():
     rows = re.findall(r"^\| `(\w+)`.*? \| (.*) \|$", EXPERIMENTS, re.MULTILINE)[1:]
     settings = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows}
-    shared = {*Method.model_fields, "local_steps", "batch_size"}
+    shared = {*Method.model_fields, "local_steps", "epochs", "batch_size", "order"}
     assert {name: keys - shared for name, keys in settings.items()} == {
         name: set(table.model_fields) - shared for name, table in METHOD_TABLES.items()
     }

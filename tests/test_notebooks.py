@@ -38,7 +38,7 @@ SMALLER = {  # what stands in a notebook, and what a small instance of it has th
         "subplots(1, 3,": "subplots(1, 2,",
         "    3, 3, figsize": "    3, 2, figsize",
         "NUM_SEEDS = 20, 6": "NUM_SEEDS = 20, 2",
-        "local_steps=20": "local_steps=2",
+        ", steps=20": ", steps=2",
         '"num_steps": 20': '"num_steps": 2',
         "missing_over_rounds(60,": "missing_over_rounds(12,",
         "[[8, 17, 59]]": "[[8, 10, 11]]",

@@ -13,9 +13,9 @@ from fedjax_mm.base import Algorithm
 def methods() -> dict[str, Callable[..., Algorithm]]:
     """Returns the factories of all methods, by name.
 
-    A method is a function with the name of its module whose first parameter is `learning_rate`;
-    functions whose first parameter is an algorithm or a task wrap methods. A new file is found
-    without an entry elsewhere.
+    A method is a function with the name of its module whose first parameter is `local`, its
+    settings of local training; functions whose first parameter is an algorithm or a task wrap
+    methods. A new file is found without an entry elsewhere.
 
     Example:
       >>> methods()["fedavg"].__module__
@@ -26,6 +26,6 @@ def methods() -> dict[str, Callable[..., Algorithm]]:
     found = {}
     for _, name, _ in pkgutil.iter_modules(__path__):
         factory = getattr(importlib.import_module(f"{__name__}.{name}"), name, None)
-        if factory and next(iter(inspect.signature(factory).parameters), "") == "learning_rate":
+        if factory and next(iter(inspect.signature(factory).parameters), "") == "local":
             found[name] = factory
     return found

@@ -9,9 +9,8 @@ from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
-from fedjax_mm.checks import check_positive
-from fedjax_mm.local import local_sgd
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.checks import check_positive, whole
+from fedjax_mm.local import LocalSGD, check_local, steps_of
 from fedjax_mm.sums import scale_update
 
 
@@ -30,9 +29,7 @@ class LastLoss(NamedTuple):
     loss: Float[Array, ""]
 
 
-def afl(
-    learning_rate: Scalar | Schedule, *, mixture_rate: Scalar, batch_size: base.BatchSize = None
-) -> Algorithm:
+def afl(local: LocalSGD, *, mixture_rate: Scalar) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
     lambda is a point of the simplex of all N clients and starts at 1/N. A participant's F_k is the
@@ -40,26 +37,30 @@ def afl(
     running average of w; the server's state has w itself.
 
     Args:
-      learning_rate: eta_w, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      local: eta_w, B and the other settings of `local_sgd`, but no `epochs` or `optimizer`. The
+        number of steps is 1.
       mixture_rate: eta_lambda.
-      batch_size: B examples of the gradient g_k, drawn independently; None takes all.
 
     Raises:
       ValueError: if a number is not positive.
 
     Example:
       >>> import jax, numpy as np
-      >>> from fedjax_mm import afl, full_participation, simulate
+      >>> from fedjax_mm import afl, full_participation, local_sgd, simulate
       >>> from fedjax_mm.tasks import least_squares
       >>> task = least_squares([np.eye(2), np.eye(2)[:1]], [np.ones(2), np.zeros(1)], ridge=1.0)
+      >>> algorithm = afl(local_sgd(0.1), mixture_rate=0.1)
       >>> state, _ = simulate(
-      ...     jax.random.key(0), task, afl(0.1, mixture_rate=0.1), full_participation(2), 10)
+      ...     jax.random.key(0), task, algorithm, full_participation(2), 10)
       >>> bool(state.models[0].server.mixture[0, 0] > 0.5)  # the first client loses more
       True
 
     Reference: Mohri, Sivek, Suresh, "Agnostic Federated Learning" (2019), Stochastic-AFL.
     """
-    sgd = local_sgd(learning_rate, 1, batch_size)
+    sgd = check_local("afl", local)
+    sgd = sgd._replace(steps=1) if sgd.steps is None else sgd
+    if whole(steps_of("afl", sgd, only_sgd=True)) != 1:
+        raise ValueError(f"{sgd.steps} local steps are given, but afl takes 1; leave steps out")
     check_positive("mixture_rate", mixture_rate)
 
     def init(task: Task, params: Params) -> tuple[AFLState, LastLoss]:
@@ -67,25 +68,25 @@ def afl(
         return AFLState(params, uniform, jnp.int32(0)), LastLoss(jnp.int32(0), jnp.zeros(()))
 
     def client(
-        local: ClientContext, server_state: AFLState, client_state: LastLoss
+        context: ClientContext, server_state: AFLState, client_state: LastLoss
     ) -> tuple[Contribution, LastLoss]:
-        local = local._replace(params=server_state.iterate)
-        loss, change = local.loss().astype(client_state.loss.dtype), sgd.train(local)
-        update = scale_update(change.update, local.scale * server_state.mixture[local.client])
-        sent = Contribution(update, jnp.ones(()), jnp.int32(1), change.report)
+        context = context._replace(params=server_state.iterate)
+        loss, trained = context.loss().astype(client_state.loss.dtype), sgd.train(context)
+        update = scale_update(trained.update, context.scale * server_state.mixture[context.client])
+        sent = Contribution(update, jnp.ones(()), jnp.int32(1), trained.report)
         # The loss of a client that takes no part does not count in this round.
-        last = jnp.where(local.takes_part, local.round, client_state.round)
+        last = jnp.where(context.takes_part, context.round, client_state.round)
         return sent, LastLoss(jnp.asarray(last, jnp.int32), loss)
 
-    def server(given: base.ServerContext) -> tuple[Params, AFLState]:
-        iterate, mixture, count = given.server_state
-        iterate, count = optax.apply_updates(iterate, given.total.update), count + 1
-        step = jax.tree.map(lambda new, old: (new - old) / count, iterate, given.params)
+    def server(context: base.ServerContext) -> tuple[Params, AFLState]:
+        iterate, mixture, count = context.server_state
+        iterate, count = optax.apply_updates(iterate, context.total.update), count + 1
+        step = jax.tree.map(lambda new, old: (new - old) / count, iterate, context.params)
         # A sum would hide single clients' losses: clients' states carry them to the server.
-        last = given.client_states
-        losses = jnp.where(last.round == given.round, last.loss, 0)
+        last = context.client_states
+        losses = jnp.where(last.round == context.round, last.loss, 0)
         mixture = optax.projections.projection_simplex(mixture + mixture_rate * losses)
         state = AFLState(iterate, mixture.astype(losses.dtype), count)
-        return optax.apply_updates(given.params, step), state
+        return optax.apply_updates(context.params, step), state
 
     return Algorithm(init, client, server)

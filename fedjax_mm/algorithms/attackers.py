@@ -116,14 +116,14 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
     attacks = check_flags("clients", clients)
 
     def client(
-        local: ClientContext, server_state: base.ServerState, client_state: base.ClientState
+        context: ClientContext, server_state: base.ServerState, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
-        check_flags("clients", attacks, local.task.num_clients)
-        contribution, state = algorithm.client(local, server_state, client_state)
+        check_flags("clients", attacks, context.task.num_clients)
+        contribution, state = algorithm.client(context, server_state, client_state)
         # A sparse update has no place for noise in the coordinates that it does not list.
-        sent = dense_update(contribution, local.params)
-        other = _with_noise(keys.noise_key(local.rng_key), sent.update, noise)
-        update = jax.tree.map(partial(jnp.where, attacks[local.client]), other, sent.update)
+        sent = dense_update(contribution, context.params)
+        other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)
+        update = jax.tree.map(partial(jnp.where, attacks[context.client]), other, sent.update)
         return sent._replace(update=update), state
 
     return algorithm._replace(client=client)

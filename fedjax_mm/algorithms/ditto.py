@@ -3,21 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.local import local_sgd, plain_server, proximal
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD, plain_server, proximal, steps_of
 from fedjax_mm.sums import scale_update
 
 
-def ditto(
-    learning_rate: Scalar | Schedule,
-    *,
-    lam: Scalar,
-    local_steps: base.Steps,
-    batch_size: base.BatchSize = None,
-) -> Algorithm:
+def ditto(local: LocalSGD, *, lam: Scalar) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 
     Personal models start from the global one's parameters. In each round in which a client trains,
@@ -25,19 +17,17 @@ def ditto(
     clients' states, ``state.models[0].clients`` of `simulate`; metrics are the global model's.
 
     Args:
-      learning_rate: eta for both models, a number (it may be traced) or a schedule of the round.
+      local: eta, E and the other settings of `local_sgd` for either model, but no `epochs`.
       lam: how strongly personal models are pulled to the global one; at 0 they are independent.
-      local_steps: E, SGD steps of every client for each of its two models.
-      batch_size: B examples per local step, drawn independently; None takes the full gradient.
 
     Raises:
       ValueError: if `lam` is negative or another number is not positive.
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import ditto, full_participation, simulate
+      >>> from fedjax_mm import ditto, full_participation, local_sgd, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> algorithm = ditto(0.1, lam=0.1, local_steps=5)
+      >>> algorithm = ditto(local_sgd(0.1, steps=5), lam=0.1)
       >>> state, _ = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
       >>> state.models[0].clients.shape  # models, clients, parameters
@@ -46,7 +36,7 @@ def ditto(
     Reference: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through
     Personalization" (2021), Algorithm 1.
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    steps = steps_of("ditto", local)
     check_not_negative("lam", lam)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
@@ -54,14 +44,14 @@ def ditto(
         return (), params
 
     def client(
-        local: ClientContext, server_state: ServerState, client_state: Params
+        context: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        weight, change = local.weight(), sgd.train(local)
-        # The same `local` has the same key: personal steps see the batches of the global ones.
-        step = sgd.train(local, direction=proximal(local, lam), start=client_state)
+        weight, trained = context.weight(), local.train(context)
+        # The same context has the same key: personal steps see the batches of the global ones.
+        step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
-        update, num_gradients = scale_update(change.update, weight), jnp.int32(2 * local_steps)
-        return Contribution(update, weight, num_gradients, change.report), personal
+        update, num_gradients = scale_update(trained.update, weight), jnp.int32(2 * steps)
+        return Contribution(update, weight, num_gradients, trained.report), personal
 
     return Algorithm(init, client, plain_server())

@@ -1,35 +1,25 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
-from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Scalar
 from fedjax_mm.checks import check_not_negative
-from fedjax_mm.local import Change, averaging, local_sgd, proximal
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, proximal, steps_of
 
 
-def fedprox(
-    learning_rate: Scalar | Schedule,
-    *,
-    mu: Scalar,
-    local_steps: base.Steps,
-    batch_size: base.BatchSize = None,
-) -> Algorithm:
+def fedprox(local: LocalSGD, *, mu: Scalar) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 
     Args:
-      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
+      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
       mu: how strongly clients are pulled to the global model; 0 is FedAvg.
-      local_steps: E, SGD steps of every client.
-      batch_size: B examples per local step, drawn independently; None takes the full gradient.
 
     Raises:
       ValueError: if `mu` is negative or another number is not positive.
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedprox, full_participation, simulate
+      >>> from fedjax_mm import fedprox, full_participation, local_sgd, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> algorithm = fedprox(0.1, mu=1.0, local_steps=5)
+      >>> algorithm = fedprox(local_sgd(0.1, steps=5), mu=1.0)
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
@@ -37,10 +27,10 @@ def fedprox(
 
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020), Algorithm 2.
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    steps = steps_of("fedprox", local)
     check_not_negative("mu", mu)
 
-    def change(local: ClientContext) -> Change:
-        return sgd.train(local, direction=proximal(local, mu))
+    def train(context: ClientContext) -> LocalUpdate:
+        return local.train(context, gradient_fn=proximal(context, mu))
 
-    return averaging(change, num_gradients=local_steps)
+    return averaging(train, num_gradients=steps)

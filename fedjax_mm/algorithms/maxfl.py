@@ -10,15 +10,12 @@ from jaxtyping import Array, Float
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar
 from fedjax_mm.checks import check_choice, check_count, check_not_negative, check_positive
-from fedjax_mm.local import averaging, local_sgd
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD, averaging, steps_of
 
 
 def maxfl(
-    learning_rate: Scalar | Schedule,
+    local: LocalSGD,
     *,
-    local_steps: base.Steps,
-    batch_size: base.BatchSize = None,
     server_rate: Scalar = 1.0,
     eps: Scalar = 1e-2,
     weight: Literal["derivative", "sigmoid"] = "derivative",
@@ -32,49 +29,47 @@ def maxfl(
     task with `requiring`.
 
     Args:
-      learning_rate: eta_l, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: tau, SGD steps of every client.
-      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+      local: eta_l, tau steps and the other settings of `local_sgd`, but no `epochs`.
       server_rate: eta_g.
       eps: shortens the steps of rounds in which all clients weigh little. The value of the theory,
         ``N L_c^2 / (4 L_s)`` (`theory.maxfl.optimal_epsilon`), trains too slowly.
       weight: "derivative", as above, or "sigmoid", ``q_k = s``, as in Algorithm 1, line 8.
       slope: how steep the sigmoid is.
-      tuning_steps: clients that tune the model weigh by the tuned one: ``F_k`` of q_k is then taken
-        after so many of the client's local steps from w (section 5.1). None takes ``F_k(w)``.
+      tuning_steps: local steps of fine-tuning from w, after which ``F_k`` of q_k is taken, for
+        clients that fine-tune the model (section 5.1). None takes ``F_k(w)``.
 
     Raises:
       ValueError: if `eps` is negative, another number is not positive, or `weight` is unknown.
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, maxfl, simulate
+      >>> from fedjax_mm import full_participation, local_sgd, maxfl, simulate
       >>> from fedjax_mm.tasks import quadratic, requiring
       >>> task = requiring(quadratic(24, 4, mu=2e-4), jax.numpy.full(24, -0.01))
       >>> _, trace = simulate(
-      ...     jax.random.key(0), task, maxfl(0.1, local_steps=5), full_participation(24), 10)
+      ...     jax.random.key(0), task, maxfl(local_sgd(0.1, steps=5)), full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
       True
 
     Reference: Cho et al., "Maximizing Global Model Appeal in Federated Learning", Algorithm 1.
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    num_gradients = steps = steps_of("maxfl", local)
     check_positive("server_rate", server_rate)
     check_not_negative("eps", eps)
     check_positive("slope", slope)
     check_choice("weight", weight, "derivative", "sigmoid")
     tuning_steps = check_count("tuning_steps", tuning_steps, optional=True)
 
-    def tuned(local: ClientContext) -> ClientContext:
+    def tuned(context: ClientContext) -> ClientContext:
         if tuning_steps is None:
-            return local
-        change = sgd.train(local, num_steps=jnp.asarray(tuning_steps, jnp.int32)).update
-        return local._replace(params=optax.apply_updates(local.params, change))
+            return context
+        trained = local.train(context, num_steps=jnp.asarray(tuning_steps, jnp.int32))
+        return context._replace(params=optax.apply_updates(context.params, trained.update))
 
-    def q(local: ClientContext) -> Float[Array, ""]:
-        x = slope * (tuned(local).loss() - local.threshold())
+    def q(context: ClientContext) -> Float[Array, ""]:
+        x = slope * (tuned(context).loss() - context.threshold())
         s = jax.nn.sigmoid(x)  # 1 - s loses all digits for large x; sigmoid(-x) does not
-        return local.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
+        return context.scale * (s * jax.nn.sigmoid(-x) if weight == "derivative" else s)
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
@@ -83,10 +78,9 @@ def maxfl(
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
     # The tuning steps are the first local ones: the same batches, so no gradient more.
-    num_gradients = local_steps
     if tuning_steps is not None:
-        steps = local_steps, tuning_steps
+        each = steps, tuning_steps
         # Numbers that are known start no device: a grid checks its methods while it is imported.
-        known = all(isinstance(number, int) for number in steps)
-        num_gradients = max(steps) if known else jnp.maximum(*steps)
-    return averaging(sgd.train, q, num_gradients=num_gradients, server=server)
+        known = all(isinstance(number, int) for number in each)
+        num_gradients = max(each) if known else jnp.maximum(*each)
+    return averaging(local.train, q, num_gradients=num_gradients, server=server)

@@ -8,15 +8,12 @@ import optax
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
-from fedjax_mm.local import local_sgd
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
 
 
-def mifa(
-    learning_rate: Scalar | Schedule, *, local_steps: base.Steps, batch_size: base.BatchSize = None
-) -> Algorithm:
+def mifa(local: LocalSGD) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, h_k the client's last update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
@@ -26,47 +23,45 @@ def mifa(
     honest.
 
     Args:
-      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E, SGD steps of every client.
-      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
 
     Raises:
       ValueError: if a number is not positive.
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import mfa_rand, mifa, simulate
+      >>> from fedjax_mm import local_sgd, mfa_rand, mifa, simulate
       >>> from fedjax_mm.tasks import quadratic
+      >>> algorithm = mifa(local_sgd(0.1, steps=5))
       >>> state, _ = simulate(
-      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), mifa(0.1, local_steps=5),
-      ...     mfa_rand(24, 2), 10)
+      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, mfa_rand(24, 2), 10)
       >>> state.models[0].clients.shape  # models, clients, parameters
       (2, 24, 97)
 
     Reference: Gu, Huang, Zhang, Huang, "Fast Federated Learning in the Presence of Arbitrary Device
     Unavailability" (2021), Algorithm 1.
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    steps = steps_of("mifa", local)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task
         return (), jax.tree.map(jnp.zeros_like, params)
 
     def client(
-        local: ClientContext, server_state: ServerState, client_state: Params
+        context: ClientContext, server_state: ServerState, client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        change, weight = sgd.train(local), local.weight()
-        update = scale_update(change.update, weight)
-        sent = Contribution(update, weight, jnp.int32(local_steps), change.report)
-        is_active = jnp.asarray(local.takes_part)
-        new = jax.tree.map(partial(jnp.where, is_active), change.update, client_state)
+        trained, weight = local.train(context), context.weight()
+        update = scale_update(trained.update, weight)
+        sent = Contribution(update, weight, jnp.int32(steps), trained.report)
+        is_active = jnp.asarray(context.takes_part)
+        new = jax.tree.map(partial(jnp.where, is_active), trained.update, client_state)
         return sent, new
 
-    def server(given: base.ServerContext) -> tuple[Params, ServerState]:
+    def server(context: base.ServerContext) -> tuple[Params, ServerState]:
         # A sum that only gets differences would keep the rounding errors of all rounds.
-        step = weighted_sum(given.task, given.client_states)
-        return optax.apply_updates(given.params, step), given.server_state
+        step = weighted_sum(context.task, context.client_states)
+        return optax.apply_updates(context.params, step), context.server_state
 
     return Algorithm(init, client, server, steps_idle=True)
 

@@ -6,16 +6,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_mm import base
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
-from fedjax_mm.local import equal_weight, local_sgd, plain_server, train_locally
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
+from fedjax_mm.local import LocalSGD, equal_weight, plain_server, steps_of, train_locally
 from fedjax_mm.sums import scale_update
 
 
-def prsgd(
-    learning_rate: Scalar | Schedule, *, local_steps: base.Steps, batch_size: base.BatchSize = None
-) -> Algorithm:
+def prsgd(local: LocalSGD) -> Algorithm:
     """Parallel restarted SGD with a stale gradient at each averaging, as Pawlik prints it.
 
     In iteration t client i computes a gradient ``G_i^t`` at its own ``x_i^(t-1)``. If I divides t,
@@ -27,18 +23,16 @@ def prsgd(
     unweighted. The paper lets all clients take part.
 
     Args:
-      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: I, the gradients of a client in a round.
-      batch_size: B examples per gradient, drawn independently; None takes all.
+      local: eta, I steps and the other settings of `local_sgd`, but no `epochs` or `optimizer`.
 
     Raises:
       ValueError: if a number is not positive.
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import full_participation, prsgd, simulate
+      >>> from fedjax_mm import full_participation, local_sgd, prsgd, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> algorithm = prsgd(0.1, local_steps=5)
+      >>> algorithm = prsgd(local_sgd(0.1, steps=5))
       >>> _, trace = simulate(
       ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
       >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
@@ -47,31 +41,30 @@ def prsgd(
     Reference: Pawlik (2020), Algorithm 1; Yu, Yang, Zhu, "Parallel Restarted SGD with Faster
     Convergence and Less Communication" (2018).
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    steps = steps_of("prsgd", local, only_sgd=True)
 
     def init(task: Task, params: Params) -> tuple[tuple[()], Params]:
         del task
         return (), jax.tree.map(jnp.zeros_like, params)  # the last step
 
     def client(
-        local: ClientContext, server_state: tuple[()], client_state: Params
+        context: ClientContext, server_state: tuple[()], client_state: Params
     ) -> tuple[Contribution, Params]:
         del server_state
-        task, rate, how = local.task, sgd.rate(local.round), sgd.batching(local.round)
-        own, last = jax.tree.map(jnp.add, local.params, client_state), local_steps - 1
+        task, rate, how = context.task, local.rate(context.round), local.batching(context.round)
+        own, last = jax.tree.map(jnp.add, context.params, client_state), steps - 1
         loss = jnp.zeros(())
         if last:
-            own, loss = train_locally(local, optax.sgd(rate), last, how, start=own)
+            own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
         # The last gradient is kept: the client applies it to the mean, at its next round's start.
-        batch = task.batch(local.rng_key, local.client, jnp.int32(last), how)
+        batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
         last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
-        change = jax.tree.map(jnp.subtract, own, local.params)
-        report = {"loss": (last * loss + last_loss) / local_steps}
-        update = scale_update(change, local.scale)
-        message = Contribution(update, equal_weight(local), jnp.int32(local_steps), report)
+        report = {"loss": (last * loss + last_loss) / steps}
+        update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)
+        message = Contribution(update, equal_weight(context), jnp.int32(steps), report)
         # If a client takes no part its last step still waits to be applied.
-        is_active = jnp.asarray(local.takes_part)
+        is_active = jnp.asarray(context.takes_part)
         return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 
     return Algorithm(init, client, plain_server())

@@ -10,10 +10,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fedjax_mm import base
 from fedjax_mm.algorithms.mifa import weighted_sum
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
 from fedjax_mm.checks import check_choice
-from fedjax_mm.local import local_sgd
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
 
@@ -35,10 +34,8 @@ class Stale(NamedTuple):
 
 
 def stalevr(
-    learning_rate: Scalar | Schedule,
+    local: LocalSGD,
     *,
-    local_steps: base.Steps,
-    batch_size: base.BatchSize = None,
     beta: Literal["estimated", "exact", "one"] = "estimated",
 ) -> Algorithm:
     """StaleVR and its kin: ``w + sum d_k beta_k h_k + sum_active d_k s_k (G_k - beta_k h_k)``.
@@ -52,9 +49,7 @@ def stalevr(
     run. `noisy` leaves them honest.
 
     Args:
-      learning_rate: eta, a number (it may be traced) or a schedule of the round t = 1, 2, ...
-      local_steps: E, SGD steps of every client.
-      batch_size: B examples per local step, drawn independently; None takes the full gradient.
+      local: eta, E and the other settings of `local_sgd`, but no `epochs`.
       beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
         round, also those who are not drawn, as ``variance_reduced(inactive="train")`` has them do;
         else the model becomes NaN. "estimated" is StaleVRE: participants measure
@@ -68,13 +63,13 @@ def stalevr(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import simulate, stalevr, variance_reduced
+      >>> from fedjax_mm import local_sgd, simulate, stalevr, variance_reduced
       >>> from fedjax_mm.tasks import least_squares
       >>> xs = [jax.numpy.eye(2)] * 6
       >>> task = least_squares(xs, [jax.numpy.full(2, k) for k in range(6)], ridge=0.1)
       >>> strategy = variance_reduced(6, 2, expected_trainings=3)
-      >>> _, trace = simulate(
-      ...     jax.random.key(0), task, stalevr(0.1, local_steps=5), strategy, 50)
+      >>> algorithm = stalevr(local_sgd(0.1, steps=5))
+      >>> _, trace = simulate(jax.random.key(0), task, algorithm, strategy, 50)
       >>> bool((trace.metrics["excess_loss"][-1] < 0.1 * trace.metrics["excess_loss"][0]).all())
       True
 
@@ -82,7 +77,7 @@ def stalevr(
     Learning" (2025); Jhunjhunwala et al., "FedVARP: Tackling the Variance Due to Partial Client
     Participation in Federated Learning" (2022), Algorithm 1.
     """
-    sgd = local_sgd(learning_rate, local_steps, batch_size)
+    steps = steps_of("stalevr", local)
     check_choice("beta", beta, "estimated", "exact", "one")
 
     def init(task: Task, params: Params) -> tuple[Stale, Past]:
@@ -91,48 +86,48 @@ def stalevr(
         return Stale(zeros, zero), Past(zeros, jnp.int32(0), zero, jnp.asarray(False))
 
     def client(
-        local: ClientContext, server_state: Stale, client_state: Past
+        context: ClientContext, server_state: Stale, client_state: Past
     ) -> tuple[Contribution, Past]:
-        _check_factors(local)
-        (h, last, decline, is_measured), change = client_state, sgd.train(local)
-        t, is_active = jnp.asarray(local.round, jnp.int32), jnp.asarray(local.takes_part)
-        measured, is_known = _regression(change.update, h)
+        _check_factors(context)
+        (h, last, decline, is_measured), trained = client_state, local.train(context)
+        t, is_active = jnp.asarray(context.round, jnp.int32), jnp.asarray(context.takes_part)
+        measured, is_known = _regression(trained.update, h)
         beta_k = measured if beta == "exact" else _faded(server_state.decline, t - last)
         stale = scale_update(h, beta_k)
-        fresh = jax.tree.map(jnp.subtract, change.update, stale)
-        sent = scale_update(fresh, local.weight())
+        fresh = jax.tree.map(jnp.subtract, trained.update, stale)
+        sent = scale_update(fresh, context.weight())
         if beta == "exact":  # only now beta is known: there is no sum of the h_k yet
-            n_k = local.task.weight(local.client)
+            n_k = context.task.weight(context.client)
             sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
         if beta == "estimated":
             now, measured = is_active & is_known, (1 - measured) / jnp.maximum(t - last, 1)
             decline = jnp.where(now, measured, decline).astype(decline.dtype)
             is_measured |= now
-        new = jax.tree.map(partial(jnp.where, is_active), change.update, h)
+        new = jax.tree.map(partial(jnp.where, is_active), trained.update, h)
         last = jnp.where(is_active | (beta == "exact"), t, last)
-        num_gradients = jnp.int32(local_steps)
-        message = Contribution(sent, local.weight(), num_gradients, change.report)
+        num_gradients = jnp.int32(steps)
+        message = Contribution(sent, context.weight(), num_gradients, trained.report)
         return message, Past(new, last, decline, is_measured)
 
-    def server(given: base.ServerContext) -> tuple[Params, Stale]:
-        t, past = jnp.asarray(given.round, jnp.int32), given.client_states
-        old, weight = given.server_state, client_weights(given.task).sum()
-        step = jax.tree.map(lambda s, x: s + x / weight, old.update, given.total.update)
+    def server(context: base.ServerContext) -> tuple[Params, Stale]:
+        t, past = jnp.asarray(context.round, jnp.int32), context.client_states
+        old, weight = context.server_state, client_weights(context.task).sum()
+        step = jax.tree.map(lambda s, x: s + x / weight, old.update, context.total.update)
         if beta == "exact":
             # The sum lacks the h_k of those who are absent, and nothing else would tell.
             weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
-            return optax.apply_updates(given.params, scale_update(step, weight)), old
+            return optax.apply_updates(context.params, scale_update(step, weight)), old
         # Those who have not measured are 0.
         decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
         decline = decline.astype(old.decline.dtype)
-        stale = weighted_sum(given.task, past.update, _faded(decline, t + 1 - past.round))
-        return optax.apply_updates(given.params, step), Stale(stale, decline)
+        stale = weighted_sum(context.task, past.update, _faded(decline, t + 1 - past.round))
+        return optax.apply_updates(context.params, step), Stale(stale, decline)
 
     return Algorithm(init, client, server, steps_idle=True)
 
 
-def _check_factors(local: ClientContext) -> None:
-    if not local.is_scaled:
+def _check_factors(context: ClientContext) -> None:
+    if not context.is_scaled:
         raise ValueError(
             "stalevr needs the factors 1/p of its assignment, which gives none; take "
             "variance_reduced, or mfa_rand(num_clients, num_models, unbiased=True), also with one "
@@ -149,5 +144,5 @@ def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]
 
 
 def _faded(decline: Float[Array, ""], age: Int[Array, "*clients"]) -> Float[Array, "*clients"]:
-    """Returns beta after so many rounds."""
+    """Returns beta of an update of this age, in rounds."""
     return jnp.clip(1 - decline * age, 0, 1)

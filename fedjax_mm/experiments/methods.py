@@ -36,11 +36,13 @@ from fedjax_mm.experiments.fields import (
     NonNegative,
     Numbers,
     Positive,
+    columns_of,
     named,
     one_of,
     table_of,
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
+from fedjax_mm.local import LocalSGD, local_sgd
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -84,8 +86,11 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
 
 
-class Method(Config):
-    """A method by its name, with a rate, and with an assignment unless all methods share one."""
+class Method(OptimizingClients):
+    """A method by its name, its local training, and its assignment unless all methods share one.
+
+    The table of a method has a key for each argument of `local_sgd`, too.
+    """
 
     name: str
     assignment: AssignmentConfig | None = None
@@ -93,13 +98,19 @@ class Method(Config):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        methods()[self.name](1.0, **self._own)  # factories check numbers, in words of their own
+        # Factories check numbers, in words of their own.
+        methods()[self.name](self._local(1.0, {}), **self._own)
         return self
 
     @property
     def _own(self) -> dict[str, Any]:
         """The settings that other methods may not have, without those of optimizers."""
         return {key: value for key, value in self if key not in _COMMON}
+
+    def _local(self, learning_rate: Any, numbers: Numbers) -> LocalSGD:
+        here, optimizer = self.with_numbers(numbers), self.local_optimizer(numbers)
+        settings = {argument: getattr(here, key) for argument, key in _LOCAL_KEYS.items()}
+        return local_sgd(learning_rate, optimizer=optimizer, **settings)
 
     def schedule(self, num_models: int, num_rounds: int = 1, numbers: Numbers | None = None) -> Any:
         """Returns the learning rate as factories take it: a number, or a schedule of the round."""
@@ -116,12 +127,11 @@ class Method(Config):
         """
         own = self._own
         settings = own | {key: x for key, x in numbers.items() if key in own}
-        if isinstance(self, OptimizingClients):
-            settings["local_optimizer"] = self.local_optimizer(numbers)
         if isinstance(self, OptimizingServer):
             server = self.build_server_optimizer(num_models, num_rounds, numbers)
             settings["server_optimizer"] = server
-        return methods()[self.name](self.schedule(num_models, num_rounds, numbers), **settings)
+        local = self._local(self.schedule(num_models, num_rounds, numbers), numbers)
+        return methods()[self.name](local, **settings)
 
     def asks_for_thresholds(self) -> bool:
         """Whether the method trains only clients who require something of a model."""
@@ -129,22 +139,27 @@ class Method(Config):
         settings = self._own
         numbers = [key for key, value in settings.items() if isinstance(value, float)]
         rest = {key: value for key, value in settings.items() if key not in numbers}
-        return _asks_for_thresholds(self.name, tuple(numbers), tuple(rest.items()))
+        local = tuple((argument, getattr(self, key)) for argument, key in _LOCAL_KEYS.items())
+        return _asks_for_thresholds(self.name, local, tuple(numbers), tuple(rest.items()))
 
 
 DEFAULT_METHOD = "fedavg"
 """The name in a table without a `name`."""
 
-_OPTIMIZING = {"local_optimizer": OptimizingClients, "server_optimizer": OptimizingServer}
-_OF_ALL: tuple[type[Config], ...] = (Method, OptimizingClients, OptimizingServer)
-_COMMON = {key for base in _OF_ALL for key in base.model_fields}
+_LOCAL = columns_of(local_sgd, "learning_rate")
+_LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
+"""The keys of a file by the arguments of `local_sgd`, apart from rates and optimizers."""
+
+_COMMON = {*Method.model_fields, *OptimizingServer.model_fields, *_LOCAL_KEYS.values()}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
-    """Returns the table of a method, with optimizers if its factory takes them."""
-    mine = [key for key in _OPTIMIZING if key in inspect.signature(factory).parameters]
-    base: Any = create_model("Method", __base__=(Method, *(_OPTIMIZING[key] for key in mine)))
-    return table_of(base, factory, *mine)
+    """Returns the table of a method: arguments of `local_sgd`, and its own."""
+    mine = OptimizingServer.model_fields.keys() & inspect.signature(factory).parameters
+    bases = (Method, OptimizingServer) if mine else (Method,)
+    columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
+    base: Any = create_model("Method", __base__=bases, **columns)
+    return table_of(base, factory, "local")
 
 
 METHOD_TABLES = {name: _method_table(factory) for name, factory in methods().items()}
@@ -172,16 +187,20 @@ class _StandIn(Quadratic):
 
 @cache
 def _asks_for_thresholds(
-    name: str, numbers: tuple[str, ...], settings: tuple[tuple[str, Any], ...]
+    name: str,
+    local: tuple[tuple[str, Any], ...],
+    numbers: tuple[str, ...],
+    settings: tuple[tuple[str, Any], ...],
 ) -> bool:
     """Traces one training, on a client that offers everything but a threshold."""
 
     def train(number: Array) -> None:
         task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
-        algorithm = methods()[name](number, **dict(settings), **dict.fromkeys(numbers, number))
+        own = dict(settings) | dict.fromkeys(numbers, number)
+        algorithm = methods()[name](local_sgd(number, **dict(local)), **own)
         params = task.init(key)
-        local = ClientContext(key, 1, task, jnp.int32(0), params)
-        algorithm.client(local, *algorithm.init(task, params))
+        context = ClientContext(key, 1, task, jnp.int32(0), params)
+        algorithm.client(context, *algorithm.init(task, params))
 
     try:
         jax.eval_shape(train, 1.0)
@@ -218,9 +237,9 @@ class Byzantine(Config):
 
 
 class Requirement(Config):
-    """Demands of clients on a model, the same for all algorithms, and how they are measured.
+    """Thresholds of clients, the same for all algorithms, and how they are measured.
 
-    See `requiring`. Tuning has the algorithm's rate and batches.
+    See `requiring`. Fine-tuning has the algorithm's rate and batches.
     """
 
     num_steps: Count = 100

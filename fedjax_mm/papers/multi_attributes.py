@@ -22,6 +22,7 @@ from fedjax_mm.base import Algorithm
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx, load_idx
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
 from fedjax_mm.papers.bhuyan2022.gains import gain_panels
@@ -108,8 +109,8 @@ class ImagesLearner(Config):
     def algorithm(self, runs: Together) -> Algorithm:
         """Returns FedAvg, weighted by examples."""
         del runs
-        how = self.model_dump(include={"local_steps", "batch_size"})
-        return fedavg(self.learning_rate, **how)
+        steps, size = self.local_steps, self.batch_size
+        return fedavg(local_sgd(self.learning_rate, steps=steps, batch_size=size))
 
     def start(self, task: Classification) -> Any:
         """Returns the initial parameters."""

@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.idx import check_idx
 from fedjax_mm.experiments.fields import Count, Distinct, Positive, Seeded
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_methods import METHODS
@@ -116,10 +117,9 @@ class MultiCompare(Seeded):
         """Returns a point of the grid."""
         here, way = self.chosen[problem], METHODS[algorithm]
         tasks = here.tasks([stack.select(draw) for stack in data])
-        how = here.model_dump(include={"local_steps", "batch_size"})
-        if way.has_server_rate:
-            how["server_rate"] = server_rate
-        trained = way.algorithm(learning_rate, **how)
+        local = local_sgd(learning_rate, steps=here.local_steps, batch_size=here.batch_size)
+        own = {"server_rate": server_rate} if way.has_server_rate else {}
+        trained = way.algorithm(local, **own)
         return Setup(tasks, trained, way.on_clock(here.sizes(len(tasks), self.num_rounds)))
 
 

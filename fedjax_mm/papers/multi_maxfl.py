@@ -25,6 +25,7 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.data.clients import ClientData
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seeded, Share
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clients
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import check, estimate, more
@@ -89,12 +90,12 @@ class MultiAppeal(Seeded):
             return requiring(task_of(column=column), own, num_unseen=self.num_unseen)
 
         method, groups = _AGGREGATIONS[aggregation], _ASSIGNMENTS[assignment]
-        local = {"local_steps": self.local_steps, "batch_size": self.batch_size}
+        steps, size = self.local_steps, self.batch_size
         # Make cohorts as large as all groups, so that a client trains if the model appeals to it.
         invited = {"cohort_size": self.num_clients, "from_round": self.appealing_from}
         return Setup(
             [demanding(column) for column in range(len(QUESTIONS))],
-            method(self.learning_rate, **local),
+            method(local_sgd(self.learning_rate, steps=steps, batch_size=size)),
             appealing(groups(self.num_clients, len(QUESTIONS)), **invited),
         )
 

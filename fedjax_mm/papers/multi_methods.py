@@ -17,6 +17,7 @@ from fedjax_mm.assignments.sampling import variance_reduced
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.base import Algorithm, Assignment, Scalar
+from fedjax_mm.local import LocalSGD
 
 
 class Sizes(NamedTuple):
@@ -33,7 +34,7 @@ class Way(NamedTuple):
 
     Attributes:
       assign: from the sizes.
-      algorithm: a factory that takes a rate, `local_steps` and `batch_size`.
+      algorithm: a factory that takes settings of local training.
       rounds: rounds for each round of MFA-Rand, for equal numbers of local trainings.
       has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
     """
@@ -88,9 +89,9 @@ def _at_once(sizes: Sizes) -> Dispatch:
     return fedast(N, M, at_work=each, ratio=ratio, delay=delay, arrivals_per_round=K)
 
 
-def _stepping(learning_rate: Scalar, *, server_rate: Scalar, **local: Any) -> Algorithm:
+def _stepping(local: LocalSGD, *, server_rate: Scalar) -> Algorithm:
     """FedAvg with the server's rate eta_g, which stale updates require to be small."""
-    return fedavg(learning_rate, server_optimizer=optax.sgd(server_rate), **local)
+    return fedavg(local, server_optimizer=optax.sgd(server_rate))
 
 
 METHODS: Mapping[str, Way] = {

@@ -13,6 +13,7 @@ from fedjax_mm import (
     attacked,
     fedavg,
     full_participation,
+    local_sgd,
     maxfl,
     mfa_rand,
     mwfed,
@@ -49,7 +50,7 @@ def sender(algorithm):
 
 @functools.cache
 def method(name):
-    return METHODS[name].factory(0.1, local_steps=2)
+    return METHODS[name].factory(local_sgd(0.1, steps=2))
 
 
 @pytest.mark.parametrize("noise", [1.0, 2.5])
@@ -128,7 +129,7 @@ def test_mwfed_sees_inflated_losses():
     rho = np.array([0.4, 4.0, 1.5, 3.0, 0.9, 2.0, 6.0])
     attacks = np.array([False, True, False, False, False, False, True])
     assignment, start = mfa_rand(N, 1, cohort_size=4), np.ones((1, compared.size))
-    algorithm = mwfed(0.05, local_steps=3, batch_size=BATCH)
+    algorithm = mwfed(local_sgd(0.05, steps=3, batch_size=BATCH))
 
     @jax.jit
     def run(attacks):
@@ -157,7 +158,7 @@ def test_attackers_take_part_or_stay_away_as_others_would(stays):
     @jax.jit
     def run(rho):
         task = attacked(requiring(TASK, rho), ATTACKS, stays=stays)
-        state, trace = simulate(KEY, task, maxfl(0.1, local_steps=1), strategy, 2)
+        state, trace = simulate(KEY, task, maxfl(local_sgd(0.1, steps=1)), strategy, 2)
         return trace, task.appeals(state.models[0].params[0]), state.models[0].params[0]
 
     trace, appeals, params = run(jnp.where(jnp.arange(12) == 5, 1e9, -1e9))
@@ -216,7 +217,7 @@ def test_who_attacks_may_be_traced():
     @chex.assert_max_traces(n=1)
     def end(attacks, factor, noise):
         task = attacked(requiring(TASK, jnp.zeros(12)), attacks, loss_factor=factor)
-        algorithm = noisy(maxfl(0.1, local_steps=1), attacks, noise=noise)
+        algorithm = noisy(maxfl(local_sgd(0.1, steps=1)), attacks, noise=noise)
         return simulate(KEY, task, algorithm, mfa_rand(12, 2), 2)[0].models[0].params
 
     ends = [end(ATTACKS, 2.0, 1.0), end(~ATTACKS, 2.0, 1.0), end(ATTACKS, 3.0, 1.0)]
@@ -242,7 +243,7 @@ def test_noise_is_drawn_anew_in_each_round_and_for_each_model():
 
 
 def test_wrong_arguments_are_refused():
-    base = maxfl(0.1, local_steps=1)
+    base = maxfl(local_sgd(0.1, steps=1))
     for clients in (jnp.arange(12), jnp.array(True), [0.5] * 12):
         for wrap in (lambda who: noisy(base, who), lambda who: attacked(TASK, who)):
             with pytest.raises(ValueError, match="give one bool for each client"):
@@ -265,7 +266,7 @@ def test_wrong_arguments_are_refused():
             appealing(full_participation(12), cohort_size=2),
             "is not a DemandingTask",
         ),
-        (attacked(TASK, ATTACKS), maxfl(0.1, local_steps=1), None, "is not a DemandingTask"),
+        (attacked(TASK, ATTACKS), METHODS["maxfl"].build(0.1, 1), None, "is not a DemandingTask"),
     ],
     ids=["length", "appeal", "thresholds"],
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, full_participation, mfa_rand, prsgd, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, prsgd, simulate
 from fedjax_mm.tasks import quadratic
 from tests.algorithms import method_problems
 from tests.helpers import replay, roll_out
@@ -59,7 +59,7 @@ def test_algorithm_1_is_as_printed(name, interval):
 
     N, T, x0 = task.num_clients, ROUNDS * interval, flat(jax.tree.map(np.asarray, start))
     x, G = reference_cohorts.algorithm_1(at_iteration, np.ravel(x0), N, T, interval, GAMMA)
-    algorithm = prsgd(GAMMA, local_steps=interval, batch_size=batch_size)
+    algorithm = prsgd(local_sgd(GAMMA, steps=interval, batch_size=batch_size))
     models = trained(algorithm, full_participation(N), task, start, ROUNDS).models[0]
     (params,), (steps,) = flat(models.params), flat(models.clients)
     np.testing.assert_allclose(params, x[T - 1].mean(0), **close)
@@ -97,10 +97,10 @@ def test_the_stale_gradient_is_all_that_differs_from_federated_averaging():
         assignment = full_participation(task.num_clients)
         return trained(algorithm, assignment, task, start, rounds).models[0]
 
-    stale = last(prsgd(GAMMA, local_steps=3), one, 4)
+    stale = last(prsgd(local_sgd(GAMMA, steps=3)), one, 4)
     plain = last(fedavg(GAMMA, local_steps=3), one, 4)
     np.testing.assert_allclose(stale.params + stale.clients[:, 0], plain.params, rtol=1e-12)
-    stale = last(prsgd(GAMMA, local_steps=3), task, 4)
+    stale = last(prsgd(local_sgd(GAMMA, steps=3)), task, 4)
     x_bar = stale.params + stale.clients.mean(1)
     plain = last(fedavg(GAMMA, local_steps=3, weighted=False), task, 4).params
     apart = float(jnp.abs(x_bar - plain).max())
@@ -110,7 +110,7 @@ def test_the_stale_gradient_is_all_that_differs_from_federated_averaging():
 def test_an_absent_client_keeps_its_gradient():
     task, start = quadratic(6, 2, mu=0.05), jnp.ones(13)
     groups = [[[0, 1, 2]], [[3, 4, -1]]]
-    state = trained(prsgd(GAMMA, local_steps=2), replay(groups, 6), task, start, 2)
+    state = trained(prsgd(local_sgd(GAMMA, steps=2)), replay(groups, 6), task, start, 2)
     (steps,) = state.models[0].clients
     assert np.all(np.abs(steps[:5]).max(1) > 0)
     np.testing.assert_array_equal(steps[5], 0)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, full_participation, mfa_rand, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, mfa_rand, simulate
 from fedjax_mm.base import Batching, ClientContext, Cohort
 from fedjax_mm.local import train_locally
 from fedjax_mm.tasks import Quadratic, least_squares, quadratic
@@ -111,8 +111,8 @@ def test_the_mean_training_loss_is_reported():
     task = least_squares(features, targets, ridge=0.3)
     data, start = reference.LeastSquares(features, targets, 0.3), np.array([1.0, -2.0])
     key = jax.random.key(6)
-    options = [{"local_steps": 3}, {"epochs": 2, "batch_size": 2}]
-    algorithms = [fedavg(0.1, **each) for each in options]
+    options = [{"steps": 3}, {"epochs": 2, "batch_size": 2}]
+    algorithms = [fedavg(local_sgd(0.1, **each)) for each in options]
 
     @jax.jit
     def send(client):
@@ -148,17 +148,23 @@ def test_closed_forms_report_the_loss_at_the_start():
         local = ClientContext(jax.random.key(0), 1, task, jnp.int32(2), params)
         return algorithm.client(local, algorithm.init(task, params)[0], ())[0].report["loss"]
 
-    by_steps = fedavg(0.1, local_steps=1, local_optimizer=lambda rate: optax.sgd(rate))
+    by_steps = fedavg(local_sgd(0.1, steps=1, optimizer=lambda rate: optax.sgd(rate)))
     loss = float(task.client_loss(params, jnp.int32(2)))
     assert reported(algorithm, task) == pytest.approx(loss, rel=1e-6)
     assert reported(by_steps, task) == pytest.approx(loss, rel=1e-6)
 
 
 class HeavyQuadratic(Quadratic):
-    """Client k weighs k + 1."""
+    """Client k weighs k + 1, and an epoch is one step."""
 
     def weight(self, client):
         return (client + 1).astype(jnp.float32)
+
+    def batch(self, rng_key, client, step, how):
+        return client
+
+    def num_batches(self, client, size):
+        return 1
 
 
 jax.tree_util.register_dataclass(
@@ -166,6 +172,14 @@ jax.tree_util.register_dataclass(
     data_fields=["mu", "minimizer", "optimum"],
     meta_fields=["num_clients", "block_size"],
 )
+
+
+def test_epochs_are_no_steps_of_the_closed_form():
+    plain, key, params = quadratic(3, 1, mu=0.3), jax.random.key(0), jnp.arange(4.0)
+    task = HeavyQuadratic(*(getattr(plain, field.name) for field in dataclasses.fields(plain)))
+    context = ClientContext(key, 1, task, jnp.int32(2), params)
+    by_epochs = local_sgd(0.1, epochs=2).train_or_solve(context).update
+    np.testing.assert_array_equal(by_epochs, local_sgd(0.1, steps=2).train(context).update)
 
 
 @pytest.mark.parametrize("server_scale", ["mean", "1/N"])
@@ -183,8 +197,8 @@ def test_sparse_updates_are_weighted_like_dense_ones(server_scale):
 
     @functools.partial(jax.jit, static_argnums=0)
     def end(optimizer):
-        options = {"server_scale": server_scale, "local_optimizer": optimizer}
-        algorithm = fedavg(0.2, local_steps=3, **options)
+        local = local_sgd(0.2, steps=3, optimizer=optimizer)
+        algorithm = fedavg(local, server_scale=server_scale)
         how = {"params": jnp.arange(11.0)}
         return (
             simulate(jax.random.key(0), task, algorithm, assignment, 4, **how)[0].models[0].params
@@ -202,19 +216,25 @@ def test_server_scales_agree_with_full_participation():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
-        ({"learning_rate": -0.1}, "learning_rate is -0.1"),
-        ({"learning_rate": float("inf")}, "learning_rate is inf"),
-        ({"learning_rate": jnp.array([0.1, 0.0])}, "learning_rate is"),
+        ({"local": 0.0}, "learning_rate is 0.0; it must be positive"),
+        ({"local": -0.1}, "learning_rate is -0.1"),
+        ({"local": float("inf")}, "learning_rate is inf"),
+        ({"local": jnp.array([0.1, 0.0])}, "learning_rate is"),
         ({"local_steps": 0}, "local_steps is 0"),
         ({"local_steps": 2.5}, "local_steps is 2.5; it must be a positive whole number"),
-        ({"batch_size": 0}, "batch_size is 0"),
+        ({"local_steps": None}, "local_steps is None; it must be a positive whole number"),
+        ({"local": local_sgd(0.1, steps=5)}, "local_steps is 5; give it to local_sgd, as steps"),
         ({"server_scale": "sum"}, "server_scale is 'sum'; it must be 'mean' or '1/N'"),
     ],
 )
 def test_wrong_arguments_are_refused_before_compilation(arguments, message):
     with pytest.raises(ValueError, match=message):
-        fedavg(**({"learning_rate": 0.1, "local_steps": 5} | arguments))
+        fedavg(**({"local": 0.1, "local_steps": 5} | arguments))
+
+
+def test_local_training_without_a_number_of_steps_is_refused():
+    with pytest.raises(ValueError, match="neither local steps nor epochs are given; give one"):
+        local_sgd(0.1).num_steps(quadratic(2, 1, mu=0.3), jnp.int32(0))
 
 
 def test_traced_learning_rates_are_accepted():

@@ -6,9 +6,21 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fedjax_mm import fedavg, full_participation, maxfl, mfa_rand, mwfed, qffl, scaffold, simulate
+from fedjax_mm import (
+    fedavg,
+    full_participation,
+    local_sgd,
+    maxfl,
+    mfa_rand,
+    mwfed,
+    qffl,
+    scaffold,
+    simulate,
+)
+from fedjax_mm.base import ClientContext
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.tasks import least_squares, quadratic, requiring
 from fedjax_mm.tasks.view import View, client_losses
@@ -65,12 +77,12 @@ class Quiet(View):
 
 
 @functools.cache
-def program(factory, choices, has_steps, name):
+def program(factory, choices, takes_steps, name):
     """The compiled run; data, thresholds, groups and options that are numbers are its arguments."""
 
     def run(task, thresholds, numbers, groups, start):
-        steps = {"local_steps": E} if has_steps else {}
-        algorithm = factory(RATE, **steps, batch_size=BATCH, **dict(choices), **numbers)
+        local = local_sgd(RATE, steps=E if takes_steps else None, batch_size=BATCH)
+        algorithm = factory(local, **dict(choices), **numbers)
         task, assignment = requiring(Quiet(task, N), thresholds), replay(groups, N)
         how = {"params": start, "client_map": CLIENT_MAPS[name]}
         return simulate(jax.random.key(SEED), task, algorithm, assignment, ROUNDS, **how)
@@ -81,7 +93,7 @@ def program(factory, choices, has_steps, name):
 def run(method, name="least squares", *, task=None, rho=None, groups=None, **numbers):
     """A row of the table on a problem, or with other numbers, data, thresholds or groups."""
     row, compared = VARIANTS[method], PROBLEMS[name]()
-    compiled = program(row.factory, tuple(row.choices.items()), row.has_steps, name)
+    compiled = program(row.factory, tuple(row.choices.items()), row.takes_steps, name)
     return compiled(
         compared.task if task is None else task,
         jnp.asarray(THRESHOLDS[name] if rho is None else rho),
@@ -109,7 +121,7 @@ def test_equals_its_loop(method, name):
     row, compared, start = VARIANTS[method], PROBLEMS[name](), start_of(name)
     state, trace = run(method, name)
     states = row.states(state.models[0])
-    num_steps = E if row.has_steps else 1
+    num_steps = E if row.takes_steps else 1
     for m in range(M):
         problem = compared.problem(m, THRESHOLDS[name])
         rounds = [[int(k) for k in group if k >= 0] for group in all_groups()[:, m]]
@@ -140,8 +152,8 @@ def test_equal_gaps_make_maxfl_unweighted_fedavg():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(5, 3)), rng.normal(size=5)
     task = requiring(least_squares([x] * N, [y] * N, ridge=0.1), np.full(N, 0.5))
-    options = {"local_steps": E, "batch_size": 2}
-    algorithms = maxfl(0.1, **options, eps=0.0), fedavg(0.1, **options, weighted=False)
+    local = local_sgd(0.1, steps=E, batch_size=2)
+    algorithms = maxfl(local, eps=0.0), fedavg(local, weighted=False)
     cohorts = roll_out(mfa_rand(N, 1, cohort_size=3), jax.random.key(0), ROUNDS)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -198,7 +210,7 @@ def test_scaffold_finds_the_minimizer_where_fedavg_stalls():
     """The quadratic with E = 5 full-gradient steps of a constant rate."""
     assignment, gaps = full_participation(8), {}
     for method in ("fedavg", "scaffold"):
-        algorithm = METHODS[method].factory(0.2, local_steps=5)
+        algorithm = METHODS[method].build(0.2, 5)
         how = {"num_rounds": 600, "record_every": 300}
         one = functools.partial(simulate, algorithm=algorithm, assignment=assignment, **how)
         trace = jax.jit(lambda key, task, one=one: one(key, task)[1])
@@ -215,7 +227,7 @@ def test_scaffold_options_agree_on_one_full_gradient_step():
 
     @functools.partial(jax.jit, static_argnums=0)
     def controls(option):
-        algorithm = scaffold(0.2, local_steps=1, option=option)
+        algorithm = scaffold(local_sgd(0.2, steps=1), option=option)
         task, assignment = quadratic(8, 2, mu=0.1), replay(groups, 8)
         return simulate(jax.random.key(0), task, algorithm, assignment, 10)[0].models[0].clients
 
@@ -229,7 +241,7 @@ def test_mwfed_outlives_long_contentment():
     """
     with jax.enable_x64(False):
         rho = jnp.array([-1e3] + 7 * [1e3], jnp.float32)
-        strategy, algorithm = mfa_rand(8, 1, cohort_size=1), mwfed(0.1, local_steps=2)
+        strategy, algorithm = mfa_rand(8, 1, cohort_size=1), mwfed(local_sgd(0.1, steps=2))
 
         @jax.jit
         def run(rho):
@@ -245,7 +257,7 @@ def test_mwfed_outlives_long_contentment():
 @functools.cache
 def two_losses(q, num_steps):
     """A q-FFL round or two from 0, by two clients; their targets are the argument."""
-    algorithm, everybody = qffl(0.1, q=q, local_steps=num_steps), full_participation(2)
+    algorithm, everybody = qffl(local_sgd(0.1, steps=num_steps), q=q), full_participation(2)
 
     def run(targets):
         task, start = Measured(targets), {"w": jnp.zeros(3)}
@@ -309,19 +321,45 @@ def test_wrong_options_are_refused_before_compilation(method, arguments, message
         METHODS[method].build(0.1, E, **arguments)
 
 
-@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.has_steps])
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.takes_steps])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"learning_rate": 0.0}, "learning_rate is 0.0; it must be positive"),
-        ({"local_steps": 0}, "local_steps is 0; it must be a positive whole number"),
-        ({"local_steps": None}, "local_steps is None"),
+        ({"steps": 0}, "steps is 0; it must be a positive whole number"),
+        ({"steps": None}, "local steps"),
         ({"batch_size": 0}, "batch_size is 0"),
     ],
 )
 def test_wrong_sizes_are_refused_before_compilation(method, arguments, message):
     with pytest.raises(ValueError, match=message):
-        METHODS[method].build(**({"learning_rate": 0.1, "local_steps": 2} | arguments))
+        METHODS[method].build(**({"learning_rate": 0.1, "steps": 2} | arguments))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_settings_of_local_training_count_or_are_refused(method):
+    """SGD at twice its rate, or another order of batches, in the program of a client."""
+    row, task = METHODS[method], requiring(least_squares(*examples()[:2], ridge=0.3), np.ones(N))
+    usual = row.local(0.1, 2, 2)
+
+    def told(local):
+        def send(key, params, client):
+            algorithm = row.factory(local, **row.numbers, **row.choices)
+            context = ClientContext(key, jnp.int32(1), task, client, params)
+            return algorithm.client(context, *algorithm.init(task, params))
+
+        return str(jax.make_jaxpr(send)(jax.random.key(0), jnp.ones(4), jnp.int32(0)))
+
+    assert told(usual._replace(order="epochs")) != told(usual)
+    doubled = usual._replace(learning_rate=0.05, optimizer=lambda rate: optax.sgd(2 * rate))
+    if method in ("scaffold", "prsgd", "qffl", "afl"):
+        with pytest.raises(ValueError, match=f"optimizer is .* local steps of {method} are those"):
+            told(doubled)
+    else:
+        assert told(doubled) == told(usual)
+    if method != "fedavg":
+        with pytest.raises(ValueError, match=f"epochs is 2, but clients of {method} take"):
+            told(local_sgd(0.1, epochs=2))
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,6 +15,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     keys,
+    local_sgd,
     mfa_rand,
     mifa,
     run,
@@ -82,7 +83,8 @@ def strategy_of(case):
 @functools.cache
 def program(case, client_map):
     server, *_ = CASES[case]
-    algorithm, strategy = SERVERS[server](RATE, local_steps=E, batch_size=BATCH), strategy_of(case)
+    local = local_sgd(RATE, steps=E, batch_size=BATCH)
+    algorithm, strategy = SERVERS[server](local), strategy_of(case)
 
     def run(task, start):
         how = {"params": start, "client_map": client_map}
@@ -169,7 +171,7 @@ def mixed_run(case, client_map, client_axis=None):
     server, by, *_ = CASES[case]
     inactive = "train" if server == "exact" else "rest"
     strategy = variance_reduced(N, 3, expected_trainings=5, by=by, inactive=inactive)
-    algorithm = SERVERS[server](0.1, local_steps=2, batch_size=2)
+    algorithm = SERVERS[server](local_sgd(0.1, steps=2, batch_size=2))
 
     def one(rng_key, tasks):
         how = {"client_map": client_map, "client_axis": client_axis}
@@ -220,7 +222,7 @@ def test_every_way_to_compute_agrees_and_nothing_recompiles(case, way):
 def test_exact_factors_need_everybody():
     """Nothing else would tell that the update lacks what the absent ones last sent."""
     task = PROBLEMS["least squares"]().task
-    algorithm = stalevr(0.1, local_steps=1, beta="exact")
+    algorithm = stalevr(local_sgd(0.1, steps=1), beta="exact")
     everybody = mfa_rand(N, 1, unbiased=True)
 
     def assign(rng_key, round, state, look):
@@ -249,8 +251,8 @@ def test_norms_leave_out_what_factors_do_not_multiply():
 
     @jax.jit
     def norms(rng_key):
-        how = {"local_steps": E, "batch_size": BATCH}
-        algorithms = scaffold(0.1, **how), fedavg(0.1, weighted=False, **how)
+        local = local_sgd(0.1, steps=E, batch_size=BATCH)
+        algorithms = scaffold(local), fedavg(local, weighted=False)
         runs = [simulate(rng_key, task, algorithm, strategy, 1)[0] for algorithm in algorithms]
         return [state.assignment for state in runs]
 
@@ -263,7 +265,7 @@ def test_steps_without_the_factors_of_a_draw_are_refused():
     """They would be K/N of what they should be."""
     for strategy in (mfa_rand(6, 1, cohort_size=2), full_participation(6)):
         with pytest.raises(ValueError, match=r"stalevr needs the factors 1/p .* unbiased=True"):
-            simulate(0, quadratic(6, 1, mu=0.1), stalevr(0.1, local_steps=1), strategy, 1)
+            simulate(0, quadratic(6, 1, mu=0.1), stalevr(local_sgd(0.1, steps=1)), strategy, 1)
 
 
 def test_negative_losses_are_not_sampled_in_silence():
@@ -314,7 +316,7 @@ def test_a_file_has_all_settings(text):
     experiment = validate(Experiment, tomllib.loads(text))
     assert len(programs_of(experiment.grid())) == 1
     result = run(experiment)
-    algorithm = stalevr(0.1, local_steps=2, beta="exact")
+    algorithm = stalevr(local_sgd(0.1, steps=2), beta="exact")
     task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
     for expected in (3, 7.5):
         how = {"by": "update", "processors": 2, "inactive": "train"}
@@ -334,7 +336,7 @@ def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
     bytes_of_updates = 8 * 2 * 50 * 51
 
     def build(learning_rate):
-        how = algorithm(learning_rate, local_steps=1)
+        how = algorithm(local_sgd(learning_rate, steps=1))
         return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2, unbiased=True))
 
     (program,) = programs_of(Grid(build, {"learning_rate": [0.1]}, 2))
@@ -372,4 +374,4 @@ def test_wrong_settings_are_refused(arguments, message):
 
 def test_wrong_factors_are_refused():
     with pytest.raises(ValueError, match="beta is 'two'; it must be 'estimated', 'exact' or 'one'"):
-        stalevr(0.1, local_steps=1, beta="two")
+        stalevr(local_sgd(0.1, steps=1), beta="two")

@@ -8,6 +8,7 @@ from flax import nnx
 
 from fedjax_mm import (
     advance,
+    afl,
     appealing,
     attacked,
     ditto,
@@ -17,6 +18,7 @@ from fedjax_mm import (
     full_participation,
     init,
     join_traces,
+    local_sgd,
     maxfl,
     mfa_rand,
     mfa_rr,
@@ -80,9 +82,10 @@ def started(assignment):
     return init(KEY, QUADRATIC, FEDAVG, assignment)
 
 
-def averaged(rate=0.1, **options):
+def averaged(rate=0.1, server_optimizer=None, server_scale="mean", **local):
     """A call of `fedavg`."""
-    return lambda: fedavg(rate, **{"local_steps": 2} | options)
+    own = {"server_optimizer": server_optimizer, "server_scale": server_scale}
+    return lambda: fedavg(local_sgd(rate, **{"steps": 2} | local), **own)
 
 
 class Net(nnx.Module):
@@ -112,8 +115,8 @@ NOT_A_NUMBER = TypeError
 UNEVEN = classification(
     federate((X, Y), np.split(np.arange(24), [5, 10, 12])), LogisticRegression(3)
 )
-LONG = fedavg(0.1, epochs=2**30, batch_size=2)
-STEPS = {"local_steps": 2}
+LONG = fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))
+LOCAL = local_sgd(0.1, steps=2)
 ORDER = r"the order is simulate\(rng_key, tasks, algorithm, assignment, num_rounds\)"
 
 CASES = {
@@ -186,7 +189,7 @@ CASES = {
         r"tasks have \[5\] clients to train but the dispatch draws from 4",
     ),
     "states of clients, asynchronous": (
-        asynchronous(scaffold(0.1, local_steps=2)),
+        asynchronous(scaffold(local_sgd(0.1, steps=2))),
         "keeps states of clients, which may have several jobs",
     ),
     "rounds 0, asynchronous": (asynchronous(rounds=0), "num_rounds is 0; it must be a positive wh"),
@@ -418,19 +421,23 @@ CASES = {
         lambda: jax.eval_shape(lambda x: (fedavg(lambda t: -0.1, local_steps=2), x)[1], 0.0),
         "learning_rate in round 1 is -0.1",
     ),
-    "no steps": (lambda: fedavg(0.1), "local_steps is None, epochs is None; give one of the two"),
-    "steps and epochs": (averaged(epochs=1), "local_steps is 2, epochs is 1; give one of the two"),
-    "steps 0": (averaged(local_steps=0), "local_steps is 0; it must be a positive whole number"),
-    "steps fractional": (averaged(local_steps=1.5), "local_steps is 1.5; it must be a positive"),
-    "steps text": (averaged(local_steps="5"), "local_steps is '5'; it must be a positive"),
-    "steps True": (averaged(local_steps=True), "local_steps is True; it must be a positive"),
-    "steps 2^31": (averaged(local_steps=2**31), "is 2147483648; it must be .*, at most 2147483647"),
+    "no steps, in short": (lambda: fedavg(0.1), "local_steps is None; it must be a positive whole"),
+    "steps and epochs": (
+        averaged(epochs=1),
+        "2 local steps and epochs = 1 are given; give one of the",
+    ),
+    "no steps": (averaged(steps=None), "neither local steps nor epochs are given; give one of the"),
+    "steps 0": (averaged(steps=0), "steps is 0; it must be a positive whole number"),
+    "steps fractional": (averaged(steps=1.5), "steps is 1.5; it must be a positive"),
+    "steps text": (averaged(steps="5"), "steps is '5'; it must be a positive"),
+    "steps True": (averaged(steps=True), "steps is True; it must be a positive"),
+    "steps 2^31": (averaged(steps=2**31), "is 2147483648; it must be .*, at most 2147483647"),
     "rounds 2^31": (
         simulated(rounds=2**31),
         "num_rounds is 2147483648; it must be .*, at most 214",
     ),
     "epochs beyond int32": (
-        simulated(tasks=TASK, algorithm=fedavg(0.1, epochs=2**30, batch_size=2)),
+        simulated(tasks=TASK, algorithm=fedavg(local_sgd(0.1, epochs=2**30, batch_size=2))),
         "epochs = 1,073,741,824 of 3 batches are 3,221,225,472 local steps; at most 2,147,483,647",
     ),
     "epochs beyond int32, clients of several sizes": (
@@ -445,7 +452,10 @@ CASES = {
         lambda: swept(lambda rate: Setup(requiring(UNEVEN, np.ones(4)), LONG, EVERYBODY)),
         "epochs = 1,073,741,824 of 5 batches are 5,368,709,120 local steps; at most 2,147,483,647",
     ),
-    "epochs 0": (lambda: fedavg(0.1, epochs=0), "epochs is 0; it must be a positive whole number"),
+    "epochs 0": (
+        lambda: fedavg(local_sgd(0.1, epochs=0)),
+        "epochs is 0; it must be a positive whole number",
+    ),
     "batch 0": (averaged(batch_size=0), "batch_size is 0; it must be a positive whole number"),
     "batch fractional": (averaged(batch_size=0.5), "batch_size is 0.5; it must be a positive"),
     "batch schedule": (averaged(batch_size=lambda t: -t), "batch_size in round 1 is -1"),
@@ -457,19 +467,15 @@ CASES = {
     "server scale": (averaged(server_scale="sum"), "server_scale is 'sum'; it must be 'mean' or"),
     # Optimizers.
     "local optimizer called": (
-        averaged(local_optimizer=optax.sgd(0.1)),
-        "local_optimizer is an optax optimizer; give a function of the round's rate, .* without c",
+        averaged(optimizer=optax.sgd(0.1)),
+        "optimizer is an optax optimizer; give a function of the round's rate, .* without c",
         TypeError,
     ),
-    "local optimizer's name": (
-        averaged(local_optimizer="sgd"),
-        "'sgd'; give a function",
-        TypeError,
-    ),
-    "local optimizer a rate": (averaged(local_optimizer=0.1), "is 0.1; give a function", TypeError),
+    "local optimizer's name": (averaged(optimizer="sgd"), "'sgd'; give a function", TypeError),
+    "local optimizer a rate": (averaged(optimizer=0.1), "is 0.1; give a function", TypeError),
     "local optimizer of rates": (
-        averaged(local_optimizer=lambda rate: rate),
-        "local_optimizer makes 0.1, not an optax optimizer",
+        averaged(optimizer=lambda rate: rate),
+        "optimizer makes 0.1, not an optax optimizer",
         TypeError,
     ),
     "server optimizer not called": (
@@ -480,34 +486,55 @@ CASES = {
     "server optimizer a rate": (averaged(server_optimizer=1.0), "is 1.0, not an optax", TypeError),
     "server optimizer's name": (averaged(server_optimizer="adam"), "is 'adam', not an", TypeError),
     # Numbers of other methods.
-    "prox mu": (lambda: fedprox(0.1, mu=-1, **STEPS), "mu is -1; it must not be negative"),
-    "prox mu None": (
-        lambda: fedprox(0.1, mu=None, **STEPS),
-        "mu is None; it must be",
-        NOT_A_NUMBER,
+    "prox mu": (lambda: fedprox(LOCAL, mu=-1), "mu is -1; it must not be negative"),
+    "prox mu None": (lambda: fedprox(LOCAL, mu=None), "mu is None; it must be", NOT_A_NUMBER),
+    "prox rate": (
+        lambda: fedprox(local_sgd(-1, steps=2), mu=1.0),
+        "learning_rate is -1; it must be positive",
     ),
-    "prox rate": (lambda: fedprox(-1, mu=1.0, **STEPS), "learning_rate is -1; it must be positive"),
-    "prox schedule": (lambda: fedprox(lambda t: -t, mu=1.0, **STEPS), "in round 1 is -1"),
-    "q": (lambda: qffl(0.1, q=-1, **STEPS), "q is -1; it must not be negative"),
-    "lam": (lambda: ditto(0.1, lam=-1, **STEPS), "lam is -1; it must not be negative"),
-    "alpha": (lambda: perfedavg(0.1, alpha=-1, **STEPS), "alpha is -1; it must not be negative"),
-    "delta": (lambda: perfedavg(0.1, delta=0, **STEPS), "delta is 0; it must be positive"),
-    "variant": (lambda: perfedavg(0.1, variant="x", **STEPS), "variant is 'x'; it must be 'FO' or"),
-    "server_rate": (lambda: maxfl(0.1, server_rate=0, **STEPS), "server_rate is 0; it must be pos"),
-    "eps": (lambda: maxfl(0.1, eps=-1, **STEPS), "eps is -1; it must not be negative"),
-    "slope": (lambda: maxfl(0.1, slope=0, **STEPS), "slope is 0; it must be positive"),
-    "weight": (
-        lambda: maxfl(0.1, weight="x", **STEPS),
-        "weight is 'x'; it must be 'derivative' or",
+    "prox schedule": (
+        lambda: fedprox(local_sgd(lambda t: -t, steps=2), mu=1.0),
+        "in round 1 is -1",
     ),
-    "growth": (lambda: mwfed(0.1, growth=1, **STEPS), "growth is 1; it must be greater than 1"),
-    "option": (lambda: scaffold(0.1, option=2, **STEPS), "option is 2; it must be 'I' or 'II'"),
-    "scaffold rate": (
-        lambda: scaffold(0.1, server_rate="1", **STEPS),
-        "server_rate is '1'",
-        NOT_A_NUMBER,
+    "q": (lambda: qffl(LOCAL, q=-1), "q is -1; it must not be negative"),
+    "lam": (lambda: ditto(LOCAL, lam=-1), "lam is -1; it must not be negative"),
+    "alpha": (lambda: perfedavg(LOCAL, alpha=-1), "alpha is -1; it must not be negative"),
+    "delta": (lambda: perfedavg(LOCAL, delta=0), "delta is 0; it must be positive"),
+    "variant": (lambda: perfedavg(LOCAL, variant="x"), "variant is 'x'; it must be 'FO' or"),
+    "server_rate": (lambda: maxfl(LOCAL, server_rate=0), "server_rate is 0; it must be pos"),
+    "eps": (lambda: maxfl(LOCAL, eps=-1), "eps is -1; it must not be negative"),
+    "slope": (lambda: maxfl(LOCAL, slope=0), "slope is 0; it must be positive"),
+    "weight": (lambda: maxfl(LOCAL, weight="x"), "weight is 'x'; it must be 'derivative' or"),
+    "growth": (lambda: mwfed(LOCAL, growth=1), "growth is 1; it must be greater than 1"),
+    "option": (lambda: scaffold(LOCAL, option=2), "option is 2; it must be 'I' or 'II'"),
+    "scaffold rate": (lambda: scaffold(LOCAL, server_rate="1"), "server_rate is '1'", NOT_A_NUMBER),
+    "settings None": (lambda: prsgd(None), "local is None; give the settings of", TypeError),
+    "settings a rate": (
+        lambda: fedprox(0.1, mu=1.0),
+        r"local is 0.1; give the settings of local_sgd, as in fedprox\(local_sgd\(0.1, steps=5\)\)",
+        TypeError,
     ),
-    "prsgd rate": (lambda: prsgd(None, **STEPS), "learning_rate is None; it must be", NOT_A_NUMBER),
+    "settings a dict": (lambda: fedavg({"steps": 2}, local_steps=2), "is a dict of 1", TypeError),
+    "steps twice": (
+        lambda: fedavg(LOCAL, local_steps=2),
+        "local_steps is 2; give it to local_sgd, as steps",
+    ),
+    "no steps of SCAFFOLD": (
+        lambda: scaffold(local_sgd(0.1)),
+        "scaffold needs a number of local steps, and none is given",
+    ),
+    "epochs of MaxFL": (
+        lambda: maxfl(local_sgd(0.1, epochs=2)),
+        "epochs is 2, but clients of maxfl take equally many local steps; give their number",
+    ),
+    "optimizer of qFFL": (
+        lambda: qffl(local_sgd(0.1, steps=2, optimizer=optax.adam), q=1.0),
+        "optimizer is the function adam, but local steps of qffl are those of SGD: leave out opt",
+    ),
+    "steps of AFL": (
+        lambda: afl(LOCAL, mixture_rate=0.1),
+        "2 local steps are given, but afl takes 1; leave steps out",
+    ),
     # Assignments.
     "clients 0": (lambda: mfa_rr(0, 1), "num_clients is 0; it must be a positive whole number"),
     "clients fractional": (lambda: mfa_rr(4.0, 1), "num_clients is 4.0; it must be a positive"),
@@ -553,8 +580,8 @@ CASES = {
         lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),
         "by is 'x'; it must be 'loss' or 'update'",
     ),
-    "beta": (lambda: stalevr(0.1, beta=1, **STEPS), "beta is 1; it must be 'estimated', 'exact'"),
-    "mifa rate": (lambda: mifa(None, **STEPS), "learning_rate is None; it must be", NOT_A_NUMBER),
+    "beta": (lambda: stalevr(LOCAL, beta=1), "beta is 1; it must be 'estimated', 'exact'"),
+    "mifa rate": (lambda: mifa(local_sgd(None)), "learning_rate is None; it must", NOT_A_NUMBER),
     "rounds_per_model 0": (lambda: sequential(4, 2, rounds_per_model=0), "rounds_per_model is 0"),
     # Tasks.
     "quadratic clients": (
@@ -610,7 +637,9 @@ CASES = {
     ),
     "axis schedule": (
         lambda: swept(
-            lambda rate: Setup(QUADRATIC, fedavg(lambda t: rate / t, **STEPS), EVERYBODY),
+            lambda rate: Setup(
+                QUADRATIC, fedavg(local_sgd(lambda t: rate / t, steps=2)), EVERYBODY
+            ),
             {"rate": [0.1, -0.1]},
         ),
         "learning_rate in round 1 is -0.1; it must not be negative",

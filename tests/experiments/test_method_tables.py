@@ -26,6 +26,7 @@ from fedjax_mm import (
     attacked,
     fedavg,
     full_participation,
+    local_sgd,
     maxfl,
     mfa_rand,
     noisy,
@@ -53,8 +54,8 @@ def examples():
     for name, factory in methods().items():
         parameters = inspect.signature(factory).parameters
         needed = {key: 2.0 for key, p in parameters.items() if p.default is p.empty}
-        needed |= {"local_steps": 2} if "local_steps" in parameters else {}
-        del needed["learning_rate"]
+        needed |= {} if name == "afl" else {"local_steps": 2}
+        del needed["local"]
         yield name, name, needed
         more = {
             key: changed(p) for key, p in parameters.items() if p.default not in (p.empty, None)
@@ -170,7 +171,8 @@ def test_every_method_of_a_file_is_that_of_python(label, told):
     text = in_toml(settings if label not in EXAMPLES else {"name": name} | settings)
     experiment = read(f"{QUADRATIC}{A}{text}")
     assert validate(Experiment, experiment.model_dump()) == experiment
-    by_hand = methods()[name](0.1, **settings)
+    own = {key: value for key, value in settings.items() if key != "local_steps"}
+    by_hand = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
 
     def prepare(rng_key, algorithm, data):
         task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()
@@ -187,10 +189,10 @@ def test_every_method_of_a_file_is_that_of_python(label, told):
 
 @pytest.mark.parametrize("name", methods())
 def test_a_file_gives_what_the_function_takes(name):
-    taken = set(inspect.signature(methods()[name]).parameters)
-    if "local_optimizer" in taken:
-        taken = taken - {"local_optimizer"} | {"optimizer", "weight_decay", "clip"}
-    assert set(METHOD_TABLES[name].model_fields) == taken | {"name", "assignment"}
+    local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
+    own = set(inspect.signature(methods()[name]).parameters) - {"local"}
+    rest = {"name", "assignment", "weight_decay", "clip"}
+    assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 
 def test_the_methods_are_those_that_the_library_shows():
@@ -200,7 +202,7 @@ def test_the_methods_are_those_that_the_library_shows():
         for name, value in public.items()
         if inspect.isfunction(value)
         and inspect.signature(value).return_annotation is Algorithm
-        and next(iter(inspect.signature(value).parameters)) == "learning_rate"
+        and next(iter(inspect.signature(value).parameters)) == "local"
     }
 
 
@@ -212,21 +214,22 @@ import optax
 
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Scalar
-from fedjax_mm.schedules import Schedule
+from fedjax_mm.local import LocalSGD
 
 
 def toy(
-    learning_rate: Scalar | Schedule,
+    local: LocalSGD,
     *,
     count: int | None = 3,
     factor: Scalar,
     way: Literal["up", "down"] = "down",
     flag: bool = False,
-    optimizer: optax.GradientTransformation | None = None,
+    chain: optax.GradientTransformation | None = None,
 ) -> Algorithm:
     if not isinstance(factor, jax.core.Tracer) and not factor > 1:
         raise ValueError(f"factor is {factor}; it must be greater than 1")
-    return fedavg(factor * learning_rate, local_steps=count + flag + (way == "up"))
+    steps = count + flag + (way == "up")
+    return fedavg(local._replace(learning_rate=factor * local.learning_rate, steps=steps))
 """
 PROGRAM = """
 import json
@@ -247,7 +250,7 @@ def loss(**settings):
 for own, steps in json.loads(sys.argv[1]):
     expected = loss(local_steps=steps, learning_rate=1.5 * 0.1)
     assert loss(name="toy", factor=1.5, **own) == expected
-wrong = ["factor=1", "factor=true", "count=0", "way=left", "flag=1", "optimizer=1", "name=tow"]
+wrong = ["factor=1", "factor=true", "count=0", "way=left", "flag=1", "chain=1", "name=tow"]
 for text in wrong:
     values = top | {"algorithms": {"A": A | {"name": "toy", "factor": 2}}}
     try:
@@ -287,7 +290,7 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
         ["algorithms.A.count = 0", "greater than or equal to 1"],
         ["algorithms.A.way = 'left'", "'up' or 'down'"],
         ["algorithms.A.flag = 1", "valid boolean"],
-        ["algorithms.A.optimizer = 1", "known keys of toy are", "count, factor, flag"],
+        ["algorithms.A.chain = 1", "known keys of toy are", "count, epochs, factor, flag"],
         ["algorithms.A.name = 'tow'", "'stalevr', 'toy'"],
     ):
         message = messages.pop(0)
@@ -296,12 +299,12 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
 
 
 def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
-    def asking(learning_rate, **settings):
-        algorithm = fedavg(learning_rate, **settings)
+    def asking(local, **settings):
+        algorithm = fedavg(local, **settings)
 
-        def client(local, *states):
-            contribution, state = algorithm.client(local, *states)
-            return contribution._replace(weight=local.threshold()), state
+        def client(context, *states):
+            contribution, state = algorithm.client(context, *states)
+            return contribution._replace(weight=context.threshold()), state
 
         return algorithm._replace(client=client)
 
@@ -407,8 +410,8 @@ def cho_clients(seed=7):
 def test_a_file_with_everything_is_that_of_python(labels, told):
     attacks = np.random.Generator(np.random.PCG64(3)).permutation(8) < 2
     methods = {
-        "MaxFL": maxfl(0.1, local_steps=5, batch_size=16),
-        "FedAvg": fedavg(0.1, local_steps=5, batch_size=16),
+        "MaxFL": maxfl(local_sgd(0.1, steps=5, batch_size=16)),
+        "FedAvg": fedavg(local_sgd(0.1, steps=5, batch_size=16)),
     }
 
     def task(data):
@@ -569,8 +572,31 @@ def settings(task=None, top=None, **algorithm):
             ["algorithms.A: epochs is 2", "the quadratic has no examples", "give local_steps"],
         ),
         (
-            settings(OWN, epochs=1, **MAXFL),
-            ["algorithms.A.epochs = 1", "known keys of maxfl are", "local_steps"],
+            settings(OWN, mu=1, **MAXFL),
+            ["algorithms.A.mu = 1", "known keys of maxfl are", "local_steps"],
+        ),
+        (
+            settings(OWN, epochs=1, local_steps=..., **MAXFL),
+            ["algorithms.A: epochs is 1", "clients of maxfl", "local steps; give their number"],
+        ),
+        (settings(OWN, epochs=1), ["algorithms.A: 3 local steps and epochs = 1", "one of the two"]),
+        (
+            settings(OWN, local_steps=...),
+            ["algorithms.A: neither local steps nor epochs are given"],
+        ),
+        (
+            settings(OWN, name="scaffold", weight_decay=0.1),
+            [
+                "algorithms.A: optimizer is",
+                "scaffold",
+                "of SGD",
+                "leave out",
+                "weight_decay and clip",
+            ],
+        ),
+        (
+            settings(OWN, name="afl", mixture_rate=0.1),
+            ["algorithms.A: 3 local steps are given, but afl takes 1; leave steps out"],
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
         (settings(OWN, name="fedprox", mu=-1), ["algorithms.A: mu is -1.0", "not be negative"]),

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import Experiment, fedavg, mfa_rand, run
+from fedjax_mm import Experiment, fedavg, local_sgd, mfa_rand, run
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_TABLES
 from fedjax_mm.experiments.overrides import validate
@@ -115,16 +115,20 @@ FILES = {
     "the default, named": ({"optimizer": {"name": "sgd"}}, lambda: fedavg(0.1, local_steps=3)),
     "adam": (
         {"optimizer": {"name": "adam", "b1": 0.8}},
-        lambda: fedavg(0.1, local_steps=3, local_optimizer=lambda rate: optax.adam(rate, b1=0.8)),
+        lambda: fedavg(local_sgd(0.1, steps=3, optimizer=lambda rate: optax.adam(rate, b1=0.8))),
     ),
     "clipped and decayed": (
         {"clip": 1, "weight_decay": 0.01, "learning_rate": {"schedule": "cosine", "start": 0.1}},
         lambda: fedavg(
-            cosine,
-            local_steps=3,
-            local_optimizer=lambda rate: optax.chain(
-                optax.clip_by_global_norm(1.0), optax.add_decayed_weights(0.01), optax.sgd(rate)
-            ),
+            local_sgd(
+                cosine,
+                steps=3,
+                optimizer=lambda rate: optax.chain(
+                    optax.clip_by_global_norm(1.0),
+                    optax.add_decayed_weights(0.01),
+                    optax.sgd(rate),
+                ),
+            )
         ),
     ),
     "server with momentum": (
@@ -245,7 +249,11 @@ COSINE = {"schedule": "cosine", "start": 0.1}
         ({"clip": 0}, ["algorithms.A.clip = 0", "greater than 0"]),
         (
             {"name": "scaffold", "optimizer": {"name": "adam"}},
-            ["algorithms.A.optimizer", "unknown key", "known keys of scaffold are"],
+            [
+                "algorithms.A: optimizer is the function adam",
+                "steps of scaffold",
+                "leave out optimizer",
+            ],
         ),
     ],
 )

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, full_participation, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_attributes
 from fedjax_mm.papers.bhuyan2022 import learners
@@ -251,7 +251,7 @@ def check_alone(config, result):
     labels = np.asarray(data.train.examples[1])
     assert labels.max() == 1
     task = config.learners[0].task(data, 1)
-    algorithm = fedavg(0.1, local_steps=2, batch_size=5)
+    algorithm = fedavg(local_sgd(0.1, steps=2, batch_size=5))
     key = jax.random.fold_in(jax.random.key(config.seed), 1)
     how = full_participation(3)
     start = config.learners[0].start(task)

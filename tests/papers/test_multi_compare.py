@@ -8,7 +8,7 @@ import optax
 import pytest
 import xarray as xr
 
-from fedjax_mm import fedavg, simulate
+from fedjax_mm import fedavg, local_sgd, simulate
 from fedjax_mm.asynchrony import fedast, shifted_exponential
 from fedjax_mm.cli import terminal
 from fedjax_mm.experiments.overrides import validate
@@ -88,8 +88,8 @@ def test_it_is_what_one_puts_together_by_hand(result):
     @jax.jit
     def run(key, data, rates):
         tasks = problem.tasks([stack.select(seed) for stack in data])
-        how = {"local_steps": 2, "batch_size": problem.batch_size}
-        algorithm = fedavg(rates[0], server_optimizer=optax.sgd(rates[1]), **how)
+        local = local_sgd(rates[0], steps=2, batch_size=problem.batch_size)
+        algorithm = fedavg(local, server_optimizer=optax.sgd(rates[1]))
         return simulate(key, tasks, algorithm, dispatch, 6, record_every=3)[1]
 
     key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import appealing, maxfl, mfa_rr, simulate
+from fedjax_mm import appealing, local_sgd, maxfl, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_maxfl
 from fedjax_mm.papers.cho2022.clients import POPULATIONS, draw_clients
@@ -119,7 +119,7 @@ def test_a_small_instance_runs_from_the_data_to_the_figure(result, tmp_path):
 def test_it_is_what_one_puts_together_by_hand(result):
     """One run by `simulate`, without a sweep, with the key and the clients of its seed."""
     seed, module, num_models = 1, MLP(10, (64, 30), 0.5), result.sizes["model"]
-    algorithm = maxfl(SMALL.learning_rate, local_steps=3, batch_size=8)
+    algorithm = maxfl(local_sgd(SMALL.learning_rate, steps=3, batch_size=8))
     how = {"learning_rate": SMALL.learning_rate, "batch_size": 8, "num_steps": 2}
     staying = appealing(mfa_rr(6, num_models), cohort_size=6, from_round=2)
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, mfa_rand, simulate
+from fedjax_mm import fedavg, local_sgd, mfa_rand, simulate
 from fedjax_mm.data import digits, federate, load_idx, partition
 from fedjax_mm.sweeps import layout
 from fedjax_mm.tasks import McMahanCNN, classification
@@ -18,7 +18,8 @@ def accuracies_of(pool, num_clients, num_rounds, record_every=1):
     data = federate(pool, partition.iid(pool.train[1], num_clients))
     task = classification(data, McMahanCNN(10), scale=1 / 255, block_size=200)
     assignment = mfa_rand(num_clients, 1, cohort_size=10)
-    algorithm, where = fedavg(0.1, epochs=1, batch_size=10), layout(1, jax.devices()[:2])
+    algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=10))
+    where = layout(1, jax.devices()[:2])
 
     def run(words, task):
         trace = simulate(

@@ -16,6 +16,7 @@ from fedjax_mm import (
     fedavg,
     fedfair,
     keys,
+    local_sgd,
     simulate,
 )
 from fedjax_mm.base import Batching, Look
@@ -120,7 +121,7 @@ def draws_of_fedfair(key):
 
 def run_of(assignment, width=None):
     """The final models, and the groups and losses of all rounds."""
-    algorithm = fedavg(RATE, local_steps=STEPS, batch_size=BATCH)
+    algorithm = fedavg(local_sgd(RATE, steps=STEPS, batch_size=BATCH))
     kept = remembering(assignment, ROUNDS, width)
 
     @jax.jit
@@ -308,7 +309,7 @@ def one_run(name, client_map, client_axis=None):
 
     def run(rng_key, tasks):
         how = {"client_map": client_map, "client_axis": client_axis}
-        algorithm = fedavg(0.3, epochs=1, batch_size=2)
+        algorithm = fedavg(local_sgd(0.3, epochs=1, batch_size=2))
         state, trace = simulate(rng_key, tasks, algorithm, assignment, SHORT, **how)
         return state.models, state.assignment[1:], trace
 
@@ -370,7 +371,7 @@ def test_a_swept_discount_and_alpha_are_arguments():
             bandit(N, M, cohort_size=K, discount=discount),
             fedfair(N, M, alpha=alpha, cohort_size=K),
         )
-        algorithm = fedavg(0.3, local_steps=1, batch_size=2)
+        algorithm = fedavg(local_sgd(0.3, steps=1, batch_size=2))
         return [simulate(key, task, algorithm, each, SHORT)[1].metrics["loss"] for each in both]
 
     one, other, again = run(0.9, 3.0), run(0.3, 1.0), run(0.9, 3.0)
@@ -383,7 +384,7 @@ def test_padding_is_skipped_for_seeds_together():
     """Of 7 clients in a list of 7, a round computes the 4 that train, in chunks of 2."""
     computed = []
     task = mixed()[0]
-    algorithm = fedavg(0.3, local_steps=1, batch_size=2)
+    algorithm = fedavg(local_sgd(0.3, steps=1, batch_size=2))
 
     def client(local, server_state, client_state):
         jax.debug.callback(lambda _: computed.append(1), local.client)

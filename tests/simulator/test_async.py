@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import advance, fedavg, join_traces, keys, params_of, simulate, sweep
+from fedjax_mm import advance, fedavg, join_traces, keys, local_sgd, params_of, simulate, sweep
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort
@@ -56,10 +56,10 @@ def falling(t):
     return 0.2 / (1 + t)
 
 
-def fed(server_rate=SERVER_RATE, **options):
+def fed(server_rate=SERVER_RATE, rate=RATE, **local):
     """FedAvg of equally weighted clients."""
-    options = {"local_steps": NUM_STEPS, "server_optimizer": optax.sgd(server_rate)} | options
-    return fedavg(options.pop("rate", RATE), weighted=False, **options)
+    local = local_sgd(rate, **{"steps": NUM_STEPS} | local)
+    return fedavg(local, weighted=False, server_optimizer=optax.sgd(server_rate))
 
 
 @functools.cache
@@ -247,7 +247,7 @@ def unequal_epochs(client_map, client_axis=None):
     rng, counts = np.random.default_rng(1), [3, 8, 5, 2, 7, 4, 6, 1]
     data = [[rng.normal(size=(n, *more)) for n in counts] for more in ((2,), ())]
     task = least_squares(*data, ridge=0.3)
-    algorithm = fedavg(RATE, epochs=1, batch_size=2, weighted=False)
+    algorithm = fedavg(local_sgd(RATE, epochs=1, batch_size=2), weighted=False)
     dispatch = one_by_one(8, 2, at_work=(12, 6), ratio=2)
     how = {"client_map": client_map, "client_axis": client_axis, "record_every": 60}
     run = functools.partial(simulate, KEY, task, algorithm, dispatch, 120, **how)
@@ -319,7 +319,7 @@ def many(dispatch, num_arrivals, record_every, num_seeds=32):
     seeds = jax.random.split(jax.random.key(1), num_seeds)
 
     def run(rng_key):
-        task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, local_steps=1)
+        task, algorithm = quadratic(24, 1, mu=0.1), fed(1.0, rate=0.1, steps=1)
         how = {"record_every": record_every, "client_map": "vmap"}
         trace = simulate(rng_key, task, algorithm, dispatch, num_arrivals, **how)[1]
         kept = {name: trace.metrics[name] for name in ("time", "staleness", "steps")}

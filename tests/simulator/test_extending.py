@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fedjax_mm import fedprox, full_participation, simulate, sweep, to_dataset
+from fedjax_mm import fedprox, full_participation, local_sgd, simulate, sweep, to_dataset
 from fedjax_mm.base import Cohort
 from fedjax_mm.sweeps import Execution, Setup, layout
 from fedjax_mm.sweeps.grid import seed_keys
@@ -69,7 +69,7 @@ def one_run(page, client_map, client_axis=None):
         return simulate(
             rng_key,
             tasks,
-            page["scaffold"](0.1, local_steps=2, batch_size=4),
+            page["scaffold"](local_sgd(0.1, steps=2, batch_size=4)),
             remembering(page["rank_list"](N, M, K), ROUNDS),
             ROUNDS,
             client_map=client_map,
@@ -162,7 +162,7 @@ def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
 @pytest.mark.slow  # by default of methods of the library, in test_devices
 def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected, monkeypatch):
     def build(learning_rate, gamma, tasks):
-        algorithm = page["scaffold"](learning_rate, local_steps=2, batch_size=4)
+        algorithm = page["scaffold"](local_sgd(learning_rate, steps=2, batch_size=4))
         return Setup(tasks, algorithm, page["rank_list"](N, M, K, gamma))
 
     devices = jax.devices()[:2]
@@ -261,7 +261,7 @@ def test_averaging_makes_fedprox(page, tasks):
     def run(algorithm, task):
         return simulate(jax.random.key(0), task, algorithm, full_participation(N), 3)[1].metrics
 
-    of_library = fedprox(0.1, mu=1.0, local_steps=10, batch_size=10)
+    of_library = fedprox(local_sgd(0.1, steps=10, batch_size=10), mu=1.0)
     actual, expected = run(page["fedprox"], tasks[0]), run(of_library, tasks[0])
     np.testing.assert_array_equal(actual["loss"], expected["loss"])
 
@@ -296,7 +296,7 @@ def test_scaffold_is_the_papers_loop(page, x64, scale):
     Twice the weight of everybody changes nothing.
     """
     rate, steps, rounds = 0.1, 3, 8
-    algorithm = page["scaffold"](rate, local_steps=steps)
+    algorithm = page["scaffold"](local_sgd(rate, steps=steps))
     task, everybody = problems(page)[0], remembering(full_participation(N), rounds)
 
     def assign(rng_key, t, state, look):

@@ -12,7 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_mm import fedavg, full_participation, keys, mfa_rand, mfa_rr, sequential, simulate
+from fedjax_mm import (
+    fedavg,
+    full_participation,
+    keys,
+    local_sgd,
+    mfa_rand,
+    mfa_rr,
+    sequential,
+    simulate,
+)
 from fedjax_mm.base import Assignment, ClientContext, Cohort
 from fedjax_mm.chunks import chunks_of
 from fedjax_mm.data import client_data
@@ -96,7 +105,7 @@ def steps_executed(counts, assignment, client_map):
     """Local steps that were computed in one round, and those that count."""
     global executed
     task = Counted(jnp.asarray(counts, jnp.int32))
-    algorithm = fedavg(1.0, epochs=1, batch_size=10)
+    algorithm = fedavg(local_sgd(1.0, epochs=1, batch_size=10))
     run = functools.partial(simulate, algorithm=algorithm, assignment=assignment)
     program = jax.jit(lambda key, task: run(key, task, num_rounds=1, client_map=client_map))
     executed = 0
@@ -157,8 +166,8 @@ def remembering(algorithm):
 
 
 N, M, ROUNDS = 13, 3, 4
-EPOCHS = remembering(fedavg(0.05, epochs=2, batch_size=4))
-GROWING = fedavg(0.05, local_steps=3, batch_size=lambda t: 2 * t)
+EPOCHS = remembering(fedavg(local_sgd(0.05, epochs=2, batch_size=4)))
+GROWING = fedavg(local_sgd(0.05, steps=3, batch_size=lambda t: 2 * t))
 EACH = [EPOCHS, GROWING, EPOCHS]  # two stacks
 
 
@@ -306,13 +315,14 @@ def test_equal_lengths_are_computed_in_lockstep():
     features = [np.ones((n, 1)) for n in (11, 20, 15)]
     task = least_squares(features, [x[:, 0] for x in features], ridge=0.1)
     for size, is_equal in ((10, True), (9, False)):
-        (stack,) = stacks_of(task, fedavg(0.1, epochs=1, batch_size=size), full_participation(3))
+        algorithm = fedavg(local_sgd(0.1, epochs=1, batch_size=size))
+        (stack,) = stacks_of(task, algorithm, full_participation(3))
         assert stack.has_equal_steps == is_equal
     (stack,) = stacks_of(task, fedavg(0.1, local_steps=2), full_participation(3))
     assert stack.has_equal_steps
 
 
 def test_epochs_need_a_task_that_has_them():
-    task, algorithm = Towards(jnp.ones(3)), fedavg(0.1, epochs=1)
+    task, algorithm = Towards(jnp.ones(3)), fedavg(local_sgd(0.1, epochs=1))
     with pytest.raises(ValueError, match="Towards is not a EpochTask: A task with num_batches"):
         simulate(jax.random.key(0), task, algorithm, full_participation(3), 1)

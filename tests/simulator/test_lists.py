@@ -10,7 +10,17 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, bandit, fedavg, mfa_rand, mfa_rr, run, scaffold, simulate
+from fedjax_mm import (
+    Experiment,
+    bandit,
+    fedavg,
+    local_sgd,
+    mfa_rand,
+    mfa_rr,
+    run,
+    scaffold,
+    simulate,
+)
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
@@ -126,8 +136,8 @@ def test_a_list_trains_what_its_rows_train(algorithm, client_map, x64):
     Models that differ have data of their own, or different networks: a list is computed as rows.
     """
     how = {
-        "scaffold": scaffold(0.2, local_steps=2, batch_size=2),
-        "epochs": fedavg(0.2, epochs=2, batch_size=2),
+        "scaffold": scaffold(local_sgd(0.2, steps=2, batch_size=2)),
+        "epochs": fedavg(local_sgd(0.2, epochs=2, batch_size=2)),
     }[algorithm]
     inner = remembering(mfa_rand(N, M, cohort_size=5), T, 2)
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from fedjax_mm import fedavg, fedcluster, mfa_rand, mfa_rr, sequential, simulate
+from fedjax_mm import fedavg, fedcluster, local_sgd, mfa_rand, mfa_rr, sequential, simulate
 from fedjax_mm.base import Batching
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
@@ -144,9 +144,7 @@ def test_local_optimizers_and_server_scale(local, server_scale):
     assignment, rng_key, num_rounds = mfa_rr(N, 5), jax.random.key(3), 20
     start = np.random.default_rng(1).normal(size=(5, N * P + 1))
     algorithm = fedavg(
-        inverse_time(3.0, 20.0),
-        local_steps=4,
-        local_optimizer=local_optimizer,
+        local_sgd(inverse_time(3.0, 20.0), steps=4, optimizer=local_optimizer),
         server_scale=server_scale,
     )
     task = quadratic(N, P, mu=0.05)
@@ -218,7 +216,7 @@ def drawn_rows(store, how, num_steps):
 @functools.cache
 def minibatches(batch_size, weighted):
     """The compiled run with groups that are an argument."""
-    algorithm = fedavg(0.05, local_steps=6, batch_size=batch_size, weighted=weighted)
+    algorithm = fedavg(local_sgd(0.05, steps=6, batch_size=batch_size), weighted=weighted)
 
     def run(rng_key, task, groups, start):
         given = replay(groups, 7)
@@ -257,12 +255,12 @@ def test_minibatches_and_unequal_weights(make, batch_size, weighted):
     assert error(state.models[0].params, expected[-1]) < 1e-12
 
 
-SAMPLINGS = {  # options of fedavg, and the rows of a step
-    "iid": ({"local_steps": 4, "batch_size": 3}, Batching(3)),
-    "iid, large": ({"local_steps": 2, "batch_size": 20}, Batching(20)),
+SAMPLINGS = {  # settings of local SGD, and the rows of a step
+    "iid": ({"steps": 4, "batch_size": 3}, Batching(3)),
+    "iid, large": ({"steps": 2, "batch_size": 20}, Batching(20)),
     "epochs": ({"epochs": 2, "batch_size": 4}, Batching(4, "epochs")),
     "steps of epochs": (
-        {"local_steps": 5, "batch_size": 4, "order": "epochs"},
+        {"steps": 5, "batch_size": 4, "order": "epochs"},
         Batching(4, "epochs"),
     ),
     "full": ({"epochs": 3}, Batching(None, "epochs")),
@@ -322,7 +320,7 @@ def test_logistic_regression(sampling, client_map, head):
 
     def num_steps(k):
         per_epoch = 1 if how.size is None else -(-counts[k] // how.size)
-        return options.get("local_steps") or options["epochs"] * per_epoch
+        return options.get("steps") or options["epochs"] * per_epoch
 
     most_steps = max(num_steps(k) for k in range(7))
     numbered = dataclasses.replace(clients, examples=jnp.arange(counts.sum()))
@@ -337,7 +335,7 @@ def test_logistic_regression(sampling, client_map, head):
         assert (rows < counts[k]).all()
         return reference.softmax_gradient(problem, k, w, rows)
 
-    algorithm, num_rounds = fedavg(0.1, **options), 12
+    algorithm, num_rounds = fedavg(local_sgd(0.1, **options)), 12
 
     @jax.jit
     def run(rng_key, task, params):

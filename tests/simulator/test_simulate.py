@@ -14,6 +14,7 @@ from fedjax_mm import (
     advance,
     fedavg,
     full_participation,
+    local_sgd,
     mfa_rand,
     mfa_rr,
     scaffold,
@@ -49,7 +50,7 @@ TASKS = {
     "quadratic": functools.cache(lambda: quadratic(N, 2, mu=0.01)),
     "least squares": functools.cache(lambda: examples()),
 }
-HOW = {"quadratic": {"local_steps": 3}, "least squares": {"local_steps": 3, "batch_size": 2}}
+HOW = {"quadratic": {"steps": 3}, "least squares": {"steps": 3, "batch_size": 2}}
 
 
 def build(strategy, task):
@@ -58,7 +59,7 @@ def build(strategy, task):
     rate = RATES[task]
 
     def run(rng_key, task, rate=rate, **options):
-        algorithm = fedavg(inverse_time(rate, 20.0), **how)
+        algorithm = fedavg(local_sgd(inverse_time(rate, 20.0), **how))
         return simulate(rng_key, task, algorithm, assignment, ROUNDS, **options)
 
     return run, TASKS[task]()
@@ -202,7 +203,7 @@ def test_a_run_continues_where_it_stopped(strategy):
     half = ROUNDS // 2
 
     def algorithm(rate):
-        return fedavg(inverse_time(rate, 20.0), **HOW[name])
+        return fedavg(local_sgd(inverse_time(rate, 20.0), **HOW[name]))
 
     @jax.jit
     def start(rng_key, task, rate):
@@ -251,7 +252,7 @@ def test_counts(strategy):
 
 def test_what_goes_up_and_what_comes_down_are_told_apart():
     """SCAFFOLD sends a control variate beside the parameters; it is counted going up."""
-    run = functools.partial(simulate, algorithm=scaffold(0.1, local_steps=1), num_rounds=1)
+    run = functools.partial(simulate, algorithm=scaffold(local_sgd(0.1, steps=1)), num_rounds=1)
     run = functools.partial(run, assignment=mfa_rr(N, 2))
     _, trace = jax.eval_shape(run, jax.random.key(0), TASKS["quadratic"]())
     assert (trace.upload_size, trace.download_size) == ((4 * N + 2,) * 2, (2 * N + 1,) * 2)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, mfa_rand, mfa_rr, simulate, sweep
+from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.stacks import by_model, stacks_of
 from fedjax_mm.sweeps import Checkpoints, DivergenceError, Execution, InterruptedRunError, Setup
@@ -26,7 +26,8 @@ from tests.helpers import Towards, labelled_data, replay, roll_out
 
 N = 7
 LINEAR, NETWORK = LogisticRegression(3), MLP(3, hidden=(5,))
-FAST, SLOW = fedavg(0.3, epochs=1, batch_size=4), fedavg(0.03, epochs=1, batch_size=4)
+FAST = fedavg(local_sgd(0.3, epochs=1, batch_size=4))
+SLOW = fedavg(local_sgd(0.03, epochs=1, batch_size=4))
 
 
 def model_of(state, trace, stack, place, model):
@@ -66,7 +67,7 @@ def program(modules, client_map, ratios):
 
     def run(rng_key, groups, rate, params, data):
         tasks = [classification(data, module) for module in modules]
-        every = {each: fedavg(rate * each, epochs=1, batch_size=4) for each in ratios}
+        every = {each: fedavg(local_sgd(rate * each, epochs=1, batch_size=4)) for each in ratios}
         algorithms = [every[each] for each in ratios] * (3 // len(ratios))
         strategy, how = replay(groups, N), {"client_map": client_map, "params": params}
         return simulate(rng_key, tasks, algorithms, strategy, 6, **how)
@@ -192,8 +193,8 @@ def test_stacked_data_of_models_are_their_own_data(epochs):
     draws = [labelled_data(seed=seed) for seed in range(2)]
     assert len({int(each.train.counts.sum()) for each in draws}) > 1
     both, assignment = stack_data(draws), mfa_rand(N, 2)
-    options = {"epochs": 2, "batch_size": 4} if epochs else {"local_steps": 4, "batch_size": 3}
-    algorithm = fedavg(0.1, **options)
+    options = {"epochs": 2, "batch_size": 4} if epochs else {"steps": 4, "batch_size": 3}
+    algorithm = fedavg(local_sgd(0.1, **options))
     stacked = [classification(both.select(i), LINEAR) for i in range(2)]
     (stack,) = stacks_of(stacked, algorithm, assignment)
     assert stack.task.train.examples[0] is both.train.examples[0]

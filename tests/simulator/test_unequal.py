@@ -14,6 +14,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     init,
+    local_sgd,
     mfa_rand,
     mifa,
     simulate,
@@ -103,17 +104,17 @@ CASES = {
     "uniform": (uniform(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "LVR": (sampled(3.0), fedavg(0.05, local_steps=2, server_scale="1/N")),
     "GVR": (sampled(3.0, by="update"), fedavg(0.05, local_steps=2, server_scale="1/N")),
-    "FedVARP": (sampled(3.0), stalevr(0.05, local_steps=2, beta="one")),
+    "FedVARP": (sampled(3.0), stalevr(local_sgd(0.05, steps=2), beta="one")),
     "FedVARP, uniform": (
         mfa_rand(N, M, cohort_size=3, unbiased=True),
-        stalevr(0.05, local_steps=2, beta="one"),
+        stalevr(local_sgd(0.05, steps=2), beta="one"),
     ),
-    "StaleVRE": (sampled(3.0, by="update"), stalevr(0.05, local_steps=2)),
+    "StaleVRE": (sampled(3.0, by="update"), stalevr(local_sgd(0.05, steps=2))),
     "StaleVR": (
         sampled(3.0, by="update", inactive="train"),
-        stalevr(0.05, local_steps=2, beta="exact"),
+        stalevr(local_sgd(0.05, steps=2), beta="exact"),
     ),
-    "MIFA": (sampled(3.0), mifa(0.05, local_steps=2)),
+    "MIFA": (sampled(3.0), mifa(local_sgd(0.05, steps=2))),
 }
 
 

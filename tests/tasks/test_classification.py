@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import mfa_rr, simulate
+from fedjax_mm import local_sgd, mfa_rr, simulate
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Batching, EpochTask
 from fedjax_mm.data.clients import client_data, shared_client_data
@@ -360,7 +360,7 @@ def test_initial_parameters_are_the_modules():
 def test_training_learns():
     data = labelled_data(dim=30)
     task = classification(data, LogisticRegression(3))
-    algorithm = fedavg(0.3, epochs=2, batch_size=4)
+    algorithm = fedavg(local_sgd(0.3, epochs=2, batch_size=4))
 
     @jax.jit
     def run(task):

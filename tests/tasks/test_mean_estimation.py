@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fedjax_mm import fedavg, full_participation, maxfl, simulate
+from fedjax_mm import fedavg, full_participation, local_sgd, maxfl, simulate
 from fedjax_mm.base import AnalyticTask, Batching, Task
 from fedjax_mm.cli import main
 from fedjax_mm.experiments.overrides import validate
@@ -143,7 +143,7 @@ def test_federated_averaging_finds_the_mean():
 def test_maxfl_trains_what_its_objective_has_for_a_minimum(weight, end, satisfied, local_steps):
     """From the mean; clients report F_k >= rho_k, and are satisfied by their true losses."""
     task = mean_estimation(THETA, THETA_HAT)
-    algorithm = maxfl(0.05, local_steps=local_steps, weight=weight)
+    algorithm = maxfl(local_sgd(0.05, steps=local_steps), weight=weight)
     how = {"num_rounds": 400, "params": task.minimizer}
     run = jax.jit(lambda key: simulate(key, task, algorithm, full_participation(3), **how))
     state, trace = run(jax.random.key(0))

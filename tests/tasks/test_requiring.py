@@ -22,6 +22,7 @@ from fedjax_mm import (
     fedavg,
     full_participation,
     keys,
+    local_sgd,
     maxfl,
     mfa_rand,
     mfa_rr,
@@ -253,7 +254,8 @@ def tuned_run():
     wrapped = requiring(task, jnp.ones(N), num_unseen=N - SEEN, tuning=Tuning(RATE, STEPS, 2))
 
     def run(rng_key):
-        algorithm, strategy = fedavg(0.1, epochs=2, batch_size=2), mfa_rand(SEEN, 2, cohort_size=4)
+        algorithm = fedavg(local_sgd(0.1, epochs=2, batch_size=2))
+        strategy = mfa_rand(SEEN, 2, cohort_size=4)
         return simulate(rng_key, wrapped, algorithm, strategy, 2, record_every=2)
 
     return jax.jit(run)(KEY)
@@ -288,7 +290,8 @@ def test_the_wrapped_task_is_trained_as_it_would_be_alone():
 
     @jax.jit
     def run(rng_key):
-        algorithm, strategy = fedavg(0.1, epochs=2, batch_size=2), mfa_rand(SEEN, 2, cohort_size=4)
+        algorithm = fedavg(local_sgd(0.1, epochs=2, batch_size=2))
+        strategy = mfa_rand(SEEN, 2, cohort_size=4)
         return simulate(rng_key, alone, algorithm, strategy, 2, record_every=2)
 
     (expected, counts), (state, trace) = run(KEY), tuned_run()
@@ -308,7 +311,7 @@ def test_a_loss_equal_to_the_threshold_does_not_appeal():
     @jax.jit
     def ask(rho):
         demanding = requiring(task, rho)
-        weights, _ = mwfed(0.1, local_steps=1).init(demanding, params)
+        weights, _ = mwfed(local_sgd(0.1, steps=1)).init(demanding, params)
         return demanding.metrics(KEY, params), demanding.appeals(params), weights
 
     first = jnp.arange(4) < 1
@@ -393,7 +396,7 @@ ROUNDS = 6
 @functools.cache
 def six(from_round, cohort_size, method=None):
     """Six clients, of whom those to whom the model appeals may train it, from a round on."""
-    algorithm = counting() if method is None else method(0.9, local_steps=1)
+    algorithm = counting() if method is None else method(local_sgd(0.9, steps=1))
     strategy = appealing(full_participation(6), cohort_size=cohort_size, from_round=from_round)
 
     def run(targets, rho, start):
@@ -532,9 +535,9 @@ TWO = appealing(EVERYBODY, cohort_size=2, from_round=1)
 
 ASKED = {  # by the method, and by both
     "fedavg": (fedavg(0.1, local_steps=1), 0, N),
-    "mwfed": (mwfed(0.1, local_steps=1), N + N / 3, 2 * N + N / 3),
-    "maxfl": (maxfl(0.1, local_steps=1), N, N + 2),
-    "qffl": (qffl(0.1, q=1.0, local_steps=1), N, N + 2),
+    "mwfed": (mwfed(local_sgd(0.1, steps=1)), N + N / 3, 2 * N + N / 3),
+    "maxfl": (maxfl(local_sgd(0.1, steps=1)), N, N + 2),
+    "qffl": (qffl(local_sgd(0.1, steps=1), q=1.0), N, N + 2),
 }
 
 
@@ -563,7 +566,7 @@ def test_nobody_looks_at_losses_of_the_unseen():
     fields = {field.name: getattr(task, field.name) for field in dataclasses.fields(task)}
     task = requiring(WatchedExamples(**fields), jnp.full(N, 1e3), num_unseen=N - SEEN)
     strategy = appealing(full_participation(SEEN), cohort_size=2, from_round=1)
-    looked = looks_per_round(task, mwfed(0.1, local_steps=1), strategy)
+    looked = looks_per_round(task, mwfed(local_sgd(0.1, steps=1)), strategy)
     assert looked == pytest.approx(2 * SEEN + SEEN / 3)
 
 
@@ -688,7 +691,7 @@ def prepare(rng_key, kind, learning_rate, targets, draw):
 def build(kind, learning_rate, targets, draw, prepared):
     task = requiring(Measured(targets + draw), prepared["own"].threshold + 20.0)
     strategy = appealing(mfa_rr(6, 2), cohort_size=2, from_round=1 if kind == "some" else 9)
-    return Setup(task, maxfl(learning_rate, local_steps=1), strategy, prepared["start"])
+    return Setup(task, maxfl(local_sgd(learning_rate, steps=1)), strategy, prepared["start"])
 
 
 AXES = {"kind": ["some"], "learning_rate": [0.1, 0.2]}

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, mfa_rr, simulate
+from fedjax_mm import fedavg, local_sgd, mfa_rr, simulate
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import BOUNDS, ITEMS
 from fedjax_mm.papers.bhuyan2022.bounds import Bounds, run_bounds
@@ -243,7 +243,7 @@ def test_growing_samples_train_in_one_program():
             noise=(1.0, 1.0),
             growth=growth,
         )
-        algorithm = fedavg(rate, local_steps=2, batch_size=size)
+        algorithm = fedavg(local_sgd(rate, steps=2, batch_size=size))
         return simulate(key, task, algorithm, mfa_rr(3, 1), 60)[1].metrics["distance"][-1, 0]
 
     few, everything = run(jax.random.key(0), 100.0), run(jax.random.key(0), 0.0)

@@ -13,6 +13,7 @@ from fedjax_mm.data.federated import FederatedData, stack_data
 from fedjax_mm.data.surrogate import surrogate_faces
 from fedjax_mm.data.synthetic import Generator, synthetic
 from fedjax_mm.experiments.fields import Config, Count, Positive, Seed
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022.accuracy import Trainings
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import CelebACNN, LogisticRegression
@@ -45,7 +46,7 @@ class _Learner(Config):
 
     def algorithm(self, runs: Trainings) -> Algorithm:
         """Returns FedAvg, weighted by examples."""
-        return fedavg(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size)
+        return fedavg(local_sgd(self.rate(runs), epochs=self.epochs, batch_size=self.batch_size))
 
     def start(self, task: Classification) -> Any:
         """Returns the initial parameters."""

@@ -15,6 +15,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rr
 from fedjax_mm.base import Algorithm, Task
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
@@ -198,9 +199,11 @@ def growing_fedavg(
     """Returns FedAvg by eq. (19), whose local steps draw samples without replacement."""
     size = sample_size(config, num_models, local_steps, left_out)
     return fedavg(
-        learning_rate(config, num_models),
-        local_steps=local_steps,
-        batch_size=size if sample == "growing" else lambda t: size(jnp.ones_like(t)),
+        local_sgd(
+            learning_rate(config, num_models),
+            steps=local_steps,
+            batch_size=size if sample == "growing" else lambda t: size(jnp.ones_like(t)),
+        ),
         server_scale="1/N",
     )
 

@@ -18,6 +18,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import fedcluster, mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Batching, Index, Metrics
 from fedjax_mm.experiments.fields import Count, Distinct
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.bhuyan2022.bounds import ROUND_OFF, tightest
 from fedjax_mm.papers.bhuyan2022.regression import (
     Growing,
@@ -217,9 +218,11 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
     def build(local_steps: int, data: LeastSquares) -> Setup:
         size = sample_size(config, clusters, local_steps, config.left_out[0])
         algorithm = fedavg(
-            learning_rate(config, clusters),
-            local_steps=local_steps,
-            batch_size=lambda t: size(jnp.ones_like(t)),
+            local_sgd(
+                learning_rate(config, clusters),
+                steps=local_steps,
+                batch_size=lambda t: size(jnp.ones_like(t)),
+            )
         )
         return Setup(
             with_metrics(data, _norms), algorithm, fedcluster(config.num_clients, clusters)

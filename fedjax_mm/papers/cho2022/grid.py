@@ -20,7 +20,7 @@ from fedjax_mm.experiments.fields import (
     Seeded,
     Share,
 )
-from fedjax_mm.experiments.methods import DEFAULT_METHOD, METHOD_TABLES, Method, MethodConfig
+from fedjax_mm.experiments.methods import Method, MethodConfig
 from fedjax_mm.papers.cho2022 import clients
 from fedjax_mm.sweeps.program import OneOf
 
@@ -210,10 +210,7 @@ class Comparison(Seeded):
         settings = dict(self.variants[label][1])
         if settings.get("name") == "maxfl" and self.tuned_weights and self.tuning_steps:
             settings.setdefault("tuning_steps", self.tuning_steps)
-        # Select the method's settings, because those of other methods would be unknown to it.
-        table = METHOD_TABLES.get(settings.get("name", DEFAULT_METHOD), Method)
-        known = {key: value for key, value in point.items() if key in table.model_fields}
-        return _METHOD.validate_python(settings | known)
+        return _METHOD.validate_python(settings | point)
 
     def structure(self, label: str) -> Hashable:
         """Returns all of a variant but its floats: equal ones are one program."""

@@ -20,6 +20,7 @@ from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.base import Batching, Index, Metrics
 from fedjax_mm.data.clients import ClientData, client_data
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, ruling, untested
 from fedjax_mm.papers.schema import Check, Table
@@ -228,9 +229,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         # For partial participation the proof takes eps = C, and C eta_g / (sum q + C).
         is_full = participation == "full"
         algorithm = maxfl(
-            eta_l,
-            local_steps=local_steps,
-            batch_size=config.batch_size,
+            local_sgd(eta_l, steps=local_steps, batch_size=config.batch_size),
             server_rate=eta_g if is_full else C * eta_g,
             eps=float(theory.optimal_epsilon(problem)) if is_full else float(C),
         )

@@ -22,6 +22,7 @@ from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import load_idx
 from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMore
+from fedjax_mm.local import local_sgd
 from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.grid import Setup
@@ -124,7 +125,7 @@ class Trained(Seeded):
     def setup(self, C: int, task: Classification, deal: Any, batch_size: int) -> Setup:
         """Returns FedAvg by cohorts of C of the clients, for one partition of the images."""
         rate, epochs = self.learning_rate, self.local_epochs
-        algorithm = fedavg(rate, epochs=epochs, batch_size=batch_size, weighted=False)
+        algorithm = fedavg(local_sgd(rate, epochs=epochs, batch_size=batch_size), weighted=False)
         mine = dealt(
             task, deal, epochs=epochs, batch_size=batch_size, is_programmed=self.programmed
         )
