@@ -8,8 +8,9 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
-from fedjax_mm.checks import check_positive, whole
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
+from fedjax_mm.checked import Positive, checked
+from fedjax_mm.checks import whole
 from fedjax_mm.local import LocalSGD, check_local, steps_of
 from fedjax_mm.sums import scale_update
 
@@ -29,7 +30,8 @@ class LastLoss(NamedTuple):
     loss: Float[Array, ""]
 
 
-def afl(local: LocalSGD, *, mixture_rate: Scalar) -> Algorithm:
+@checked
+def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
     """AFL: ``w <- w - eta_w sum lambda_k g_k``, ``lambda <- project(lambda + eta_lambda F_k)``.
 
     lambda is a point of the simplex of all N clients and starts at 1/N. A participant's F_k is the
@@ -61,7 +63,6 @@ def afl(local: LocalSGD, *, mixture_rate: Scalar) -> Algorithm:
     sgd = sgd._replace(steps=1) if sgd.steps is None else sgd
     if whole(steps_of("afl", sgd, only_sgd=True)) != 1:
         raise ValueError(f"{sgd.steps} local steps are given, but afl takes 1; leave steps out")
-    check_positive("mixture_rate", mixture_rate)
 
     def init(task: Task, params: Params) -> tuple[AFLState, LastLoss]:
         uniform = jnp.full(task.num_clients, 1 / task.num_clients)

@@ -11,14 +11,16 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Index, Params, Scalar, Task
-from fedjax_mm.checks import check_flags, check_not_negative, check_positive
+from fedjax_mm.checked import NonNegative, Positive, checked
+from fedjax_mm.checks import check_flags
 from fedjax_mm.parts import check_algorithm, check_task
 from fedjax_mm.sums import dense_update
 from fedjax_mm.tasks.view import View
 
 
+@checked
 def attacked(
-    task: Task, clients: Any, *, loss_factor: Scalar = 10.0, stays: bool = True
+    task: Task, clients: Any, *, loss_factor: Positive = 10.0, stays: bool = True
 ) -> "Attacked":
     """Returns the task with attackers, who tell algorithms and assignments too large losses.
 
@@ -47,7 +49,6 @@ def attacked(
 
     Reference: Cho et al., section 4, Table 2.
     """
-    check_positive("loss_factor", loss_factor)
     attacks = check_flags("clients", clients, check_task(task).num_clients)
     factors = jnp.where(attacks, jnp.asarray(loss_factor, float), 1)
     return Attacked(task, task.num_clients, attacks, factors, stays)
@@ -84,7 +85,8 @@ class Attacked(View):
         return honest | self.attacks if self.stays else honest
 
 
-def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorithm:
+@checked
+def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Algorithm:
     """Returns the algorithm with attackers, who add noise to their updates.
 
     Independent N(0, s^2) noise is added to every number of an attacker's update, where s is `noise`
@@ -111,7 +113,6 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: Scalar = 1.0) -> Algorit
 
     Reference: Cho et al., section 4, Table 2.
     """
-    check_not_negative("noise", noise)
     check_algorithm(algorithm)
     attacks = check_flags("clients", clients)
 

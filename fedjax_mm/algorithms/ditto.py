@@ -3,13 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, ServerState, Task
-from fedjax_mm.checks import check_not_negative
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, ServerState, Task
+from fedjax_mm.checked import NonNegative, checked
 from fedjax_mm.local import LocalSGD, plain_server, proximal, steps_of
 from fedjax_mm.sums import scale_update
 
 
-def ditto(local: LocalSGD, *, lam: Scalar) -> Algorithm:
+@checked
+def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     """Ditto: FedAvg, and personal steps ``v_k <- v_k - eta (grad F_k(v_k) + lam (v_k - w))``.
 
     Personal models start from the global one's parameters. In each round in which a client trains,
@@ -37,7 +38,6 @@ def ditto(local: LocalSGD, *, lam: Scalar) -> Algorithm:
     Personalization" (2021), Algorithm 1.
     """
     steps = steps_of("ditto", local)
-    check_not_negative("lam", lam)
 
     def init(task: Task, params: Params) -> tuple[ServerState, Params]:
         del task

@@ -8,7 +8,7 @@ import optax
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Steps, Task
-from fedjax_mm.checks import check_choice, check_count
+from fedjax_mm.checked import TracedCount, check_argument, checked
 from fedjax_mm.local import LocalSGD, equal_weight, local_sgd
 from fedjax_mm.parts import check_optimizer
 from fedjax_mm.schedules import Schedule
@@ -16,10 +16,11 @@ from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
 
 
+@checked
 def fedavg(
     local: LocalSGD | Scalar | Schedule,
     *,
-    local_steps: Steps | None = None,
+    local_steps: TracedCount | None = None,
     server_optimizer: optax.GradientTransformation | None = None,
     server_scale: Literal["mean", "1/N"] = "mean",
     weighted: bool = True,
@@ -52,7 +53,6 @@ def fedavg(
     Reference: McMahan et al. (2017); Bhuyan, Moharir, Joshi, Algorithm 1.
     """
     sgd = _settings(local, local_steps)
-    check_choice("server_scale", server_scale, "mean", "1/N")
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
     check_optimizer("server_optimizer", optimizer)
     weight_of = ClientContext.weight if weighted else equal_weight
@@ -87,7 +87,7 @@ def fedavg(
 
 def _settings(local: LocalSGD | Scalar | Schedule, local_steps: Steps | None) -> LocalSGD:
     if not isinstance(local, LocalSGD):
-        return local_sgd(local, steps=check_count("local_steps", local_steps))
+        return local_sgd(local, steps=check_argument("local_steps", local_steps, TracedCount))
     if local_steps is not None:
         raise ValueError(f"local_steps is {local_steps}; give it to local_sgd, as steps")
     if local.steps is None:

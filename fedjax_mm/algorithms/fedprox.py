@@ -1,11 +1,12 @@
 """FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
-from fedjax_mm.base import Algorithm, ClientContext, Scalar
-from fedjax_mm.checks import check_not_negative
+from fedjax_mm.base import Algorithm, ClientContext
+from fedjax_mm.checked import NonNegative, checked
 from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, proximal, steps_of
 
 
-def fedprox(local: LocalSGD, *, mu: Scalar) -> Algorithm:
+@checked
+def fedprox(local: LocalSGD, *, mu: NonNegative) -> Algorithm:
     """FedProx: local steps ``w_k <- w_k - eta (grad F_k(w_k) + mu (w_k - w))``, then FedAvg's mean.
 
     Args:
@@ -28,7 +29,6 @@ def fedprox(local: LocalSGD, *, mu: Scalar) -> Algorithm:
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks" (2020), Algorithm 2.
     """
     steps = steps_of("fedprox", local)
-    check_not_negative("mu", mu)
 
     def train(context: ClientContext) -> LocalUpdate:
         return local.train(context, gradient_fn=proximal(context, mu))

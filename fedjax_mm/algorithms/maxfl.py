@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from fedjax_mm import base
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar
-from fedjax_mm.checks import check_choice, check_count, check_not_negative, check_positive
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
+from fedjax_mm.checked import NonNegative, Positive, TracedCount, checked
 from fedjax_mm.local import LocalSGD, averaging, steps_of
 
 
+@checked
 def maxfl(
     local: LocalSGD,
     *,
-    server_rate: Scalar = 1.0,
-    eps: Scalar = 1e-2,
+    server_rate: Positive = 1.0,
+    eps: NonNegative = 1e-2,
     weight: Literal["derivative", "sigmoid"] = "derivative",
-    slope: Scalar = 1.0,
-    tuning_steps: base.Steps | None = None,
+    slope: Positive = 1.0,
+    tuning_steps: TracedCount | None = None,
 ) -> Algorithm:
     """MaxFL: ``w <- w + eta_g sum_k q_k (w_k - w) / (sum_k q_k + eps)``, eqs. (4) and (6).
 
@@ -54,11 +54,6 @@ def maxfl(
     Reference: Cho et al., "Maximizing Global Model Appeal in Federated Learning", Algorithm 1.
     """
     num_gradients = steps = steps_of("maxfl", local)
-    check_positive("server_rate", server_rate)
-    check_not_negative("eps", eps)
-    check_positive("slope", slope)
-    check_choice("weight", weight, "derivative", "sigmoid")
-    tuning_steps = check_count("tuning_steps", tuning_steps, optional=True)
 
     def tuned(context: ClientContext) -> ClientContext:
         if tuning_steps is None:

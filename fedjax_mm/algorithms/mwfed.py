@@ -1,14 +1,15 @@
 """MW-Fed: unsatisfied clients get larger weights and take more local steps."""
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from annotated_types import Gt
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
-from fedjax_mm.checks import check_numbers
+from fedjax_mm.checked import checked
 from fedjax_mm.local import LocalSGD, add_mean, steps_of
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_losses, thresholds
@@ -19,7 +20,8 @@ _MOST = 4  # times tau
 _LEAST_WEIGHT = 1e-30  # a round of clients whose weights underflow must not divide by 0
 
 
-def mwfed(local: LocalSGD, *, growth: Scalar = 4.0) -> Algorithm:
+@checked
+def mwfed(local: LocalSGD, *, growth: Annotated[Scalar, Gt(1)] = 4.0) -> Algorithm:
     """MW-Fed: FedAvg whose weights v_k and local steps grow while ``F_k(w) >= rho_k``.
 
     Weights start at 1/N. At the start, and after each round in which somebody trained, the weights
@@ -49,7 +51,6 @@ def mwfed(local: LocalSGD, *, growth: Scalar = 4.0) -> Algorithm:
     Reference: Blum et al., "One for One, or All for All" (2021), as compared with in Cho et al.
     """
     tau = steps_of("mwfed", local)
-    check_numbers("growth", growth, lambda x: x > 1, "be greater than 1")
 
     def grown(task: Task, params: Params, log_weights: Weights) -> Weights:
         is_satisfied = client_losses(task, params) < thresholds(task)

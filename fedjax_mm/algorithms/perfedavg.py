@@ -6,16 +6,17 @@ import jax
 from jaxtyping import Array, Float
 
 from fedjax_mm.base import Algorithm, ClientContext, Params, Scalar
-from fedjax_mm.checks import check_choice, check_not_negative, check_positive
+from fedjax_mm.checked import NonNegative, Positive, checked
 from fedjax_mm.local import LocalSGD, LocalUpdate, averaging, equal_weight, steps_of
 
 
+@checked
 def perfedavg(
     local: LocalSGD,
     *,
-    alpha: Scalar = 1e-2,
+    alpha: NonNegative = 1e-2,
     variant: Literal["FO", "HF"] = "FO",
-    delta: Scalar = 1e-3,
+    delta: Positive = 1e-3,
 ) -> Algorithm:
     """Per-FedAvg: local steps on ``F_k(w - alpha grad F_k(w))``, then the unweighted mean.
 
@@ -47,9 +48,6 @@ def perfedavg(
     Guarantees" (2020), Algorithm 1 and section 5.
     """
     steps = steps_of("perfedavg", local)
-    check_not_negative("alpha", alpha)
-    check_positive("delta", delta)
-    check_choice("variant", variant, "FO", "HF")
     num_batches, gradients_per_step = (2, 2) if variant == "FO" else (3, 4)
 
     def train(context: ClientContext) -> LocalUpdate:

@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar
-from fedjax_mm.checks import check_not_negative
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params
+from fedjax_mm.checked import NonNegative, checked
 from fedjax_mm.local import LocalSGD, stateless, steps_of
 from fedjax_mm.sums import scale_update
 
 _LEAST_LOSS = 1e-10  # added to losses: a negative power of 0 is infinite
 
 
-def qffl(local: LocalSGD, *, q: Scalar) -> Algorithm:
+@checked
+def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
     """q-FedAvg: ``w <- w - sum_k F_k^q dw_k / sum_k h_k``, for the objective ``sum F_k^(q+1)``.
 
     ``dw_k = (w - w_k) / eta`` after local steps, ``h_k = q F_k^(q-1) |dw_k|^2 + F_k^q / eta``, and
@@ -40,7 +41,6 @@ def qffl(local: LocalSGD, *, q: Scalar) -> Algorithm:
     Algorithm 2.
     """
     steps = steps_of("qffl", local, only_sgd=True)
-    check_not_negative("q", q)
 
     def client(context: ClientContext) -> Contribution:
         loss = context.loss() + _LEAST_LOSS

@@ -9,16 +9,17 @@ import optax
 from jaxtyping import Array, Float
 
 from fedjax_mm import base
-from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Scalar, Task
-from fedjax_mm.checks import check_choice, check_positive
+from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
+from fedjax_mm.checked import Positive, checked
 from fedjax_mm.local import LocalSGD, equal_weight, steps_of
 from fedjax_mm.sums import scale_update
 
 
+@checked
 def scaffold(
     local: LocalSGD,
     *,
-    server_rate: Scalar = 1.0,
+    server_rate: Positive = 1.0,
     option: Literal["I", "II"] = "II",
 ) -> Algorithm:
     """SCAFFOLD: local steps ``y <- y - eta_l (grad F_k(y) - c_k + c)`` against client drift.
@@ -49,8 +50,6 @@ def scaffold(
     Learning" (2020), Algorithm 1.
     """
     K = steps_of("scaffold", local, only_sgd=True)
-    check_positive("server_rate", server_rate)
-    check_choice("option", option, "I", "II")
 
     def init(task: Task, params: Params) -> tuple[Params, Params]:
         del task

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from fedjax_mm import base
 from fedjax_mm.algorithms.mifa import weighted_sum
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Params, Task
-from fedjax_mm.checks import check_choice
+from fedjax_mm.checked import checked
 from fedjax_mm.local import LocalSGD, steps_of
 from fedjax_mm.sums import scale_update
 from fedjax_mm.tasks.view import client_weights
@@ -33,6 +33,7 @@ class Stale(NamedTuple):
     decline: Float[Array, ""]  # c, that of all clients' betas in a round
 
 
+@checked
 def stalevr(
     local: LocalSGD,
     *,
@@ -78,7 +79,6 @@ def stalevr(
     Participation in Federated Learning" (2022), Algorithm 1.
     """
     steps = steps_of("stalevr", local)
-    check_choice("beta", beta, "estimated", "exact", "one")
 
     def init(task: Task, params: Params) -> tuple[Stale, Past]:
         del task
