@@ -93,9 +93,7 @@ def check_rate(name: str, value: Any) -> None:
       ValueError: if it is out of its range.
     """
     if isinstance(value, optax.GradientTransformation):
-        raise TypeError(
-            f"{name} is an optax optimizer; give a number, and local_optimizer=optax.sgd"
-        )
+        raise TypeError(f"{name} is an optax optimizer; give a number, and optimizer=optax.sgd")
     if callable(value):
         check_schedule(name, value)
     else:
