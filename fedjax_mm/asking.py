@@ -1,15 +1,29 @@
-"""Asks an assignment who trains what in a round, and checks its answer.
+"""Calls of the functions of assignments and algorithms, with checks of their results.
 
-The engine and the assignments that wrap others ask in this way.
+A wrapper asks the assignment that it wraps in the same way as the engine does.
 """
 
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.base import (
+    Algorithm,
+    Assignment,
+    ClientContext,
+    ClientState,
+    Cohort,
+    Contribution,
+    Look,
+    Params,
+    Round,
+    ServerContext,
+    ServerState,
+    Task,
+)
 from fedjax_mm.checks import check_alike, described
 
 
@@ -68,20 +82,86 @@ def _check_cohort(what: str, cohort: Cohort) -> None:
         )
 
 
-def name_of(assignment: Assignment) -> str:
-    """Returns an assignment's name for messages, which is that of its factory if it has one."""
-    name = getattr(assignment.assign, "__qualname__", type(assignment.assign).__name__)
-    return f"the assignment {name.split('.<locals>')[0]}"
+def start_states(
+    algorithm: Algorithm, task: Task, params: Params
+) -> tuple[ServerState, ClientState]:
+    """Returns the states before round 1 of a model's server and of one client, checked.
+
+    Raises:
+      TypeError: if `init` returns something else.
+    """
+    wanted = "the server's state, and one client's state"
+    server, client = _two(
+        f"{name_of(algorithm)} returns from init", algorithm.init(task, params), wanted
+    )
+    return server, client
 
 
-def check_state(who: str, old: Any, new: Any) -> None:
+def contribute(
+    algorithm: Algorithm,
+    context: ClientContext,
+    server_state: ServerState,
+    client_state: ClientState,
+) -> tuple[Contribution, ClientState]:
+    """Returns a client's contribution and its new state, checked.
+
+    Raises:
+      TypeError: if the client function returns something else.
+      ValueError: if the state has other shapes or types than the old one.
+    """
+    what = f"{name_of(algorithm)} returns from client"
+    found = algorithm.client(context, server_state, client_state)
+    sent, state = _two(what, found, "a Contribution, and the client's state")
+    if not isinstance(sent, Contribution):
+        raise TypeError(f"{what} {described(sent)}; give a Contribution first, then the state")
+    check_state(what, client_state, state)
+    weight, num_gradients = jnp.asarray(sent.weight), jnp.asarray(sent.num_gradients, jnp.int32)
+    return sent._replace(weight=weight, num_gradients=num_gradients), state
+
+
+def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerState]:
+    """Returns a model's parameters after the server's step and the server's new state, checked.
+
+    Raises:
+      TypeError: if the server function returns something else.
+      ValueError: if shapes or types differ from those before the step.
+    """
+    what = f"{name_of(algorithm)} returns from server"
+    params, state = _two(what, algorithm.server(context), "the parameters, and the server's state")
+    check_state(what, context.params, params, "parameters", "the model has")
+    check_state(what, context.server_state, state)
+    return params, state
+
+
+def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
+    """Returns the two values that a function has to return; else raises `TypeError`."""
+    if type(found) not in (tuple, list) or len(found) != 2:
+        raise TypeError(f"{what} {described(found)}; return two: {wanted}")
+    first, second = found
+    return first, second
+
+
+def name_of(part: Assignment | Algorithm) -> str:
+    """Returns the name of a part for messages, which is that of its factory if it has one."""
+    function: Any
+    if isinstance(part, Assignment):
+        kind, function = "assignment", part.assign
+    else:
+        kind, function = "algorithm", part.client
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"the {kind} {name.split('.<locals>')[0]}"
+
+
+def check_state(
+    who: str, old: Any, new: Any, what: str = "a state", source: str = "init returned"
+) -> None:
     """Raises `ValueError` unless a round keeps the structure, shapes and types of a state."""
-    check_alike(f"{who} a state of another structure than init", old, new)
+    check_alike(f"{who} {what} of another structure than {source}", old, new)
     for one, other in zip(*map(jax.tree.leaves, (old, new)), strict=True):
         before, after = jax.typeof(one), jax.typeof(other)
         is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
         if before.shape != after.shape or not is_same:
             raise ValueError(
-                f"{who} {after.str_short()} in its state where init returned {before.str_short()}; "
-                "keep shapes and types"
+                f"{who} {after.str_short()} in its {what.removeprefix('a ')} where {source} "
+                f"{before.str_short()}; keep shapes and types"
             )

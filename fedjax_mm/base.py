@@ -441,8 +441,8 @@ class Look(NamedTuple):
         of several names the first that a model's task has.
     """
 
-    losses: Callable[[], Float[Array, "models clients"]]
-    appeals: Callable[[], Bool[Array, "models clients"]]
+    losses: Callable[[], Float[Array, "models clients"]] = _not_offered
+    appeals: Callable[[], Bool[Array, "models clients"]] = _not_offered
     weights: Callable[[], Float[Array, "models clients"]] = _not_offered
     updates: Callable[[], Updates] = _not_offered
     metric: Callable[..., Float[Array, " models"]] = _not_offered

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.asking import assign
+from fedjax_mm.asking import assign, start_states
 from fedjax_mm.asynchrony.batches import (
     AsyncState,
     arrivals_of,
@@ -186,7 +186,7 @@ def start_models(
 
     def start_model(stack: Stack, task: Task, params: Params) -> StackState:
         algorithm = stack.algorithm
-        server, client = algorithm.init(task, params)
+        server, client = start_states(algorithm, task, params)
         if algorithm.num_steps is not None:
             # Trace `num_steps` here, because epochs with too many steps should fail before round 1.
             jax.eval_shape(partial(algorithm.num_steps, task), jnp.int32(0), server)

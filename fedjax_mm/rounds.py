@@ -14,7 +14,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys, sums
-from fedjax_mm.asking import check_state, name_of
+from fedjax_mm.asking import check_state, name_of, serve
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
 from fedjax_mm.checks import check_alike
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
@@ -151,7 +151,7 @@ def aggregate(
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
             given = base.ServerContext(now.round, task, *old, states, total)
-            new = stack.algorithm.server(given)
+            new = serve(stack.algorithm, given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)
 

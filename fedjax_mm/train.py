@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
+from fedjax_mm.asking import contribute
 from fedjax_mm.base import ClientState, Contribution, Params, Round, Scalar, ServerState, Task
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
 from fedjax_mm.stacks import Stack, StackState, over_models
@@ -182,8 +183,8 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     num_slots, axis, states = len(jobs.client), how.options.client_axis, models.state.clients
 
     @partial(jax.jit, inline=True)  # one trace for `eval_shape` and for all chunks
-    def contribute(job: Jobs, state: ClientState) -> Trained:
-        return _contribute(how, models, job, state)
+    def train_one(job: Jobs, state: ClientState) -> Trained:
+        return _train_one(how, models, job, state)
 
     def add_jobs(so_far: Trained, chunk: tuple[Array, Jobs]) -> tuple[Trained, None]:
         slot, jobs = chunk
@@ -191,7 +192,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
         jobs = chunks.repeat_first(present, jobs)
         known = so_far.client_states if how.keeps_states else states
         own = jax.tree.map(itemgetter((*_row(jobs), jobs.client)), known)
-        new = chunks.compute_chunk(contribute, present, jobs, own, skip=may_skip)
+        new = chunks.compute_chunk(train_one, present, jobs, own, skip=may_skip)
         # Use an index out of range, which is dropped, because -1 would write to the last client.
         client = jnp.where(present, jobs.client, how.stack.num_clients)
         rows: Any = (*_row(jobs), client), jnp.where(present, slot, num_slots)
@@ -207,7 +208,7 @@ def _train_list(how: _How, models: _Models, jobs: Jobs) -> Trained:
     may_skip = how.chunk_size is not None or order is not None
     first = jax.tree.map(itemgetter(0), jobs)
     state = jax.tree.map(itemgetter((0,) * (1 + len(_row(jobs)))), states)
-    one = jax.eval_shape(contribute, first, state)
+    one = jax.eval_shape(train_one, first, state)
     reports = jax.tree.map(lambda x: jnp.zeros((num_slots, *x.shape), x.dtype), one.reports)
     each_model = jax.vmap if _row(jobs) else lambda function: function
     total = each_model(partial(_zero_sums, how.num_segments, one.total))(models.state.params)
@@ -234,7 +235,7 @@ def _longest_first(how: _How, models: _Models, jobs: Jobs) -> Int[Array, " slots
     return chunks.longest_first(num_steps, jobs.client, jobs)
 
 
-def _contribute(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
+def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Trained:
     """Trains one client."""
     task, began = models.begin(how.start, job)
     takes_part, scale = job.takes_part, 1.0 if job.scale is None else job.scale
@@ -248,7 +249,7 @@ def _contribute(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tr
 
     def send(scale: Scalar) -> tuple[Contribution, ClientState]:
         local = context._replace(scale=scale)
-        return how.stack.algorithm.client(local, began.server_state, state)
+        return contribute(how.stack.algorithm, local, began.server_state, state)
 
     sent, new = how.message(send, scale, began.params)
     reports = sent.report if how.options.with_reports else ()
@@ -267,7 +268,7 @@ def message_of(stack: Stack, state: StackState) -> Contribution:
         model, first = jax.tree.map(itemgetter(0), state), jnp.int32(0)
         models, own = _Models(lambda _: stack.task_at(first), (), model), model.clients
         job = Jobs(first, None, scale=jnp.ones(()))
-        sent = _contribute(how, models, job, jax.tree.map(itemgetter(0), own)).total
+        sent = _train_one(how, models, job, jax.tree.map(itemgetter(0), own)).total
         return sums.dense_update(sent, model.params)
 
     return jax.eval_shape(send, jax.eval_shape(jax.random.key, 0), state)

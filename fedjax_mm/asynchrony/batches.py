@@ -24,6 +24,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import base, chunks, sums
+from fedjax_mm.asking import serve
 from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, share_out
 from fedjax_mm.base import Cohort, Contribution, Metrics, Params, Scalar, Task
@@ -227,7 +228,7 @@ def _step(
             # A buffer that is not full may be empty. Replace it by 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
             given = base.ServerContext(number, task, old.params, old.server, (), full)
-            new = Version(*stack.algorithm.server(given))
+            new = Version(*serve(stack.algorithm, given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
         new = over_models(of_model, stack, is_due, steps_before + i + 1, total, old)

@@ -350,3 +350,47 @@ def test_parts_that_are_no_functions_are_refused(part):
     wrong = full_participation(4)._replace(**{part: 3})
     with pytest.raises(TypeError, match=f"the assignment's {part} is 3; give a function"):
         simulated(wrong)
+
+
+TWO_MODELS = fedavg(0.1, local_steps=1)
+
+
+def broken(**functions):
+    """FedAvg with functions that return something else."""
+
+    def usual(name):
+        return lambda *args: functions[name](getattr(TWO_MODELS, name)(*args))
+
+    return TWO_MODELS._replace(**{name: usual(name) for name in functions})
+
+
+@pytest.mark.parametrize(
+    ("functions", "kind", "message"),
+    [
+        ({"init": lambda two: two[1:]}, TypeError, "from init a tuple of 1; return two: the serv"),
+        ({"init": lambda _: jnp.zeros(2)}, TypeError, "from init an array .*; return two"),
+        ({"client": lambda two: two[0]}, TypeError, "from client a Contribution; return two"),
+        ({"client": lambda two: (two[0].update, ())}, TypeError, "; give a Contribution first"),
+        ({"client": lambda two: (two[0], 1)}, ValueError, "from client a state of another struct"),
+        ({"server": lambda two: two[0]}, TypeError, "from server an array .*; return two: the pa"),
+        (
+            {"server": lambda two: (two[0][:1], two[1])},
+            ValueError,
+            r"from server float\d+\[1\] in its parameters where the model has float\d+\[25\]",
+        ),
+        ({"server": lambda two: (two[0], 1)}, ValueError, "from server a state of another struct"),
+    ],
+)
+def test_a_refusal_of_what_an_algorithm_returns_names_it_and_the_function(functions, kind, message):
+    task = quadratic(6, 4, mu=0.1)
+    with pytest.raises(kind, match=f"the algorithm .*{message}") as refusal:
+        jax.eval_shape(lambda: simulate(0, task, broken(**functions), mfa_rand(6, 2), 1))
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_contribution_may_have_numbers_of_python():
+    def count(two):
+        return two[0]._replace(weight=1, num_gradients=3), two[1]
+
+    _, trace = simulate(0, quadratic(6, 4, mu=0.1), broken(client=count), mfa_rand(6, 2), 1)
+    assert trace.gradients[-1].tolist() == [9, 9]
