@@ -103,7 +103,7 @@ def read(text, kind=Experiment):
 
 def lowered(grid):
     """The text of every program, with all constants: equal texts have equal results, bit by bit."""
-    where, *_ = plan._place(grid, None, None)
+    _, where, *_ = plan._place(grid, None, None)
     return {each.label: plan._lower(each, len(each), where).as_text() for each in programs_of(grid)}
 
 
@@ -599,10 +599,10 @@ def settings(task=None, top=None, **algorithm):
             ["algorithms.A: 3 local steps are given, but afl takes 1; leave steps out"],
         ),
         (settings(OWN, name="qffl"), ["algorithms.A.q: missing"]),
-        (settings(OWN, name="fedprox", mu=-1), ["algorithms.A: mu is -1.0", "not be negative"]),
+        (settings(OWN, name="fedprox", mu=-1), ["algorithms.A.mu = -1", "greater than or equal to 0"]),
         (settings(OWN, name="fedprox", mu=np.nan), ["algorithms.A.mu = nan", "finite number"]),
         (settings(OWN, name="fedprox", mu=-np.inf), ["algorithms.A.mu = -inf", "finite number"]),
-        (settings(OWN, name="mwfed", growth=1), ["algorithms.A: growth is 1.0", "greater than 1"]),
+        (settings(OWN, name="mwfed", growth=1), ["algorithms.A.growth = 1", "greater than 1"]),
         (settings(OWN, name="maxflow"), ["algorithms.A.name = 'maxflow'", "'maxfl'", "'fedavg'"]),
         (settings(top={"byzantine": {}}), ["byzantine.fraction: missing"]),
         (settings(top={"byzantine": {"fraction": 2}}), ["byzantine.fraction = 2", "equal to 1"]),
@@ -638,7 +638,7 @@ def test_an_error_says_what_is_wrong_and_what_to_do(values, fragments):
     ("axes", "fragments"),
     [
         ({"q": [0.0, 1.0]}, ["at q = 0.0: algorithms.A.q = 0.0: unknown key", "of fedavg are"]),
-        ({"algorithms.Q.q": [1, -1]}, ["at algorithms.Q.q = -1", "algorithms.Q: q is -1.0"]),
+        ({"algorithms.Q.q": [1, -1]}, ["at algorithms.Q.q = -1", "greater than or equal to 0"]),
         ({"requirement.num_unseen": [0, 8]}, ["at requirement.num_unseen = 8", "at most 7"]),
         (
             {"learning_rate": [0.1], "requirement.learning_rate": [0.1]},
