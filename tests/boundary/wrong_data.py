@@ -96,7 +96,7 @@ CASES = {
     "ragged lists": (lambda: client_data([([[1, 2], [3]], [0, 1])]), "rows of different lengths"),
     "x longer than y": (lambda: client_data([(X, Y[:-1])]), r"client 0 has \[23, 24\] examples"),
     "no examples": (lambda: client_data([(X, Y), (X[:0], Y[:0])]), r"client 1 has \[0\] examples"),
-    "no clients": (lambda: client_data([]), "there are no clients"),
+    "no clients": (lambda: client_data([]), "examples_per_client is empty; give at least one"),
     "a number as examples": (lambda: client_data([(X, 3)]), r"client 0 has \[0, 24\] examples"),
     "clients in a dict": (
         lambda: client_data({"ann": (X, Y)}),
