@@ -174,7 +174,7 @@ CASES = {
     "params as module": (learn(lambda: DATA, {"w": X}), "module is a dict of 1; give", TypeError),
     "a list as an attribute": (
         learn(lambda: DATA, MLP(3, hidden=[8, 4])),
-        "MLP has an attribute that cannot be hashed; give tuples in place of lists",
+        "MLP has an attribute that cannot be hashed; give tuples instead of lists",
         TypeError,
     ),
     "swapped with the data": (
@@ -199,7 +199,7 @@ CASES = {
     "more outputs than classes": (learn(lambda: DATA, MLP(4)), r"shape \[batch, 4\]; give one"),
     "a module that asks": (
         learn(lambda: DATA, Asking()),
-        "module Asking asks for the value of an array, .* in place of `if` use jax.numpy.where",
+        "module Asking needs the value of an array, .* instead of `if` use jax.numpy.where",
     ),
     "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
     "drawing in evaluation": (
