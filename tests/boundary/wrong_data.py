@@ -112,8 +112,8 @@ CASES = {
     "counts do not add up": (lambda: flat_client_data((X, Y), [20]), "counts add up to 20"),
     "count 0": (lambda: flat_client_data((X, Y), [24, 0]), "give every one .* 1 or more"),
     "count negative": (lambda: flat_client_data((X, Y), [25, -1]), "give every one .* 1 or more"),
-    "counts fractional": (lambda: flat_client_data((X, Y), [24.0]), "give every one"),
-    "counts a number": (lambda: flat_client_data((X, Y), 24), "give every one"),
+    "counts fractional": (lambda: flat_client_data((X, Y), [24.0]), "give at least one client"),
+    "counts a number": (lambda: flat_client_data((X, Y), 24), "give at least one client"),
     "test images of another size": (
         learn(lambda: clients_of(test=store(X[:, :2]))),
         r"training has shape \(4,\) and one for testing \(2,\)",
@@ -156,7 +156,10 @@ CASES = {
     ),
     "a task as data": (learn(lambda: TASK), "data is a Classification, not", TypeError),
     "None as data": (learn(lambda: None), "data is None, not a FederatedData", TypeError),
-    "an unselected stack": (learn(lambda: stack_data([DATA, DATA])), "data has 2 draws; take one"),
+    "an unselected stack": (
+        learn(lambda: stack_data([DATA, DATA])),
+        "data is a stack of 2 draws; choose one",
+    ),
     "draws of other clients": (
         lambda: stack_data([synthetic(2, dim=2), synthetic(3, dim=2)]),
         r"the stores have \[2, 3\] clients",
