@@ -110,8 +110,14 @@ CASES = {
     ),
     "clients of other arrays": (lambda: client_data([(X, Y), {"x": X}]), "client 1 has examples"),
     "counts do not add up": (lambda: flat_client_data((X, Y), [20]), "counts add up to 20"),
-    "count 0": (lambda: flat_client_data((X, Y), [24, 0]), "give at least one client, and each 1 or more"),
-    "count negative": (lambda: flat_client_data((X, Y), [25, -1]), "give at least one client, and each 1 or more"),
+    "count 0": (
+        lambda: flat_client_data((X, Y), [24, 0]),
+        "give at least one client, and each 1 or more",
+    ),
+    "count negative": (
+        lambda: flat_client_data((X, Y), [25, -1]),
+        "give at least one client, and each 1 or more",
+    ),
     "counts fractional": (lambda: flat_client_data((X, Y), [24.0]), "give at least one client"),
     "counts a number": (lambda: flat_client_data((X, Y), 24), "give at least one client"),
     "test images of another size": (
