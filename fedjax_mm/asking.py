@@ -134,7 +134,7 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
 
 
 def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
-    """Returns the two values that a function has to return; else raises `TypeError`."""
+    """Returns a function's two results, or raises `TypeError` if it does not return two."""
     if type(found) not in (tuple, list) or len(found) != 2:
         raise TypeError(f"{what} {described(found)}; return two: {wanted}")
     first, second = found

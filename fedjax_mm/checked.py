@@ -1,8 +1,8 @@
-"""Ranges and choices of arguments: they stand in annotations, and nowhere else.
+"""Checks of arguments by the ranges and choices in their annotations, stated nowhere else.
 
-A factory says what a number may be where it says its type, as in ``mu: Annotated[Scalar, Ge(0)]``,
-and a choice is a ``Literal``. `checked` refuses other values when the factory is called, tables of
-experiment files have the same limits, and the reference shows them.
+The annotation of a number has its range, as in ``mu: Annotated[Scalar, Ge(0)]``, and a choice is a
+``Literal``. `checked` refuses other values when the factory is called, tables of experiment files
+have the same limits, and the reference shows them.
 """
 
 import dataclasses
@@ -80,7 +80,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
     values. Whole numbers of any integer type become ints. Traced numbers pass, because they have no
-    value yet; of those that are no counts the shape is checked. Other annotations are not read.
+    value yet, but the shape is checked unless they are counts. Other annotations are not read.
 
     Example:
       >>> @checked
@@ -93,7 +93,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         ...
       ValueError: mu is -0.5; it must be positive
     """
-    # Annotations are read at the first call: most functions of a module are never called.
+    # Read the annotations at the first call, because most functions of a module are never called.
     rules = functools.cache(lambda: _rules(function))
 
     @functools.wraps(function)
@@ -119,7 +119,7 @@ def check_argument(name: str, value: Any, annotation: Any) -> Any:
       annotation: with a range or choices.
 
     Raises:
-      TypeError: if a number is no number, but None or text, say.
+      TypeError: if a number is expected but the value is, for example, None or text.
       ValueError: if the value is not allowed.
 
     Example:
@@ -144,7 +144,7 @@ def members_of(annotation: Any) -> tuple[Any, ...]:
 
 
 def limits_of(annotation: Any) -> Interval:
-    """Returns the bounds of an annotated number; an interval without bounds if there are none.
+    """Returns the bounds of an annotated number, or an interval without bounds.
 
     Example:
       >>> limits_of(Share), limits_of(float)
@@ -159,7 +159,7 @@ def limits_of(annotation: Any) -> Interval:
 
 
 def rule_of(annotation: Any) -> Rule | None:
-    """Returns the check of what an annotation says; None if it has neither range nor choices."""
+    """Returns the check for an annotation, or None if it has neither range nor choices."""
     members = members_of(annotation)
     choices = [value for each in members if get_origin(each) is Literal for value in get_args(each)]
     ranges = [each for each in members if limits_of(each) != Interval()]
@@ -175,7 +175,7 @@ def rule_of(annotation: Any) -> Rule | None:
     others = [get_origin(x) or x for x in members if x not in read and get_origin(x) != Literal]
     if not others:
         return rule
-    # The range is not about values of the union's other types.
+    # Let values of the union's other types pass, because the range does not apply to them.
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 
 
@@ -245,13 +245,13 @@ def _flag(name: str, value: Any) -> bool:
 
 
 def _inside(limits: Interval) -> Callable[[Any], Any]:
-    """Returns a function that tells whether a number, or every number of an array, lies inside."""
+    """Returns the test whether a number, or every number of an array, lies inside the limits."""
     bounds = [(_TESTS[key], x) for key, x in dataclasses.asdict(limits).items() if x is not None]
     return lambda value: functools.reduce(operator.and_, (test(value, x) for test, x in bounds))
 
 
 def _ends(limits: Interval) -> tuple[Any, Any]:
-    """Returns the smallest and the largest whole number inside, or the infinity there."""
+    """Returns the smallest and the largest whole number inside, or an infinity without a bound."""
     low: Any = limits.gt
     high: Any = limits.lt
     least = limits.ge if low is None else low + 1
@@ -260,7 +260,7 @@ def _ends(limits: Interval) -> tuple[Any, Any]:
 
 
 def _words(limits: Interval) -> str:
-    """Returns what a number must do, to end the message "it must ..."."""
+    """Returns the end of the message "it must ...", such as "be positive"."""
     low = limits.gt if limits.ge is None else limits.ge
     high = limits.lt if limits.le is None else limits.le
     opening, closing = "(" if limits.ge is None else "[", ")" if limits.le is None else "]"

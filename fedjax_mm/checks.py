@@ -349,7 +349,7 @@ def tracing(what: str) -> Iterator[None]:
         error.add_note(
             f"{what} is compiled once and then serves all rounds, clients, models and seeds: the "
             "round, keys, clients' numbers, numbers on axes, parameters and states have no value "
-            "while Python runs. In place of `if` use jax.numpy.where or jax.lax.cond, in place of "
-            "`for ... in range(n)` jax.lax.fori_loop, in place of numpy jax.numpy."
+            "while Python runs. Instead of `if` use jax.numpy.where or jax.lax.cond, instead of "
+            "`for ... in range(n)` jax.lax.fori_loop, instead of numpy jax.numpy."
         )
         raise

@@ -151,8 +151,8 @@ def _in_arrivals(stacks: list[Stack], dispatch: Dispatch, options: Options) -> E
         models = start_models(rng_key, stacks, params)
         if jax.tree.leaves([state.clients for state in models]):
             raise ValueError(
-                "the algorithm keeps states of clients, which may have several jobs of a model at "
-                "a time; use one that does not, such as fedavg"
+                "the algorithm keeps client states, but asynchronous clients may run several jobs "
+                "of one model at once; use an algorithm without client states, such as fedavg"
             )
         stores = tuple(map(partial(first_store, dispatch), stacks, models))
         clock = AsyncState(first_jobs(dispatch, rng_key), stores)

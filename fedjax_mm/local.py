@@ -84,8 +84,9 @@ def train_locally(
         steps = [first + i for i in range(num_batches)]
         return [context.task.batch(context.rng_key, context.client, step, how) for step in steps]
 
-    # XLA fuses the draw of a row's number into the gather, and repeats it for every feature. Values
-    # that a loop carries are computed once: each step draws the batch of the next one.
+    # Let each step draw the batch of the next one, because XLA would fuse the draw of a row's
+    # number into the gather and repeat it for every feature, but computes a value that a loop
+    # carries once.
     def step(step: Int[Array, ""], carry: Any) -> Any:
         params, state, batches, losses = carry
         loss, gradients = value_and_gradient(params, *batches)
@@ -102,9 +103,10 @@ def train_locally(
 
 
 def _all_at_once(gradients: Params) -> Params:
-    # XLA copies all parameters in every step if one layer's may be updated before another layer's
-    # gradient is computed: a data dependency makes every update wait for all gradients. XLA removes
-    # `lax.optimization_barrier` too early, but does not simplify a comparison with infinity.
+    # Make every update wait for all gradients, by a data dependency, because XLA copies all
+    # parameters in every step if one layer's may be updated before another layer's gradient is
+    # computed. Use a comparison with infinity, which XLA does not simplify, because it removes
+    # `lax.optimization_barrier` too early.
     leaves = [leaf for leaf in jax.tree.leaves(gradients) if leaf.size]
     zero = sum((leaf.ravel()[0] > jnp.inf).astype(leaf.dtype) for leaf in leaves)
     return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), gradients)
@@ -118,11 +120,11 @@ class Epochs(NamedTuple):
 
 
 class LocalSGD(NamedTuple):
-    """Settings of local training; build them with `local_sgd`, which explains them.
+    """Settings of local training, built and explained by `local_sgd`.
 
     Attributes:
       learning_rate: a number, or a schedule of the round.
-      steps: E, the epochs, or None where the method knows how many steps there are.
+      steps: E, the epochs, or None if the method determines the number of steps.
       batch_size: a number, a schedule of the round, or None for all examples.
       order: the order in which batches are drawn.
       optimizer: makes the optimizer from the round's rate.
@@ -176,9 +178,9 @@ class LocalSGD(NamedTuple):
         num_steps: Int[Array, ""] | None = None,
         start: Params | None = None,
     ) -> LocalUpdate:
-        """Trains a client and returns its update; see `train_locally`.
+        """Trains a client by `train_locally` and returns its update.
 
-        `num_steps` replaces the number of steps of the settings.
+        `num_steps` replaces the number of steps in the settings.
         """
         start = context.params if start is None else start
         trained = train_locally(
@@ -208,8 +210,8 @@ class LocalSGD(NamedTuple):
 
 
 def _most_batches(task: Task, size: int | None) -> int:
-    """Returns the batches of an epoch of the largest client, as far as that is known."""
-    # Clients' data know it without their values, which may be traced; the first are for training.
+    """Returns the number of batches in an epoch of the largest client, or 1 if it is unknown."""
+    # Read the static bound of the first data, those for training, because counts may be traced.
     parts = jax.tree.leaves(task, is_leaf=lambda x: hasattr(x, "max_count"))
     counts = [part.max_count for part in parts if hasattr(part, "max_count")]
     return -(-counts[0] // (size or counts[0])) if counts else 1
@@ -287,7 +289,7 @@ def local_sgd(
 
 
 def check_local(method: str, local: Any) -> LocalSGD:
-    """Returns a method's first argument; `TypeError` if it is not made by `local_sgd`."""
+    """Returns a method's first argument, or raises `TypeError` if `local_sgd` did not make it."""
     if not isinstance(local, LocalSGD):
         raise TypeError(
             f"local is {described(local)}; give the settings of local_sgd, as in "

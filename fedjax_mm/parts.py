@@ -113,8 +113,8 @@ def check_schedule(name: str, schedule: Callable[[Any], Any]) -> None:
             closed = jax.make_jaxpr(schedule)(np.int32(t))
         except NO_VALUE as error:
             raise TypeError(
-                f"{words} asks for the value of the round, which is traced and has none; in place "
-                "of `if` use jax.numpy.where"
+                f"{words} needs the value of the round, which is traced and has none; instead of "
+                "`if` use jax.numpy.where"
             ) from error
         except TypeError as error:
             remedy = "give a number, or a function of the round t that returns one"

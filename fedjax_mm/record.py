@@ -187,9 +187,9 @@ def measure(
 
     names = dict.fromkeys(name for each in metrics for name in each)
     for name in names.keys() & set(RESERVED):
-        raise ValueError(f"a metric is called {name!r}, as every result's own; rename it")
+        raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
     for name in names.keys() & (own or {}).keys():
-        raise ValueError(f"a metric is called {name!r}, as one that is recorded anyway; rename it")
+        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
 

@@ -257,7 +257,7 @@ def _train_one(how: _How, models: _Models, job: Jobs, state: ClientState) -> Tra
 
 
 def message_of(stack: Stack, state: StackState) -> Contribution:
-    """Returns the shapes of a client's contribution to a model, dense; nothing is computed."""
+    """Returns the shapes of a client's dense contribution to a model, without computing it."""
 
     def send(rng_key: PRNGKeyArray, state: StackState) -> Contribution:
         def start(_: Any, model: StackState, job: Jobs) -> Start:

@@ -1,4 +1,4 @@
-"""Federated algorithms, one file each; `methods` finds them."""
+"""Federated algorithms, one per file, all listed by `methods`."""
 
 import importlib
 import inspect

@@ -83,7 +83,8 @@ def afl(local: LocalSGD, *, mixture_rate: Positive) -> Algorithm:
         iterate, mixture, count = context.server_state
         iterate, count = optax.apply_updates(iterate, context.total.update), count + 1
         step = jax.tree.map(lambda new, old: (new - old) / count, iterate, context.params)
-        # A sum would hide single clients' losses: clients' states carry them to the server.
+        # Read the losses from the clients' states, because a sum of contributions would hide those
+        # of single clients.
         last = context.client_states
         losses = jnp.where(last.round == context.round, last.loss, 0)
         mixture = optax.projections.projection_simplex(mixture + mixture_rate * losses)

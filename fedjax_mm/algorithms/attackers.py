@@ -22,11 +22,12 @@ from fedjax_mm.tasks.view import View
 def attacked(
     task: Task, clients: Any, *, loss_factor: Positive = 10.0, stays: bool = True
 ) -> "Attacked":
-    """Returns the task with attackers, who tell algorithms and assignments too large losses.
+    """Returns the task with attackers, which report too large losses to methods and assignments.
 
     Their loss is ``loss_factor F_k``. Every model appeals to attackers, so that they always take
-    part. Thresholds and metrics do not change; write ``attacked(requiring(task, own), clients)``.
-    `noisy` makes attackers of the same clients in an algorithm: they send noise.
+    part. Thresholds and metrics do not change. Wrap a task that has thresholds, as in
+    ``attacked(requiring(task, own), clients)``. `noisy` adds noise to the updates of the same
+    clients.
 
     Args:
       task: any task.
@@ -57,7 +58,7 @@ def attacked(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Attacked(View):
-    """A task with attackers; build it with `attacked`.
+    """A task with attackers, built by `attacked`.
 
     Attributes:
       attacks: ``bool[clients]``.
@@ -80,18 +81,18 @@ class Attacked(View):
         return losses * self.factors[:num_clients].astype(losses.dtype)
 
     def appeals(self, params: Params) -> Bool[Array, " clients"]:
-        """Returns whether the model appeals to each client; attackers who stay always say yes."""
+        """Returns whether the model appeals to each client, always True for attackers that stay."""
         honest = super().appeals(params)
         return honest | self.attacks if self.stays else honest
 
 
 @checked
 def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Algorithm:
-    """Returns the algorithm with attackers, who add noise to their updates.
+    """Returns the algorithm with attackers, which add noise to their updates.
 
     Independent N(0, s^2) noise is added to every number of an attacker's update, where s is `noise`
-    times the root mean square of the whole update. `attacked` makes attackers of the same clients
-    in a task: they report too large losses.
+    times the root mean square of the whole update. `attacked` makes the same clients report too
+    large losses.
 
     Args:
       algorithm: any algorithm.
@@ -135,7 +136,7 @@ def _with_noise(rng_key: PRNGKeyArray, update: Any, noise: Scalar) -> Any:
     leaves, structure = jax.tree.flatten(update)
 
     def add_noise(i: int, leaf: Array) -> Array:
-        # float32 draws: a seed means the same noise with and without x64.
+        # Draw in float32, so that a seed gives equal noise with and without x64.
         draw = jax.random.normal(jax.random.fold_in(rng_key, i), leaf.shape, jnp.float32)
         return leaf + (noise * jnp.sqrt(mean_square) * draw).astype(leaf.dtype)
 

@@ -48,7 +48,7 @@ def ditto(local: LocalSGD, *, lam: NonNegative) -> Algorithm:
     ) -> tuple[Contribution, Params]:
         del server_state
         weight, trained = context.weight(), local.train(context)
-        # The same context has the same key: personal steps see the batches of the global ones.
+        # Reuse the context, so that its key gives personal steps the batches of the global ones.
         step = local.train(context, gradient_fn=proximal(context, lam), start=client_state)
         personal = jax.tree.map(jnp.add, client_state, step.update)
         update, num_gradients = scale_update(trained.update, weight), jnp.int32(2 * steps)

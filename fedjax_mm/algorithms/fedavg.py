@@ -25,7 +25,7 @@ def fedavg(
     server_scale: Literal["mean", "1/N"] = "mean",
     weighted: bool = True,
 ) -> Algorithm:
-    """FedAvg: E local steps each, then ``w <- w + sum_k n_k (w_k - w) / sum_k n_k``.
+    """FedAvg: E local steps per client, then ``w <- w + sum_k n_k (w_k - w) / sum_k n_k``.
 
     ``fedavg(0.1, local_steps=5)`` is short for ``fedavg(local_sgd(0.1, steps=5))``.
 

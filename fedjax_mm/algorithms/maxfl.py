@@ -68,14 +68,16 @@ def maxfl(
 
     def server(params: Params, total: Contribution) -> Params:
         divisor = total.weight + eps
-        # If all weights underflow and eps is 0, the sum is 0: dividing by 1 changes nothing.
+        # Divide by 1 if all weights underflow and eps is 0, because the updates are 0, too.
         rate = server_rate / jnp.where(divisor == 0, 1, divisor)
         return optax.apply_updates(params, jax.tree.map(lambda x: rate * x, total.update))
 
-    # The tuning steps are the first local ones: the same batches, so no gradient more.
+    # Count the longer of the two only, because fine-tuning takes the first of the local steps, on
+    # the same batches.
     if tuning_steps is not None:
         each = steps, tuning_steps
-        # Numbers that are known start no device: a grid checks its methods while it is imported.
+        # Compare known numbers without jnp, which starts a device, because a grid checks its
+        # methods while it is imported.
         known = all(isinstance(number, int) for number in each)
         num_gradients = max(each) if known else jnp.maximum(*each)
     return averaging(local.train, q, num_gradients=num_gradients, server=server)

@@ -17,10 +17,9 @@ def mifa(local: LocalSGD) -> Algorithm:
     """MIFA: ``w <- w + sum_k d_k h_k`` over all clients, h_k the client's last update.
 
     ``d_k = n_k / sum n``, and h_k is 0 until the client has trained. The server also steps in
-    rounds in which nobody trains the model. The updates are the clients' states: with N clients
-    and M models they take the memory of N M models, in every run. Factors of the
-    assignment do not count, and clients that take no part keep their h_k. `noisy` leaves the h_k
-    honest.
+    rounds in which nobody trains the model. The updates are the clients' states. With N clients and
+    M models they take the memory of N M models in every run. Factors of the assignment do not
+    count, and clients that take no part keep their h_k. `noisy` does not change the h_k.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, but no `epochs`.
@@ -70,9 +69,9 @@ def weighted_sum(task: Task, updates: Params, factors: Scalar = 1.0) -> Params:
     """Returns ``sum_k d_k factor_k h_k`` over all clients.
 
     Args:
-      task: says what clients weigh.
+      task: gives the clients' weights.
       updates: h, with a leading axis of clients.
-      factors: of each client, or of all.
+      factors: one for each client, or one for all.
     """
     weights = client_weights(task)
     d = weights * factors / weights.sum()

@@ -56,14 +56,14 @@ def prsgd(local: LocalSGD) -> Algorithm:
         loss = jnp.zeros(())
         if last:
             own, loss = train_locally(context, optax.sgd(rate), last, how, start=own)
-        # The last gradient is kept: the client applies it to the mean, at its next round's start.
+        # Keep the last gradient, because the client's next round begins by applying it to the mean.
         batch = task.batch(context.rng_key, context.client, jnp.int32(last), how)
         last_loss, gradient = jax.value_and_grad(task.loss)(own, batch)
         step = jax.tree.map(lambda g: (-rate * g).astype(g.dtype), gradient)
         report = {"loss": (last * loss + last_loss) / steps}
         update = scale_update(jax.tree.map(jnp.subtract, own, context.params), context.scale)
         message = Contribution(update, equal_weight(context), jnp.int32(steps), report)
-        # If a client takes no part its last step still waits to be applied.
+        # A client that takes no part keeps its last step, because it has not applied it yet.
         is_active = jnp.asarray(context.takes_part)
         return message, jax.tree.map(partial(jnp.where, is_active), step, client_state)
 

@@ -9,7 +9,7 @@ from fedjax_mm.checked import NonNegative, checked
 from fedjax_mm.local import LocalSGD, stateless, steps_of
 from fedjax_mm.sums import scale_update
 
-_LEAST_LOSS = 1e-10  # added to losses: a negative power of 0 is infinite
+_LEAST_LOSS = 1e-10  # added to losses, because a negative power of 0 is infinite
 
 
 @checked
@@ -52,7 +52,7 @@ def qffl(local: LocalSGD, *, q: NonNegative) -> Algorithm:
         return Contribution(update, h, jnp.int32(steps), trained.report)
 
     def server(params: Params, total: Contribution) -> Params:
-        # Powers of small losses may underflow to 0: dividing by 1 changes nothing then.
+        # If powers of small losses underflow to 0, divide by 1, because the updates are 0, too.
         h = jnp.where(total.weight == 0, 1, total.weight)
         return optax.apply_updates(params, jax.tree.map(lambda x: x / h, total.update))
 

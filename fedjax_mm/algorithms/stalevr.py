@@ -18,19 +18,19 @@ from fedjax_mm.tasks.view import client_weights
 
 
 class Past(NamedTuple):
-    """Memory of a pair of client and model; the server has that of all clients."""
+    """Memory of a pair of client and model, or at the server of all clients and a model."""
 
     update: Params  # h, the last one that the client sent
     round: Int[Array, "*clients"]  # in which it sent h, or trained, if beta is exact; 0 is never
-    decline: Float[Array, "*clients"]  # of beta in a round, as last measured
+    decline: Float[Array, "*clients"]  # of beta per round, as last measured
     is_measured: Bool[Array, "*clients"]
 
 
 class Stale(NamedTuple):
-    """Server's state of one model, for the next round; zeros if beta is exact."""
+    """Server's state of one model for the next round, or zeros if beta is exact."""
 
     update: Params  # sum_k d_k beta_k h_k
-    decline: Float[Array, ""]  # c, that of all clients' betas in a round
+    decline: Float[Array, ""]  # c, of all clients' betas per round
 
 
 @checked
@@ -46,17 +46,17 @@ def stalevr(
     `variance_reduced` and in ``mfa_rand(..., unbiased=True)``: over their draws, the mean step is
     that of full participation. An assignment without factors is refused, because the step would be
     too small by 1/p. The server also steps in rounds in which nobody trains the model. The h_k are
-    the clients' states: with N clients and M models they take the memory of N M models, in every
-    run. `noisy` leaves them honest.
+    the clients' states. With N clients and M models they take the memory of N M models in every
+    run. `noisy` does not change them.
 
     Args:
       local: eta, E and the other settings of `local_sgd`, but no `epochs`.
       beta: "exact" is StaleVR, ``beta_k = <G_k, h_k> / |h_k|^2``. All clients must train in every
-        round, also those who are not drawn, as ``variance_reduced(inactive="train")`` has them do;
-        else the model becomes NaN. "estimated" is StaleVRE: participants measure
-        ``(1 - beta_k) / age``, the decline of their beta in each round since they sent h_k, and
-        ``beta_k = 1 - c age_k``, kept between 0 and 1, where c is the mean of all clients' last
-        measurements; before the first one it is 0. "one" is FedVARP, ``beta_k = 1``.
+        round, drawn or not, as with ``variance_reduced(inactive="train")``, or the model becomes
+        NaN. "estimated" is StaleVRE: participants measure ``(1 - beta_k) / age``, the decline of
+        their beta per round since they sent h_k, and ``beta_k = 1 - c age_k``, kept between 0 and
+        1, where c is the mean of all clients' last measurements, or 0 before the first one. "one"
+        is FedVARP, ``beta_k = 1``.
 
     Raises:
       ValueError: if a number is not positive or `beta` is unknown; in a run, if the assignment
@@ -96,7 +96,8 @@ def stalevr(
         stale = scale_update(h, beta_k)
         fresh = jax.tree.map(jnp.subtract, trained.update, stale)
         sent = scale_update(fresh, context.weight())
-        if beta == "exact":  # only now beta is known: there is no sum of the h_k yet
+        if beta == "exact":
+            # Add the client's term of sum d_k beta_k h_k, because the server does not know beta_k.
             n_k = context.task.weight(context.client)
             sent = jax.tree.map(jnp.add, sent, scale_update(stale, n_k))
         if beta == "estimated":
@@ -114,10 +115,10 @@ def stalevr(
         old, weight = context.server_state, client_weights(context.task).sum()
         step = jax.tree.map(lambda s, x: s + x / weight, old.update, context.total.update)
         if beta == "exact":
-            # The sum lacks the h_k of those who are absent, and nothing else would tell.
+            # Make the model NaN if a client is absent, because the sum would silently lack its h_k.
             weight = jnp.where(jnp.all(past.round == t), 1, jnp.nan)
             return optax.apply_updates(context.params, scale_update(step, weight)), old
-        # Those who have not measured are 0.
+        # The sum ignores clients without a measurement, because their decline is 0.
         decline = past.decline.sum() / jnp.maximum(past.is_measured.sum(), 1)
         decline = decline.astype(old.decline.dtype)
         stale = weighted_sum(context.task, past.update, _faded(decline, t + 1 - past.round))
@@ -136,7 +137,7 @@ def _check_factors(context: ClientContext) -> None:
 
 
 def _regression(g: Params, h: Params) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-    """Returns ``<g, h> / |h|^2`` and whether h is not 0; else the number is 0."""
+    """Returns ``<g, h> / |h|^2``, or 0 if h is 0, and whether h is not 0."""
     square = optax.tree.norm(h, squared=True)
     is_known = square > 0
     factor = optax.tree.vdot(g, h) / jnp.where(is_known, square, 1)

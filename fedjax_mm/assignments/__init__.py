@@ -1,4 +1,4 @@
-"""Assignments, a file for each family; `strategies` finds them."""
+"""Assignments, one file per family, all listed by `strategies`."""
 
 import importlib
 import inspect

@@ -16,14 +16,15 @@ from fedjax_mm.parts import check_assignment
 
 @checked
 def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count = 10) -> Assignment:
-    """Flexible participation: from some round on only clients to whom a model appeals train it.
+    """Flexible participation: from some round on, only clients that a model appeals to train it.
 
-    The assignment draws a group of clients for each model. Of those to whom the model appeals in
-    this round, m are drawn uniformly without replacement, or all where there are fewer; where there
-    is none, the model stays as it is. Before that round all clients of the group may be drawn.
+    The assignment draws a group of clients for each model. From the clients in it that the model
+    appeals to in this round, m are drawn uniformly without replacement, or all if there are fewer.
+    A model that appeals to none stays as it is. Before `from_round` all clients of the group may be
+    drawn.
 
     Args:
-      assignment: who may train what, such as all clients: ``full_participation(N)``.
+      assignment: chooses the clients that may train each model, such as ``full_participation(N)``.
       cohort_size: m, for each model.
       from_round: the first round in which clients stay away.
 
@@ -55,7 +56,7 @@ def appealing(assignment: Assignment, *, cohort_size: Count, from_round: Count =
         is_there = clients >= 0
         wants = jnp.take_along_axis(look.appeals(), jnp.maximum(clients, 0), axis=1)
         stays = is_there & (wants | (jnp.asarray(round) < from_round))
-        # A sort by random words is a uniform order; those who stay come first in it.
+        # Sort by random words for a uniform order, with the clients that stay first.
         lots = jax.random.bits(lots_key, stays.shape, jnp.uint32)
         order = jnp.lexsort((lots, ~stays), axis=1)[:, :cohort_size]
         rows = jnp.where(stays, clients, -1), scale, takes_part

@@ -1,4 +1,4 @@
-"""Bandits: clients train the models on which they lose most, or of which little was heard."""
+"""Bandits: clients train the models on which their losses are large or seldom observed."""
 
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -19,7 +19,7 @@ Policy: TypeAlias = Literal["random", "weighted-sum", "pareto", "rank-list"]
 
 
 class Heard(NamedTuple):
-    """State of a bandit: what clients told of the models.
+    """State of a bandit: sums of the losses that clients reported.
 
     Attributes:
       loss: L, the discounted sum of mean losses while training.
@@ -49,10 +49,10 @@ def bandit(
 
     After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
     each model and client, where l is the client's mean loss while it trained the model in this
-    round, or 0 if it did not. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair of
-    which nothing was heard. In the first M rounds all clients train model 1, 2, ..., M.
+    round, or 0 if it did not. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
+    without an observed loss. In the first M rounds all clients train model 1, 2, ..., M.
 
-    Losses have to be positive, as cross-entropy is: a loss that is not counts as unheard.
+    Losses have to be positive, like the cross-entropy, because others count as not observed.
 
     Args:
       num_clients: N.
@@ -61,8 +61,8 @@ def bandit(
       policy: "random" draws clients and models uniformly. "weighted-sum" takes the clients with
         the largest ``sum_m p_m A_m``, each for the model of its largest A. "pareto" draws from the
         clients whose bounds no other client's dominate, or takes all of them if they are fewer than
-        K, each for the model that it trained least recently. In "rank-list" the models in turn take
-        the client with their largest A that is not yet taken; with more than two models another one
+        K, each for the model that it trained least recently. In "rank-list" the models take turns,
+        each with the free client of its largest A. If there are more than two models, another one
         begins in each round.
       weights: p, positive numbers, one for each model, for "weighted-sum"; None is equal weights.
       discount: gamma, above 0 and at most 1.
@@ -132,7 +132,7 @@ def bandit(
 
 
 def upper_bounds(heard: Heard) -> Float[Array, "models clients"]:
-    """Returns A for every model and client, infinite where nothing was heard."""
+    """Returns A for every model and client, infinite for pairs without an observed loss."""
     bounds = heard.loss / heard.number + jnp.sqrt(2 * jnp.log(heard.time) / heard.number)
     return jnp.where(heard.number > 0, bounds, jnp.inf)
 
@@ -165,7 +165,7 @@ def pareto(
         as_large = jnp.all(bounds >= own[:, None], axis=0)
         return jnp.any(as_large & jnp.any(bounds > own[:, None], axis=0))
 
-    # N^2 comparisons: some clients at a time, so that memory grows with N only.
+    # Compare some clients at a time, so that memory does not grow with the N^2 comparisons.
     outside = lax.map(is_dominated, bounds.T, batch_size=256)
     lots = jax.random.bits(rng_key, outside.shape, jnp.uint32)
     clients = jnp.lexsort((lots, outside))[:cohort_size].astype(jnp.int32)
@@ -189,11 +189,11 @@ def rank_list(
 
 def _shares(weights: Any, policy: Policy, num_models: int) -> Any:
     """Returns p of the weighted sum."""
-    # An array of JAX starts a device, which no factory does: it stays one only if it is given.
+    # Use NumPy unless a JAX array is given, because one starts a device, which no factory does.
     if weights is None:
         return np.full(num_models, 1 / num_models)
     if policy != "weighted-sum":
-        raise ValueError(f"weights are given, but the policy is {policy!r}; it must be without")
+        raise ValueError(f"weights are given, but the policy is {policy!r}; leave them out")
     weights = np.asarray(weights) if isinstance(weights, tuple | list) else weights
     if len(weights) != num_models:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Fair allocation: models that do badly get more clients."""
+"""Fair allocation: models with larger losses or errors get more clients."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,10 +25,11 @@ def fedfair(
 ) -> Assignment:
     """FedFairMMFL: each client draws its model with probability proportional to f_m^(alpha - 1).
 
-    f_m is what the model still lacks before the round. A model that no client draws stays as it is.
+    f_m is the model's loss or error before the round. A model that no client draws stays as it is.
 
-    This is the paper's allocation of clients that are willing to train every model; its auctions,
-    which decide who is willing, and variants within groups of clients or in turn are not here.
+    This is the paper's allocation of clients that are willing to train every model. The paper's
+    auctions, which recruit clients, and its variants within groups of clients or in turn are not
+    implemented.
 
     Args:
       num_clients: N.
@@ -75,7 +76,7 @@ def fedfair(
 def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " models"]:
     """Returns the probabilities that are proportional to f_m^(alpha - 1).
 
-    A model that lacks nothing is drawn only if alpha is 1 or no model lacks anything.
+    A model with f_m = 0 is drawn only if alpha is 1 or all f_m are 0.
 
     Example:
       >>> chances(jnp.array([1.0, 2.0]), 3.0).tolist()
@@ -83,6 +84,6 @@ def chances(lack: Float[Array, " models"], alpha: Scalar) -> Float[Array, " mode
       >>> chances(jnp.array([0.0, 0.0]), 3.0).tolist()
       [0.5, 0.5]
     """
-    # By logarithms: powers of small losses with a large alpha would all be 0.
+    # Use logarithms, because with a large alpha all powers of small losses would be 0.
     tiny = jnp.finfo(lack.dtype).tiny
     return jax.nn.softmax((alpha - 1) * jnp.log(jnp.maximum(lack, tiny)))

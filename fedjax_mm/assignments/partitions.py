@@ -1,4 +1,4 @@
-"""Assignments that divide the clients without a look at the models.
+"""Assignments that partition the clients independently of the models' losses.
 
 Groups are near-equal: sizes differ by at most 1, and shorter groups are padded with -1. Every
 partition draws which models get the larger groups.
@@ -33,7 +33,7 @@ def mfa_rand(
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. Of a padded number the models from M on train nothing.
+      num_models: M <= cohort size. If it is padded, the models from M on train nothing.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
       unbiased: whether the clients' weights are multiplied by 1/p, where ``p = K / (N M)`` is the
         probability with which a client trains a model. `stalevr` needs it, and with
@@ -59,7 +59,7 @@ def mfa_rand(
         del round, look
         cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
         if unbiased:
-            # A weak type, so that contributions in single precision stay so.
+            # Keep the type weak, so that contributions in single precision stay so.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
             cohort = dataclasses.replace(cohort, scale=scale)
@@ -76,18 +76,18 @@ def mfa_rr(
     cohort_size: Count | None = None,
     redraw: Literal["frame", "round"] = "frame",
 ) -> Assignment:
-    """MFA-RR: a partition that holds for a frame of M rounds; its groups visit the models in turn.
+    """MFA-RR: one partition per frame of M rounds, whose groups visit the models in turn.
 
     Group j trains model ((j + t - 2) mod M) + 1 in round t, all counted from 1, so every client
     trains every model exactly once in a frame.
 
     Args:
       num_clients: N.
-      num_models: M <= cohort size. Of a padded number the models from M on train nothing.
+      num_models: M <= cohort size. If it is padded, the models from M on train nothing.
       cohort_size: K of the N clients; all of them if None.
       redraw: "frame", the default, keeps a cohort for a frame. "round" draws a new cohort and
-        partition in every round, which is what the paper's text on partial participation says;
-        groups then have the distribution of MFA-Rand's.
+        partition in every round, as in the paper's text on partial participation. Groups then have
+        the distribution of MFA-Rand's.
 
     Raises:
       ValueError: if the sizes do not fit or `redraw` is unknown.
@@ -246,7 +246,7 @@ def draw_cohort(
         models = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=jnp.int32))
         is_equal = cohort_size % num_models.number == 0
         return Cohort(cohort, jnp.where(is_equal, group, models[group]))
-    # Equal groups of a random order need no second shuffle: the match is random already.
+    # Do not shuffle the models, because equal groups of shuffled clients match them at random.
     if cohort_size % num_models == 0:
         return Cohort.of_rows(cohort.reshape(num_models, -1))
     slots = _padded_slots(cohort_size, num_models)
@@ -257,9 +257,9 @@ def draw_cohort(
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
-    """Returns the part of each place where `size` places are cut in near-equal ones, large first.
+    """Returns the part of each of `size` places in a partition into near-equal parts, large first.
 
-    They are those of `numpy.array_split`.
+    The parts are those of `numpy.array_split`.
     """
     least, num_larger = size // number, size % number
     up_to = num_larger * (least + 1)
@@ -268,14 +268,14 @@ def _parts(
 
 
 def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models group"]:
-    """Returns positions in the cohort, group by group; the last groups are padded with -1."""
+    """Returns positions in the cohort, group by group, with the last groups padded with -1."""
     parts = np.array_split(np.arange(cohort_size, dtype=np.int32), num_models)
     width = len(parts[0])
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
 
 
 def _sizes(num_clients: int, num_models: int | Padded, cohort_size: int | None) -> tuple[Any, int]:
-    """Returns M and K after checking that they fit; see `check_sizes`."""
+    """Returns M and K after `check_sizes`."""
     if not isinstance(num_models, Padded):
         return num_models, checks.check_sizes(num_clients, num_models, cohort_size)
     size, number = (check_argument("num_models", each, Count) for each in num_models)

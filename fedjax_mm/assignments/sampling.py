@@ -29,24 +29,24 @@ def variance_reduced(
     Each of a client's B_k processors draws one of the M models, or none. The probabilities p are
     those of ``optimal_probabilities`` from ``U = d_k g / B_k``, where ``d_k = n_k / sum n`` and g
     is F_k(w) in LVR and ``|w_k - w|`` in GVR. A client that is drawn by c of its processors trains
-    once, and its update is multiplied by ``c / (B_k p)``: with ``fedavg(server_scale="1/N")`` the
-    mean over all draws is the update of full participation, whatever the losses are.
+    once, and its update is multiplied by ``c / (B_k p)``. With ``fedavg(server_scale="1/N")`` the
+    mean over all draws is then the update of full participation, for any losses.
 
-    A model has a slot for every client, of which few are taken. Chunks nobody of whom trains are
-    left out: with many clients choose a chunk size as `client_map`.
+    A model has a slot for every client, and few of them are in use. With many clients give a chunk
+    size as `client_map`, because chunks without a participant are skipped.
 
     Args:
       num_clients: N.
       num_models: M.
       expected_trainings: m, the expected number of processors that train in a round, at most all.
-        It is less where fewer processors have anything to train.
-      by: "loss" (LVR) costs a look at all losses. They must not be negative, as the quadratic's
-        are: where one is, a model becomes NaN. A client whose loss is 0 does not train. "update"
+        The number is smaller if fewer processors have a model to train.
+      by: "loss" (LVR) costs a pass over all training examples. Losses must not be negative, as the
+        quadratic's are, or a model becomes NaN. A client whose loss is 0 does not train. "update"
         (GVR) has all clients train all models in every round, and the gradients that they compute
         are counted; see `Look.updates`.
       processors: B_k, one number, or one for each client.
-      inactive: "rest", or "train": clients that are not drawn train too, without taking part, as
-        `stalevr` with exact factors needs it.
+      inactive: "rest" or "train". With "train", clients that are not drawn train too, without
+        taking part, because `stalevr` with exact beta needs their updates.
 
     Raises:
       ValueError: if a number is not positive, or there are fewer processors than trainings.
@@ -85,7 +85,7 @@ def variance_reduced(
         everybody = jnp.broadcast_to(jnp.arange(num_clients, dtype=jnp.int32), counts.shape)
         if inactive == "train":
             return Cohort.of_rows(everybody, scale, num_gradients, counts > 0), state
-        # Those who train come first, so that whole chunks are empty.
+        # Put the clients that train first, so that whole chunks are empty.
         order = jnp.argsort(counts == 0, axis=1, stable=True)
         clients = jnp.where(counts > 0, everybody, -1)
         clients, scale = (jnp.take_along_axis(x, order, axis=1) for x in (clients, scale))
@@ -131,7 +131,7 @@ def optimal_probabilities(
 def draw_models(
     rng_key: PRNGKeyArray, p: Float[Array, "models processors"]
 ) -> Int[Array, " processors"]:
-    """Draws a model for every processor; M is none."""
+    """Draws a model for every processor, or M for no model."""
     lots = jax.random.uniform(rng_key, p.shape[1:], jnp.float32)
     return jnp.sum(jnp.cumsum(p, axis=0) <= lots, axis=0)
 
@@ -143,7 +143,7 @@ def _sizes(
     if by == "update":
         return look.updates()
     losses, weights = look.losses(), look.weights()
-    # A negative probability would be never drawn, without a word.
+    # Make negative losses NaN, because a negative probability would silently never be drawn.
     losses = jnp.where(losses < 0, jnp.nan, losses)
     return losses * weights / weights.sum(1, keepdims=True), None
 

@@ -1,6 +1,6 @@
-"""Arrays that users bring, as NumPy arrays of the types that JAX computes with, checked.
+"""Checked conversion of users' arrays to NumPy arrays of JAX's types.
 
-Each array is looked at once, on the host, before it is copied to a device. Traced arrays pass.
+Each array is checked once, on the host, before it is copied to a device. Traced arrays pass.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def leaves_of(tree: Any) -> tuple[list[Any], Any]:
-    """Returns the arrays of a pytree, and its structure; a list of numbers is an array.
+    """Returns the arrays of a pytree, where a list of numbers is an array, and its structure.
 
     Example:
       >>> arrays, structure = leaves_of(([[1, 2], [3, 4]], np.zeros(2)))
@@ -34,7 +34,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
       check: False skips the pass over the numbers.
 
     Raises:
-      ValueError: if they are no numbers, do not fit the type, or are not finite.
+      ValueError: if they are not numbers, do not fit the type, or are not finite.
 
     Example:
       >>> array_of("X", [[1.5, 2], [3, 4]]).dtype
@@ -46,7 +46,7 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
     kind = jax.dtypes.canonicalize_dtype(x.dtype)
     if check:
         check_fits(name, x, kind)
-    with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
+    with np.errstate(over="ignore"):  # the check below finds infinities
         x = x.astype(kind, copy=False)
     if check:
         check_finite(name, x)
@@ -54,10 +54,10 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
 
 
 def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
-    """Returns a NumPy array of numbers; `ValueError` if they are none, which says what to give."""
+    """Returns numbers as a NumPy array, or raises a `ValueError` that names the wanted ones."""
     try:
         x = np.asarray(values)
-        # Frames with columns of several types, and those with missing values, are of objects.
+        # Data frames with columns of several types, or with missing values, have dtype object.
         x = np.asarray(x.tolist()) if x.dtype == object and x.ndim else x
     except ValueError as error:
         raise ValueError(f"{name} has rows of different lengths; give equal ones") from error
@@ -80,7 +80,7 @@ def check_fits(name: str, x: np.ndarray, kind: np.dtype) -> None:
 
 
 def is_known(x: Any) -> bool:
-    """Whether the values of an array can be read here: not if it is traced, or on other hosts."""
+    """Whether the values of an array can be read here, and are not traced or on other hosts."""
     is_here = isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
     return isinstance(x, np.ndarray) or (is_here and x.is_fully_addressable)
 
@@ -90,7 +90,8 @@ def check_finite(name: str, x: np.ndarray) -> None:
     if x.dtype.kind in "biu":
         return
     with np.errstate(over="ignore", invalid="ignore"):
-        # A finite sum tells in one pass without a copy; that of large numbers may overflow.
+        # Try the sum first, because it takes one pass without a copy. Look at every number if the
+        # sum is not finite, because a sum of finite numbers may overflow.
         if np.isfinite(np.sum(x)):
             return
     is_finite = np.isfinite(x).reshape(len(x), -1).all(1) if x.ndim else np.isfinite(x)[None]
@@ -110,7 +111,7 @@ def check_labels(name: str, y: np.ndarray, num_classes: int | None = None) -> No
       num_classes: C; None allows any class of 31 bits.
     """
     limit = 2**31 if num_classes is None else num_classes
-    # NaN is no label either: comparisons with it are false.
+    # NaN is refused, too, because comparisons with it are false.
     if y.min() >= 0 and y.max() < limit and (y.dtype.kind in "biu" or np.all(y == np.floor(y))):
         return
     is_label = (y >= 0) & (y < limit) & (y == np.floor(y))

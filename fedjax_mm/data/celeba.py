@@ -208,7 +208,7 @@ def _thinned(
 
 
 def _larger_class(y: np.ndarray) -> tuple[np.ndarray, int]:
-    """Returns the places of the larger class, and how many more there are than of the other."""
+    """Returns the places of the larger class, and its surplus over the other class."""
     places = np.flatnonzero(y == (2 * y.sum() > len(y)))
     return places, 2 * len(places) - len(y)
 
@@ -223,7 +223,7 @@ def _decoded(
         try:
             images = np.load(target, allow_pickle=False)
         except (ValueError, EOFError):
-            images = np.empty(0)  # a damaged file: the images are decoded again
+            images = np.empty(0)  # decode the images again, because the file is damaged
         if images.shape == shape and images.dtype == np.uint8:
             return images
     cache.mkdir(parents=True, exist_ok=True)

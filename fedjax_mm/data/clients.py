@@ -19,7 +19,7 @@ from fedjax_mm.shuffles import drawn, fold_words, hash_words, shuffled
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ClientData:
-    """Examples of all clients in one array, in the order of the clients; see `client_data`.
+    """Examples of all clients in one array, in the order of the clients, built by `client_data`.
 
     Attributes:
       examples: a pytree of arrays with a leading axis over all examples.
@@ -46,7 +46,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns one store of a stack, see `stack_client_data`; `index` may be traced."""
+        """Returns the store at an index, which may be traced, of a stack by `stack_client_data`."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -54,7 +54,7 @@ class ClientData:
 
     @property
     def num_places(self) -> int:
-        """The number of places that offsets point to: the examples, or their order."""
+        """The number of places in `order`, or else in the examples."""
         if self.order is not None:
             return self.order.shape[-1]
         return len(jax.tree.leaves(self.examples)[0])
@@ -64,12 +64,12 @@ class ClientData:
         if self.order is None:
             return self
         if self.order.ndim != 1:
-            raise ValueError(f"there are {len(self.order)} ways to deal; take one by select")
+            raise ValueError(f"this is a stack of {len(self.order)} stores; choose one with select")
         examples = self.take(jnp.arange(len(self.order)))
         return dataclasses.replace(self, examples=examples, order=None)
 
     def num_batches(self, client: Int[Array, ""], size: int | None) -> int | Int[Array, ""]:
-        """Returns the batches of an epoch, ``ceil(n_k / B)``; an int if equal for all clients.
+        """Returns the number of batches in an epoch, ``ceil(n_k / B)``, an int if equal for all.
 
         Example:
           >>> client_data([np.ones(20), np.ones(11)]).num_batches(jnp.int32(1), 10)
@@ -83,9 +83,9 @@ class ClientData:
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
-        """Returns the rows of one local step, for `take`, and their weights 1 or 0; see `Batching`.
+        """Returns the rows of one local step, for `take`, and their weights 1 or 0.
 
-        Rows of weight 0 fill the batch; they are some of the client's own.
+        Rows of weight 0 fill the batch. They are some of the client's own.
         """
         rows, is_there = self._rows(hash_words(rng_key), self.counts[client], step, how)
         return self.offsets[client] + rows, is_there.astype(float)
@@ -97,8 +97,8 @@ class ClientData:
         def taken(x: Array) -> Array:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 return x[rows]
-            # On a CPU, XLA copies rows one number at a time: a factor that is always 1, but not
-            # known to be, makes it use vector instructions.
+            # Multiply by a factor of 1 that XLA does not know, because on a CPU it copies rows one
+            # number at a time, but uses vector instructions for a product.
             one = (rows >= 0).astype(x.dtype)
             return x[rows] * one.reshape(-1, *[1] * (x.ndim - 1))
 
@@ -113,8 +113,8 @@ class ClientData:
     def _rows(
         self, words: UInt32[Array, "2"], count: Int[Array, ""], step: Int[Array, ""], how: Batching
     ) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
-        # Numbers of the client's examples, from 0, and whether they count. Nothing is stored: every
-        # row's number is a function of (key, step, place).
+        # Return the numbers of the client's examples, from 0, and whether they count. Every number
+        # is a function of (key, step, place), so that nothing is stored.
         places = jnp.arange(how.size or self.max_count, dtype=jnp.int32)
         if how.size is None and how.limit is not None:
             rows = shuffled(fold_words(words, step), places, count)
@@ -135,10 +135,10 @@ def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> Cl
     Args:
       examples_per_client: for each client a pytree of arrays with a leading axis of n_k examples.
         Lists, data frames and their columns are arrays.
-      check: False skips the pass over all numbers, which looks whether they are finite.
+      check: False skips the check, a pass over all numbers, that they are finite.
 
     Raises:
-      ValueError: if there is no client, a client has no examples or unequal numbers of them, arrays
+      ValueError: if no client is given, a client has no examples or unequal numbers of them, arrays
         of clients differ, or have entries that are not finite numbers.
 
     Example:
@@ -151,7 +151,7 @@ def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> Cl
         given = described(examples_per_client)
         raise TypeError(f"examples_per_client is {given}; give a list with one entry per client")
     if not len(examples_per_client):
-        raise ValueError("there are no clients; give at least one")
+        raise ValueError("examples_per_client is empty; give at least one client")
     counts: list[int] = []
     clients: list[list[np.ndarray]] = []
     _, structure = leaves_of(examples_per_client[0])
@@ -178,7 +178,7 @@ def client_data(examples_per_client: Sequence[Any], *, check: bool = True) -> Cl
 
 
 def _joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns all clients' arrays as one; `ValueError` if their examples differ in shape."""
+    """Returns all clients' arrays as one, or raises `ValueError` if examples differ in shape."""
     first = arrays[0].shape[1:]
     for client, x in enumerate(arrays):
         if x.shape[1:] != first:
@@ -196,10 +196,10 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
       examples: a pytree of arrays with a leading axis over all examples. Lists, data frames and
         their columns are arrays.
       counts: ``[clients]``, n_k >= 1.
-      check: False skips the pass over all numbers, which looks whether they are finite.
+      check: False skips the check, a pass over all numbers, that they are finite.
 
     Raises:
-      ValueError: if there is no client, a client has no examples, the counts do not add up, or
+      ValueError: if no client is given, a client has no examples, the counts do not add up, or
         entries are not finite numbers.
 
     Example:
@@ -209,8 +209,8 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
     """
     counts = np.asarray(counts)
     if counts.ndim != 1 or not len(counts) or counts.dtype.kind not in "iu" or counts.min() < 1:
-        raise ValueError(f"counts is {counts}; give every one of at least one client 1 or more")
-    counts = counts.astype(np.int64)  # sums of narrow types would wrap
+        raise ValueError(f"counts is {counts}; give at least one client, and each 1 or more")
+    counts = counts.astype(np.int64)  # because sums of narrow types would wrap
     leaves, structure = leaves_of(examples)
     arrays = [array_of("an array of examples", leaf, check=check) for leaf in leaves]
     for array in arrays:
@@ -221,7 +221,7 @@ def flat_client_data(examples: Any, counts: Any, *, check: bool = True) -> Clien
 
 
 def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
-    """Joins several data of the same clients in one flat store; `select` returns one of them.
+    """Joins several data of the same clients in one flat store, of which `select` returns one.
 
     Models or replicas with different data then share one store, without padding.
 
@@ -255,7 +255,7 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
 
 
 def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
-    """Deals examples to clients in several ways, without copies; `select` returns one way.
+    """Deals examples to clients in several ways, of which `select` returns one, without copies.
 
     Clients may share examples.
 
@@ -277,13 +277,13 @@ def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> 
         raise ValueError(f"the ways have {sorted(sizes)} clients; give equally many")
     counts = np.array([[len(rows) for rows in parts] for parts in deals])
     if not counts.size or counts.min() < 1:
-        raise ValueError("a client has no example; give every one of at least one client 1 or more")
+        raise ValueError("a client has no example; give at least one client, and each 1 or more")
     leaves, structure = leaves_of(examples)
     examples = jax.tree.unflatten(structure, [array_of("an array of examples", x) for x in leaves])
     lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
     if len(lengths) != 1:
         raise ValueError(f"examples have the lengths {sorted(lengths)}; give arrays of one length")
-    # Shorter ways are padded with row 0; no client's places reach the padding.
+    # Pad shorter ways with row 0, because no client's places reach the padding.
     order = np.zeros((len(counts), counts.sum(1).max()), np.int64)
     for places, parts in zip(order, deals, strict=True):
         rows = np.concatenate([np.asarray(each) for each in parts])

@@ -43,7 +43,7 @@ def digits(*, test_fraction: Fraction = 0.2, seed: int = 0) -> Pool:
 
 def _table() -> np.ndarray:
     """Returns the pixels, 0 to 16, and the label of every digit."""
-    # Importing scikit-learn takes a second, which a sweep of as long should not cost.
+    # Do not import scikit-learn, because that takes a second, the time of a whole small sweep.
     package = importlib.util.find_spec("sklearn")
     if package is not None and package.origin is not None:
         file = Path(package.origin).parent / "datasets/data/digits.csv.gz"

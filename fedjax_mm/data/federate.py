@@ -77,9 +77,9 @@ def federate(
       test_fraction: divides each client's rows into a training and a test set, by `split_parts`;
         test examples in `data` are not used. Give this or `clients_test`. It is 0.2 for arrays
         without test examples.
-      num_classes: C, of arrays; by default the labels tell: 1 more than the largest.
+      num_classes: C, for arrays; by default 1 more than the largest label.
       seed: of that division.
-      check: False skips the pass over all features, which looks whether they are finite.
+      check: False skips the check, a pass over all features, that they are finite.
 
     Raises:
       ValueError: if arrays or labels do not fit together or are not finite, a client has no
@@ -170,7 +170,7 @@ def flip_labels(
     clients = flipped_clients(num_clients, fraction=fraction, seed=seed)
 
     def flip(split: ClientData) -> ClientData:
-        # A store may be shared by several ways to deal: labels are changed in a copy.
+        # Change the labels in a copy, because several ways to deal may share the store.
         x, y = split.gathered().examples
         counts = np.asarray(split.counts)
         rows = np.isin(np.repeat(np.arange(num_clients), counts), clients)
@@ -185,7 +185,7 @@ def flip_labels(
 
 
 def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
-    """Returns each client's rows as arrays; `ValueError` unless they are rows of the examples."""
+    """Returns each client's rows as arrays, or raises an error if they do not fit the examples."""
     if not isinstance(parts, Sequence | np.ndarray) or isinstance(parts, str):
         raise TypeError(
             f"{name} is {described(parts)}; give each client's rows, such as "
@@ -211,11 +211,11 @@ def _rows_of(name: str, parts: Any, num_examples: int, split: str) -> Parts:
 
 
 def _check_apart(parts: Parts, num_examples: int) -> None:
-    """Raises `ValueError` if a row comes twice: it might be trained on and tested."""
+    """Raises `ValueError` if a row comes twice, because it might be trained on and tested."""
     counts = np.bincount(np.concatenate(parts), minlength=num_examples)
     if counts.max() > 1:
         raise ValueError(
-            f"the parts have row {np.argmax(counts)} {counts.max()} times, and it may come to be "
+            f"the parts have row {np.argmax(counts)} {counts.max()} times, so that it might be "
             "trained on and tested; give parts that do not overlap, or test examples"
         )
 
@@ -223,4 +223,4 @@ def _check_apart(parts: Parts, num_examples: int) -> None:
 def _gather(source: tuple[np.ndarray, np.ndarray], parts: Parts) -> ClientData:
     rows, counts = np.concatenate(parts), [len(mine) for mine in parts]
     x, y = (np.asarray(array)[rows] for array in source)
-    return flat_client_data((x, y), counts, check=False)  # the whole source was looked at
+    return flat_client_data((x, y), counts, check=False)  # because the whole source was checked

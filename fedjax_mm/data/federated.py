@@ -43,7 +43,7 @@ class FederatedData:
         return self.train.num_clients
 
     def __repr__(self) -> str:
-        # Shapes alone: data may be traced, or on a device.
+        # Read shapes only, because data may be traced or on a device.
         *draws, clients = np.shape(self.train.counts) or (1,)
         first, *_ = jax.tree.leaves(self.train.examples, is_leaf=lambda x: x is None)
         shape = np.shape(first)[1:]
@@ -55,14 +55,16 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns one of the datasets in a stack of `stack_data`; `index` may be traced."""
+        """Returns the dataset at an index, which may be traced, of a stack by `stack_data`."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )
 
 
 def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
-    """Returns clients' data if labels, shapes and clients fit together; traced labels pass.
+    """Returns clients' data if labels, shapes and clients fit together.
+
+    Traced labels are not checked.
 
     Args:
       data: anything.
@@ -80,7 +82,7 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
         check_instance(f"data.{name}", split, ClientData, "make it by data.client_data")
         if np.ndim(split.counts) != 1 and not stacked:
             ways = len(split.counts)
-            raise ValueError(f"data has {ways} draws; take one, by data.select(0)")
+            raise ValueError(f"data is a stack of {ways} draws; choose one, such as data.select(0)")
         if not isinstance(split.examples, tuple | list) or len(split.examples) != 2:
             given = described(split.examples)
             raise ValueError(f"the {name} examples are {given}; give (features, labels)")
@@ -107,7 +109,7 @@ def check_federated(data: Any, *, stacked: bool = False) -> FederatedData:
 
 
 class Pool(NamedTuple):
-    """Dataset without clients; `federate` deals it to clients.
+    """Dataset without clients, from which `federate` deals.
 
     Attributes:
       name: of the source.

@@ -52,7 +52,7 @@ def read_idx(path: str | Path) -> np.ndarray:
     with _opened(path) as file:
         dtype, shape = _header(path, file)
         expected = math.prod(shape) * dtype.itemsize
-        # A small compressed file may grow without end: no more is read than the header promises.
+        # Read no more than the header promises, because a small compressed file may grow endlessly.
         raw = bytearray(_read(path, file, expected, f"the header promises {expected} bytes"))
         rest = len(_read(path, file, _MOST_REST, ""))
     size, record = len(raw), math.prod(shape[1:]) * dtype.itemsize
@@ -72,8 +72,8 @@ def read_idx(path: str | Path) -> np.ndarray:
 def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> Pool:
     """Loads MNIST, Fashion-MNIST or EMNIST from their official files.
 
-    EMNIST's files have transposed images, which are turned upright here, and number letters from 1,
-    here from 0.
+    EMNIST's files have transposed images and number letters from 1. Here images are upright, and
+    letters are numbered from 0.
 
     Args:
       directory: the folder of the files, compressed or not, or of a folder `name` with them.
@@ -132,7 +132,9 @@ def _images_and_labels(
     if not images.size:
         raise ValueError(f"{images_path}: {len(images)} images of {images.shape[1:]} pixels")
     if len(images) != len(labels):
-        raise ValueError(f"{images_path}: {len(images)} images, but {len(labels)} labels beside it")
+        raise ValueError(
+            f"{images_path}: {len(images)} images, but {len(labels)} labels in {labels_path.name}"
+        )
     first = int(title == "emnist, letters")
     wrong = np.flatnonzero((labels < first) | (labels >= first + num_classes))
     if len(wrong):
@@ -155,7 +157,7 @@ def _find(places: list[Path], file: str) -> Path:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, compressed or not; what damages it is a `ValueError`."""
+    """Opens a file, compressed or not, and raises `ValueError` if it is damaged."""
     check_regular(path)
     with path.open("rb") as plain:
         is_compressed = plain.read(2) == b"\x1f\x8b"
@@ -184,7 +186,7 @@ def _header(path: Path, file: BinaryIO) -> tuple[np.dtype, tuple[int, ...]]:
 
 
 def _read(path: Path, file: BinaryIO, most: int, why: str) -> bytearray:
-    """Returns the next bytes, at most so many; `ValueError` if they do not fit the memory."""
+    """Returns at most `most` bytes, or raises `ValueError` if they do not fit the memory."""
     found = bytearray()
     while len(found) < most and (part := file.read(min(most - len(found), _PART))):
         found += part

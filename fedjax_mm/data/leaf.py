@@ -25,7 +25,7 @@ def load_leaf(
         user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
         other entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
       name: of the dataset.
-      num_classes: C; by default one more than the largest label, of which half or more must occur.
+      num_classes: C; by default 1 more than the largest label, if half of the labels or more occur.
 
     Raises:
       FileNotFoundError: if a folder has no JSON files.
@@ -87,7 +87,7 @@ def json_files(folder: Path) -> list[Path]:
     """Returns the JSON files of a folder, in the order of their names.
 
     Raises:
-      FileNotFoundError: if there are none.
+      FileNotFoundError: if the folder has none.
     """
     paths = sorted(folder.glob("*.json"))
     if not paths:
@@ -97,7 +97,7 @@ def json_files(folder: Path) -> list[Path]:
 
 def _split(folder: Path) -> _Users:
     users: _Users = {}
-    # LEAF writes a user's examples to one file: a second one would replace them silently.
+    # Refuse a user in a second file, because it would silently replace the first one's examples.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             if user in users:
@@ -157,7 +157,7 @@ def _examples(
         raise _error(path, user, "y must be class numbers 0, 1, ...")
     if y.max() > np.iinfo(np.int32).max:
         raise _error(path, user, "y is too large for a class number")
-    # A number too large for float32 becomes infinite: the check below names the user.
+    # Let numbers beyond float32 become infinite, because the check below names the user.
     with np.errstate(over="ignore"):
         x = x.astype(np.float32)
     if not np.isfinite(x).all():

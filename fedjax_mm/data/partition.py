@@ -35,7 +35,7 @@ _MAX_DRAWS = 1000
 
 @checked
 def iid(labels: np.ndarray, num_clients: Count, *, seed: int = 0) -> Parts:
-    """Divides all examples at random; clients' sizes differ by at most 1.
+    """Divides all examples at random among clients whose sizes differ by at most 1.
 
     Args:
       labels: ``[examples]``.
@@ -109,11 +109,11 @@ def dirichlet(
 def dirichlet_clients(
     labels: np.ndarray, num_clients: Count, alpha: Annotated[float, Gt(0)], *, seed: int = 0
 ) -> Parts:
-    """Gives every client equally many examples, of labels in proportions of its own.
+    """Gives every client equally many examples, with its own proportions of labels.
 
     Each client draws its proportions from a symmetric Dirichlet distribution, alpha for each label,
-    and then its examples without replacement from what is left; the proportions are scaled up to
-    the labels that are left. Clients draw in random order, so that no client is always the last.
+    and then its examples without replacement from the remaining ones, with the proportions scaled
+    up to the remaining labels. Clients draw in random order, so that no client is always the last.
     All examples are dealt: sizes differ by at most 1.
 
     Args:
@@ -148,13 +148,13 @@ def dirichlet_clients(
 
 
 def _drawn(rng: np.random.Generator, size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Returns how many examples of each label a client draws where so many are left."""
+    """Returns how many of the remaining examples of each label a client draws."""
     taken = np.zeros_like(left)
-    # A pass ends with all examples drawn, or with one more label used up: there are few passes.
+    # The passes are few, because each one draws all examples or uses up a label.
     while missing := size - taken.sum():
         is_left = taken < left
         weights = np.where(is_left, shares, 0.0)
-        if not weights.sum() > 0:  # a small alpha gives a label nothing at all
+        if not weights.sum() > 0:  # because a small alpha may make shares 0
             weights = np.where(is_left, left - taken, 0.0)
         drawn = rng.multinomial(missing, weights / weights.sum())
         taken = np.minimum(taken + drawn, left)
@@ -201,7 +201,7 @@ def label_clusters(
     shuffled: bool = False,
     seed: int = 0,
 ) -> Parts:
-    """Divides labels and clients into clusters; a cluster's clients share its labels equally.
+    """Divides labels and clients into clusters, in which clients share the labels equally.
 
     The clusters depend only on the seed and on the numbers of labels, clients and clusters, so that
     training and test labels give the same clusters.
@@ -232,7 +232,10 @@ def label_clusters(
     if len(names) % num_clusters:
         raise ValueError(f"{len(names)} labels do not make {num_clusters} equal clusters")
     if num_clusters > num_clients:
-        raise ValueError(f"{num_clusters} clusters need as many clients; there are {num_clients}")
+        raise ValueError(
+            f"num_clusters is {num_clusters}, but num_clients is {num_clients}; give every cluster "
+            "at least one client"
+        )
     rng = generator(seed)
     drawn = rng.permutation(names)  # always, so that both kinds have the same clients
     label_cluster = np.array_split(drawn if shuffled else names, num_clusters)
@@ -350,13 +353,13 @@ def iid_clients(
 
 
 def by_id(ids: np.ndarray) -> Parts:
-    """Makes one client for each different id, in the order of the ids: the natural partition.
+    """Makes the natural partition, one client for each different id, in the order of the ids.
 
     Args:
       ids: ``[examples]``, numbers or text.
 
     Raises:
-      ValueError: if there are no examples.
+      ValueError: if `ids` is empty or has several axes.
 
     Example:
       >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
@@ -370,7 +373,7 @@ def by_id(ids: np.ndarray) -> Parts:
 
 
 def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
-    # Rows are dealt in turn, and begin again after the last: multiplicities differ by at most 1.
+    # Deal rows in turn, and begin again after the last, so that multiplicities differ by at most 1.
     dealt = 0
 
     def deal(number: int) -> np.ndarray:
@@ -382,7 +385,7 @@ def _dealer(rows: np.ndarray, overlap: bool) -> Callable[[int], np.ndarray]:
             )
         if not overlap and dealt + number > len(rows):
             raise ValueError(
-                f"clients ask for more than the {len(rows)} examples of a label or of the pool; "
+                f"clients need more than the {len(rows)} examples of a label or of the pool; "
                 "raise num_clients, or allow overlap as the paper does"
             )
         start, dealt = dealt, dealt + number
@@ -408,5 +411,5 @@ def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
 
 def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
     """Returns NumPy's PCG64 generator of a seed."""
-    # Not `default_rng`: NumPy may change its algorithm, and a seed must give the same data.
+    # Do not use `default_rng`, because NumPy may change it, and a seed must give equal data.
     return np.random.Generator(np.random.PCG64(seed))

@@ -1,4 +1,4 @@
-"""Arrays of one's own as a pool of examples, checked."""
+"""Checked conversion of users' arrays to a pool of examples."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ _NAME = "own arrays"
 def pool_of(
     data: Any, num_classes: Count | None = None, *, check: bool = True
 ) -> tuple[Pool, bool]:
-    """Returns data as a pool, checked, and whether there are test examples among them.
+    """Returns data as a checked pool, and whether the data have test examples.
 
-    Without them the pool's test examples are none.
+    Otherwise the pool's test set is empty.
 
     Args:
       data: ``(X, y)`` or ``((X, y), (X_test, y_test))``, a scikit-learn `Bunch`, or a pool. Images
@@ -63,7 +63,7 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
     if x.dtype != np.uint8:
         if check:
             check_fits(names[0], x, np.dtype(np.int32))
-        with np.errstate(over="ignore"):  # what does not fit is infinite, and found below
+        with np.errstate(over="ignore"):  # the check below finds infinities
             x = x.astype(np.int32 if x.dtype.kind in "ui" else np.float32, copy=False)
         if check:
             check_finite(names[0], x)

@@ -46,11 +46,12 @@ def load_sent140(
     glove: str | Path | None = None,
     seed: int = 0,
 ) -> FederatedData:
-    r"""Loads Sentiment140, one client for each Twitter user with enough tweets; 1 is positive.
+    r"""Loads Sentiment140, one client for each Twitter user with enough tweets.
 
-    Features are ``float32[examples, dim]``: the mean of the vectors of a tweet's words, zeros if no
-    word has a vector. `fedjax_mm.data.sent140.tokenize` makes the words. Without GloVe's vectors a
-    word's hash selects one of 32,768 fixed Gaussian vectors; the data are then a surrogate, named
+    Labels are 1 for positive tweets and 0 for negative ones. Features are
+    ``float32[examples, dim]``: the mean of the vectors of a tweet's words, zeros if no word has a
+    vector. `fedjax_mm.data.sent140.tokenize` makes the words. Without GloVe's vectors a word's hash
+    selects one of 32,768 fixed Gaussian vectors; the data are then a surrogate, named
     "sent140, hashed words".
 
     Args:
@@ -67,7 +68,7 @@ def load_sent140(
       seed: of the choice of users and of the split.
 
     Raises:
-      FileNotFoundError: if there are no tweets, or `glove` does not exist.
+      FileNotFoundError: if files of tweets are missing, or `glove` does not exist.
       ValueError: if a row of a file is malformed, a vector does not have d finite numbers, several
         files of vectors fit or none does, or too few users have enough tweets.
 
@@ -115,7 +116,7 @@ def load_sent140(
 
 
 def check_sent140(directory: str | Path) -> None:
-    """Raises `load_sent140`'s error if there are no tweets, without reading any file."""
+    """Raises `load_sent140`'s error if files of tweets are missing, without reading any."""
     _files(Path(directory))
 
 
@@ -262,8 +263,8 @@ def _read_vectors(
     path: Path, number: dict[str, int], dim: int
 ) -> tuple[Float32[np.ndarray, "words dim"], Bool[np.ndarray, " words"]]:
     """Returns the words' vectors, and whether each word is in the file."""
-    # Bytes: one of GloVe's words, U+0085, is a line break in Python's text files. Only vectors of
-    # words that occur are kept: the whole file would fill the memory.
+    # Read bytes, because one of GloVe's words, U+0085, is a line break in Python's text files. Keep
+    # only vectors of words that occur, because the whole file would fill the memory.
     wanted = {word.encode(errors="surrogatepass"): i for word, i in number.items()}
     table, known = np.zeros((len(number), dim), np.float32), np.zeros(len(number), bool)
     line, record = b"", 0

@@ -1,4 +1,4 @@
-"""Surrogates of CelebA and Sentiment140, which may not be redistributed: invented examples."""
+"""Invented surrogates of CelebA and Sentiment140, which may not be redistributed."""
 
 from typing import Annotated, TypeAlias
 
@@ -161,7 +161,7 @@ def surrogate_tweets(
 def _labels(
     skew: Float[np.ndarray, "examples attributes"], rng: Rng
 ) -> Int32[np.ndarray, "examples attributes"]:
-    # Ranks, not signs: exactly half of the examples have the attribute.
+    # Use ranks instead of signs, so that exactly half of the examples have the attribute.
     score = skew + rng.standard_normal(skew.shape)
     rank = score.argsort(axis=0).argsort(axis=0)
     return (rank >= len(score) // 2).astype(np.int32)
@@ -209,7 +209,7 @@ def _means(
     words: Int64[np.ndarray, " words"],
     lengths: PerTweet,
 ) -> Float32[np.ndarray, "tweets dim"]:
-    # Sums in the order of the words give the same bits on every machine.
+    # Add in the order of the words, so that every machine gives the same bits.
     x = np.zeros((len(lengths), table.shape[1]), np.float32)
     starts = np.cumsum(lengths) - lengths
     for first in range(0, len(lengths), _BLOCK_TWEETS):

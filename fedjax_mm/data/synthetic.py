@@ -78,7 +78,7 @@ def synthetic(
     fraction = _TEST_FRACTION[generator] if test_fraction is None else test_fraction
     counts = sample_counts(num_clients, generator=generator, seed=seed)
     law = _Law(alpha, beta, dim, num_classes, generator, iid)
-    # 1e-9: in floating point a product such as (1 - 0.4) * n may end just below a whole number.
+    # Add 1e-9, because in floating point (1 - 0.4) * n may end just below a whole number.
     train_counts = np.clip(((1 - fraction) * counts + 1e-9).astype(np.int64), 1, counts - 1)
     name = f"synthetic({alpha:g}, {beta:g})" + (", iid" if iid else "")
     name = "synthetic (LEAF)" if generator == "leaf" else name
@@ -142,8 +142,8 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
     y = np.empty(len(x), np.int32)
     ends = np.cumsum(counts)
     first = row = 0
-    # Memory stays bounded: some clients at a time. Every stream is read in the order of the
-    # clients, so that the data do not depend on the blocks.
+    # Draw some clients at a time, so that memory stays bounded. Read every stream in the order of
+    # the clients, so that the data do not depend on the blocks.
     while first < len(counts):
         last = max(first + 1, int(np.searchsorted(ends, row + _BLOCK_EXAMPLES, side="right")))
         rows, block = slice(row, int(ends[last - 1])), counts[first:last]
@@ -151,7 +151,7 @@ def _split(law: _Law, counts: Int64[np.ndarray, " clients"], seed: int, split: i
         features.standard_normal(out=x[rows], dtype=np.float32)
         x[rows] *= decay
         x[rows] += np.repeat(clients.means.astype(np.float32), block, axis=0)
-        # Double precision: no label depends on the last bit of a library's product.
+        # Use double precision, so that no label depends on the last bit of a library's product.
         wide, logits = x[rows].astype(np.float64), np.repeat(clients.biases, block, axis=0)
         block_ends = np.cumsum(block)
         for W, start, end in zip(clients.weights, block_ends - block, block_ends, strict=True):

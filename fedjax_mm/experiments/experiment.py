@@ -159,8 +159,8 @@ class Experiment(Seeded):
         clients = {each.num_clients for each in self.tasks} - {None}
         if len(clients) > 1:
             raise ValueError(
-                f"tasks of {' and '.join(map(str, sorted(clients, key=str)))} clients; all models "
-                "are trained by the same clients: give each task as many"
+                f"tasks of {' and '.join(map(str, sorted(clients, key=str)))} clients; the same "
+                "clients train all models: give every task the same number of clients"
             )
         quadratic = [each for each in self.tasks if isinstance(each, QuadraticConfig)]
         if len(quadratic) < len(self.tasks) and any(each.start != "zeros" for each in quadratic):

@@ -73,11 +73,12 @@ class Config(BaseModel):
     Swept numbers are traced by JAX and never become fields: methods take them as `Numbers`.
     """
 
-    # A table is part of many others: each builds its validator when it first reads a file.
+    # Defer validators to the first use, because a table is part of many others, and each builds
+    # one.
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     def with_numbers(self, numbers: Numbers) -> Any:
-        """Returns the fields as attributes of a plain object, with numbers in their places."""
+        """Returns the fields as attributes of a plain object, some replaced by `numbers`."""
         return SimpleNamespace(**(dict(self) | dict(numbers)))
 
 
@@ -90,7 +91,7 @@ class Seeded(Config):
 
     @property
     def first_seed(self) -> int:
-        """Returns the number of the first seed; no file can say it, `with_seeds` does."""
+        """The number of the first seed, which only `with_seeds` can set."""
         return self._first_seed
 
     def with_seeds(self, first: int, num_seeds: int) -> Self:
@@ -106,8 +107,8 @@ class Seeded(Config):
 
     @property
     def data_seeds(self) -> list[int]:
-        """Returns a seed for every draw of the data; another `seed` gives others."""
-        # More seeds do not change the first ones: a state is generated number by number.
+        """The seeds of all draws of the data, which depend on `seed`."""
+        # More seeds do not change the first ones, because a state is generated number by number.
         states = np.random.SeedSequence(self.seed).generate_state(self.first_seed + self.num_seeds)
         seeds: list[int] = states[self.first_seed :].tolist()
         return seeds
@@ -121,9 +122,9 @@ _FROM_FILE[tuple[float, ...]] = tuple[Number, ...]
 
 
 def _field_type(annotation: Any) -> Any:
-    """Returns the type of a field for a parameter; None, if a file can say no such thing."""
+    """Returns the type of a field for a parameter, or None if a file cannot give it."""
     members = members_of(annotation)
-    if complex in members:  # JAX's type of all that becomes an array: in a file, a number
+    if complex in members:  # JAX's type of anything that becomes an array is a number in a file
         members = tuple(each for each in members if each not in (bool, int))
     literals = [each for each in members if get_origin(each) is Literal]
     annotated = [_within(each) for each in members if get_origin(each) is Annotated]
@@ -146,8 +147,8 @@ def columns_of(function: Callable[..., Any], *given: str, **types: Any) -> dict[
 
     Args:
       function: all of its parameters that have no default are required.
-      given: parameters that are not the file's to give.
-      types: of fields, where the annotation says less.
+      given: parameters that a file cannot give.
+      types: of fields, if the annotation is less strict.
     """
     columns: dict[str, Any] = {}
     for key, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -165,8 +166,8 @@ def table_of(
     Args:
       base: fields that all such tables have.
       function: its name is the table's.
-      given: parameters that are not the file's to give.
-      types: of fields, where the annotation says less.
+      given: parameters that a file cannot give.
+      types: of fields, if the annotation is less strict.
     """
     columns = columns_of(function, *given, *base.model_fields, **types)
     columns = {"name": (Literal[function.__name__], ...)} | columns
@@ -175,7 +176,8 @@ def table_of(
 
 def one_of(tables: Mapping[str, type[Config]]) -> GetPydanticSchema:
     """Annotates a field that is one of some tables, distinguished by `name`."""
-    # Checkers cannot read a union made at run time: the annotated type is what all have in common.
+    # Annotate such fields by the tables' base class, because type checkers cannot read a union made
+    # at run time.
     choice: Any = Annotated[reduce(or_, tables.values()), Field(discriminator="name")]
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(choice))
 

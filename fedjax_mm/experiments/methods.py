@@ -1,4 +1,4 @@
-"""The algorithms of an experiment file: who trains what, how, and what clients ask for."""
+"""Algorithms of an experiment file: methods, assignments, attackers and requirements."""
 
 import dataclasses
 import inspect
@@ -48,7 +48,7 @@ from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requirin
 
 
 class Appealing(Config):
-    """Clients to whom a model does not appeal stay away; see `appealing`."""
+    """Settings of `appealing`: clients stay away from models that do not appeal to them."""
 
     cohort_size: Count
     from_round: Count = 10
@@ -61,9 +61,9 @@ class Assigned(Config):
     appealing: Appealing | None = None
 
     def build(self, num_clients: int, num_models: int | Padded, **numbers: Any) -> Assignment:
-        """Builds the assignment; `numbers`, which may be traced, take the place of settings."""
+        """Builds the assignment, with settings replaced by `numbers`, which may be traced."""
         factory = strategies()[self.name]
-        # A strategy whose factory takes no `num_models` trains one.
+        # A strategy whose factory takes no `num_models` trains one model.
         settings = {key: value for key, value in self if key not in Assigned.model_fields}
         settings |= {key: x for key, x in numbers.items() if key in settings}
         if "num_models" in inspect.signature(factory).parameters:
@@ -98,7 +98,7 @@ class Method(OptimizingClients):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        # Factories check numbers, in words of their own.
+        # Build the method, because its factory checks the numbers.
         methods()[self.name](self._local(1.0, {}), **self._own)
         return self
 
@@ -118,11 +118,11 @@ class Method(OptimizingClients):
         return rate_of(self.learning_rate, num_models, num_rounds, given)
 
     def build(self, num_models: int, num_rounds: int = 1, **numbers: Any) -> Algorithm:
-        """Builds the algorithm; `numbers`, which may be traced, take the place of settings.
+        """Builds the algorithm, with settings replaced by `numbers`, which may be traced.
 
         Args:
-          num_models: M, which schedules per frame count by.
-          num_rounds: T, over which schedules last that have no length.
+          num_models: M, the rounds in a frame, for schedules per frame.
+          num_rounds: T, the end of schedules without a length.
           numbers: by the names of settings; those of an inner table are a mapping.
         """
         own = self._own
@@ -134,8 +134,9 @@ class Method(OptimizingClients):
         return methods()[self.name](local, **settings)
 
     def asks_for_thresholds(self) -> bool:
-        """Whether the method trains only clients who require something of a model."""
-        # Structure decides, numbers do not: the points of a sweep share one cached answer.
+        """Whether the method trains only clients with thresholds."""
+        # Leave out numbers, so that the points of a sweep share one cached answer, because the
+        # answer depends on structure only.
         settings = self._own
         numbers = [key for key, value in settings.items() if isinstance(value, float)]
         rest = {key: value for key, value in settings.items() if key not in numbers}
@@ -172,7 +173,7 @@ MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _StandIn(Quadratic):
-    """A task of one client, with all that methods may ask for but a threshold."""
+    """A task of one client, with everything that methods may use except a threshold."""
 
     def batch(
         self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
@@ -192,7 +193,7 @@ def _asks_for_thresholds(
     numbers: tuple[str, ...],
     settings: tuple[tuple[str, Any], ...],
 ) -> bool:
-    """Traces one training, on a client that offers everything but a threshold."""
+    """Traces one training, of a client with everything but a threshold."""
 
     def train(number: Array) -> None:
         task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
@@ -210,7 +211,7 @@ def _asks_for_thresholds(
 
 
 class Byzantine(Config):
-    """A fraction of the clients that train, rounded up, attacks; see `attacked` and `noisy`."""
+    """Attackers, by `attacked` and `noisy`: a fraction of the clients that train, rounded up."""
 
     fraction: fields.Share
     loss_factor: Positive = 10.0
@@ -220,13 +221,13 @@ class Byzantine(Config):
     """Of the choice of attackers."""
 
     def attackers(self, num_clients: int, **numbers: Any) -> Any:
-        """Returns which of the `num_clients` that train attack."""
+        """Returns, for each of the `num_clients` that train, whether it attacks."""
         place = generator(self.seed).permutation(num_clients)
-        # In float32 a fraction may be a little above k / num_clients: that is k, not k + 1.
+        # Subtract a little, because in float32 the fraction k / num_clients may be too large for k.
         return place < self.with_numbers(numbers).fraction * num_clients - 1e-3
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
-        """Returns the task with attackers; `numbers`, which may be traced, replace settings."""
+        """Returns the task with attackers and with settings replaced by `numbers`."""
         attackers, here = self.attackers(task.num_clients, **numbers), self.with_numbers(numbers)
         return attacked(task, attackers, loss_factor=here.loss_factor, stays=here.stays)
 
@@ -253,13 +254,13 @@ class Requirement(Config):
     def prepare(self, rng_key: Any, tasks: list[Task], params: Any, numbers: Numbers) -> Any:
         """Trains the clients' own models for each of the M models, ``[models, clients]``.
 
-        They start where the models do: at `params`, or at what the task draws. Where models have
-        different tasks, it is a list with one entry for each model.
+        They start from `params`, or else from parameters that the task draws. The result is a list
+        with one entry for each model if models have different tasks.
         """
         rate = self.with_numbers(numbers).learning_rate
 
         def of_model(task: Task, params: Any, model: int | Index) -> OwnModels:
-            # Quadratics are deterministic: a client's loss has no examples to draw.
+            # Quadratics have no batch size, because a client's loss has no examples to draw.
             size = self.batch_size or (None if isinstance(task, Quadratic) else 32)
             how: dict[str, Any] = {"num_steps": self.num_steps, "batch_size": size}
             return own_models(rng_key, task, params, model=model, learning_rate=rate, **how)
@@ -268,14 +269,15 @@ class Requirement(Config):
             starts = [None] * len(tasks) if params is None else params
             each = zip(tasks, starts, range(len(tasks)), strict=True)
             return [of_model(*one) for one in each]
-        # One model after the other: own models of all clients at once may fill the memory.
+        # Train for one model after the other, because all clients' models at once may fill the
+        # memory.
         return lax.map(partial(of_model, tasks[0], params), jnp.arange(len(tasks)))
 
     def wrap(self, tasks: list[Task], own: Any, method: Method, rate: Any) -> list[Task]:
-        """Returns the task of each model with demands on it; `rate` is the method's."""
+        """Returns the task of each model with requirements, given the method's learning rate."""
         tuning = None
         if self.tuning_steps:
-            # A schedule gives its first rate: tuning begins anew after every round.
+            # Take a schedule's first rate, because tuning begins again after every round.
             rate = rate(1) if callable(rate) else rate
             tuning = Tuning(rate, self.tuning_steps, getattr(method, "batch_size", None))
         if isinstance(own, OwnModels):

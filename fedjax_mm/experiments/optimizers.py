@@ -42,9 +42,10 @@ class InverseTime(Config):
 
 
 class Scheduled(Config):
-    """A schedule of optax, after a linear rise from 0; round 1 (or frame 1) is its count 0.
+    """A schedule of optax, after a linear rise from 0, whose count 0 is round 1 (or frame 1).
 
-    Lengths are in rounds (or frames); what has none lasts from the end of the rise to the last one.
+    Lengths are in rounds (or frames). By default a schedule lasts from the end of the rise to the
+    last round (or frame).
     """
 
     schedule: str
@@ -52,7 +53,7 @@ class Scheduled(Config):
     per: Per = "round"
 
     def build(self, num_models: int, num_rounds: int, numbers: Numbers) -> Schedule:
-        """Builds the schedule of the round t = 1, 2, ...; `numbers`, which may be traced, go first.
+        """Builds the schedule of the round t = 1, 2, ..., with settings replaced by `numbers`.
 
         Raises:
           ValueError: if the rise takes all rounds.
@@ -120,7 +121,7 @@ SCHEDULE_TABLES = {name: _schedule_table(name) for name in _SCHEDULES}
 
 
 def schedule(rate: Any) -> str:
-    """Returns which schedule a table is, or what was made of one."""
+    """Returns the kind of schedule of a table, or of the object that was made from it."""
     given = rate.get("schedule") if isinstance(rate, dict) else getattr(rate, "schedule", None)
     return given or "inverse_time"
 
@@ -142,10 +143,10 @@ def rate_of(rate: Any, num_models: int, num_rounds: int, numbers: Any = None) ->
     """Returns a rate as factories take it: a number, or a schedule of the round.
 
     Args:
-      rate: as it was checked.
+      rate: the checked setting.
       num_models: M.
       num_rounds: T.
-      numbers: in place of the rate, or of a schedule's settings; they may be traced.
+      numbers: replace the rate, or a schedule's settings; they may be traced.
     """
     if isinstance(rate, InverseTime | Scheduled):
         return rate.build(num_models, num_rounds, numbers or {})
@@ -158,7 +159,7 @@ class Optimizer(Config):
     name: str
 
     def settings(self, numbers: Numbers) -> dict[str, Any]:
-        """Returns what differs from optax's defaults; `numbers` may be traced."""
+        """Returns the settings that differ from optax's defaults, some replaced by `numbers`."""
         fields = type(self).model_fields
         own = {key: x for key, x in self if key not in ("name", "learning_rate")}
         return {key: x for key, x in own.items() if x != fields[key].default} | {
@@ -192,7 +193,7 @@ SERVER_OPTIMIZER_TABLES = {
 
 
 class OptimizingClients(Config):
-    """Settings of methods whose clients may take another step than SGD's.
+    """Settings of methods whose clients may have an optimizer other than SGD.
 
     Gradients are clipped first; then `weight_decay` times the parameters is added to them, and
     the optimizer makes a step of the sum.
@@ -204,11 +205,12 @@ class OptimizingClients(Config):
     """The largest global norm of a gradient."""
 
     def local_optimizer(self, numbers: Numbers) -> LocalOptimizer:
-        """Returns what makes the clients' optimizer from the round's rate."""
+        """Returns the function that makes the clients' optimizer from the round's rate."""
         here, make = self.with_numbers(numbers), optax.sgd
         if self.optimizer is not None:
             make = getattr(optax, self.optimizer.name)
-            # The plain function where nothing is changed: tasks may solve SGD in closed form.
+            # Keep the plain function if no setting differs, because tasks may solve SGD in closed
+            # form.
             settings = self.optimizer.settings(numbers.get("optimizer", {}))
             make = partial(make, **settings) if settings else make
         first = []
@@ -220,20 +222,20 @@ class OptimizingClients(Config):
 
 
 class OptimizingServer(Config):
-    """Settings of methods whose server may take another step than the mean change."""
+    """Settings of methods whose server may have an optimizer instead of adding the mean update."""
 
     server_optimizer: Annotated[Optimizer, one_of(SERVER_OPTIMIZER_TABLES)] | None = None
 
     def build_server_optimizer(
         self, num_models: int, num_rounds: int, numbers: Numbers
     ) -> optax.GradientTransformation | None:
-        """Returns the server's optimizer; its schedules count the rounds that train a model."""
+        """Returns the server's optimizer, whose schedules count the rounds that train a model."""
         own: Any = self.server_optimizer
         if own is None:
             return None
         given = numbers.get("server_optimizer", {})
         rate = rate_of(own.learning_rate, num_models, num_rounds, given.get("learning_rate"))
-        # Optax counts from 0 itself, where ours count rounds from 1.
+        # Add 1, because optax counts from 0 and our schedules count rounds from 1.
         counted = (lambda count: rate(count + 1)) if callable(rate) else rate
         made: optax.GradientTransformation = getattr(optax, own.name)(
             counted, **own.settings(given)

@@ -1,4 +1,4 @@
-"""Configurations from files, with settings that win over the file."""
+"""Configurations from files, with settings that override the file."""
 
 import json
 import tomllib
@@ -23,11 +23,11 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
     Args:
       path: a TOML file.
       kind: the configuration's class.
-      overrides: ``key.path=value`` settings that win over the file.
+      overrides: ``key.path=value`` settings that override the file.
 
     Raises:
-      ValueError: in one line with the file, and the line or the key's path, what was wrong and what
-        is allowed.
+      ValueError: in one line, with the file, the line or the key's path, the error and the allowed
+        values.
     """
     try:
         check_regular(path)
@@ -76,12 +76,12 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text  # TOML knows no bare words, and shells take quotes away
+        value = text  # because TOML has no bare words, and shells remove quotes
     return replaced(values, path.strip().split("."), value)
 
 
 def replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns plain values with another one at the path, where a table is made if there is none."""
+    """Returns plain values with another one at the path, after adding tables that are missing."""
     head, *rest = path
     if rest:
         inner = values.get(head)
@@ -92,7 +92,7 @@ def replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict
 def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
     """Returns the settings ``key.path=value`` that turn the defaults into these values.
 
-    What is None is left out: nothing in a file says it.
+    None is left out, because a file cannot express it.
 
     Example:
       >>> defaults = {"num_rounds": 9, "task": {"mu": 0.1, "start": "normal"}}
@@ -119,5 +119,5 @@ def _in_toml(value: Any) -> str:
         return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list):
         return f"[{', '.join(map(_in_toml, value))}]"
-    # Numbers are written alike in JSON and in TOML, except those that are not finite.
+    # Use JSON for other values, because TOML writes them alike except infinities and NaN.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

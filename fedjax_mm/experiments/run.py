@@ -1,4 +1,4 @@
-"""Experiments and sweeps as they are described in a file, run."""
+"""Running experiments and sweeps that a file describes."""
 
 import dataclasses
 from pathlib import Path
@@ -48,7 +48,7 @@ def run(
 
     Args:
       experiment: what to run, or the path of its TOML file.
-      execution: how; what is reported, saved and continued.
+      execution: how to run, report, save and continue.
       on_divergence: as in `sweep`; by default "mark" if there are several points, else "stop".
       keep: "params" returns the final parameters too, a list with one pytree of arrays
         ``[algorithms, *axes, seeds, ...]`` per model, as in `sweep`.
@@ -59,7 +59,7 @@ def run(
     Raises:
       DivergenceError: if a model's loss or parameters stop being finite and that is to stop the
         run, naming the algorithm, the seed, the model and the round.
-      ValueError, InterruptedRunError, OSError: as in `sweep`; or there is no such data.
+      ValueError, InterruptedRunError, OSError: as in `sweep`, or if the data are missing.
 
     Example:
       >>> experiment = Experiment.model_validate({
@@ -103,7 +103,7 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
 
 
 def _grid(experiment: Experiment, how: Execution, keep: Literal["params"] | None = None) -> Grid:
-    """The runs; data that cannot be had are wrong input."""
+    """Returns the grid of all runs, and refuses data that cannot be loaded as wrong input."""
     with refusing():
         grid = experiment.grid(how.memory)
     return dataclasses.replace(grid, keep=keep)

@@ -17,7 +17,7 @@ Start = dict[str, dict[str, np.ndarray]]
 
 
 def check_file(path: str) -> None:
-    """Raises `ValueError` unless there is such a file."""
+    """Raises `ValueError` unless the file exists."""
     if not Path(path).is_file():
         raise ValueError(
             f"params: there is no file {path}; `fedjax-mm run --save-params` writes params.npz"
@@ -25,9 +25,10 @@ def check_file(path: str) -> None:
 
 
 def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> Start:
-    """Returns where each algorithm and seed starts.
+    """Returns the initial parameters of each algorithm and seed.
 
-    One algorithm or one seed in the file is for all; of several, each starts from its own.
+    If the file has one algorithm, or one seed, all start from it. Otherwise each starts from its
+    own.
 
     Raises:
       ValueError: if the file has other algorithms or seeds than these, several points, or entries
@@ -57,7 +58,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
         label: {name: _at(saved, x, row)[places] for name, x in saved.arrays.items()}
         for label, row in zip(algorithms, rows("algorithm", algorithms), strict=True)
     }
-    # Now: as arguments of compiled programs they are traced.
+    # Check the entries now, because as arguments of compiled programs they are traced.
     arrays = [x for each in start.values() for x in each.values()]
     if not all(x.dtype.kind in "biuf" and np.isfinite(x).all() for x in arrays):
         raise ValueError(
@@ -68,7 +69,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
-    """Returns an array ``[seeds, ...]`` of one algorithm; other axes have one entry."""
+    """Returns an array ``[seeds, ...]`` of one algorithm, where other axes have one entry."""
     place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
     at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
     return at if "seed" in saved.labels else at[None]
@@ -86,8 +87,8 @@ def params_at(
     Args:
       start: from `load_start`.
       algorithm: its label.
-      place: the number of the seed among all; it may be traced.
-      setup: of the run; parameters of one model in the file are for all.
+      place: the index of the seed; it may be traced.
+      setup: of the run. If the file has one model, all models start from it.
 
     Raises:
       ValueError: if the file has another number of models, or other parameters than the tasks.

@@ -1,4 +1,4 @@
-"""The tasks of an experiment file: what is learned, and from which data."""
+"""Tasks of an experiment file, and their data."""
 
 import inspect
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class QuadraticConfig(Config):
 
     @property
     def source(self) -> None:
-        """Settings of the data: there are none."""
+        """None, because the task has no data."""
 
     @property
     def num_bytes(self) -> float:
@@ -57,7 +57,7 @@ class QuadraticConfig(Config):
 
     @property
     def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has a draw of the data of its own."""
+        """Whether every seed has its own draw of the data."""
         return False
 
     def draws(self, seeds: Sequence[int]) -> list[Self]:
@@ -66,10 +66,10 @@ class QuadraticConfig(Config):
         return [self]
 
     def data(self) -> None:
-        """No data: the task is made of numbers."""
+        """None, because the task is made of numbers."""
 
     def build(self, data: None = None, **numbers: Any) -> Task:
-        """Builds the task; `numbers`, which may be traced, take the place of settings."""
+        """Builds the task, with settings replaced by `numbers`, which may be traced."""
         del data
         return quadratic(self.num_clients, self.block_size, mu=self.with_numbers(numbers).mu)
 
@@ -78,7 +78,8 @@ class QuadraticConfig(Config):
         shape = (self.num_clients * self.block_size + 1,)
         if self.start == "zeros":
             return jnp.zeros(shape)
-        # float32 also with x64, which draws other numbers: both precisions start alike.
+        # Draw in float32 also with x64, which draws other numbers, so that both precisions start
+        # alike.
         return jax.random.normal(jax.random.key(self.start_seed), shape, jnp.float32)
 
 
@@ -99,11 +100,11 @@ class _Learning(Config):
 
     @property
     def is_drawn_by_seed(self) -> bool:
-        """Whether every seed has a draw of the data of its own."""
+        """Whether every seed has its own draw of the data."""
         return self.data_seed == "seed"
 
     def draws(self, seeds: Sequence[int]) -> list[Self]:
-        """Returns the settings of every draw of the data; `seeds` has a number for each seed."""
+        """Returns the settings of every draw of the data, one for each of `seeds` or one in all."""
         if not self.is_drawn_by_seed:
             return [self]
         return [self.model_copy(update={"data_seed": seed}) for seed in seeds]
@@ -117,12 +118,12 @@ class _Learning(Config):
     @property
     def source(self) -> dict[str, Any]:
         """Settings of the data."""
-        # Points of a sweep share the data; the network may be another at each of them.
+        # Leave out the network, because points of a sweep share the data of different networks.
         return self.model_dump(exclude={"model", "dropout_rate", "sigmoid_head", "reduction"})
 
     @property
     def num_bytes(self) -> float:
-        """The least memory of one draw of the data, as far as it is known before it is made."""
+        """A lower bound of the memory of one draw of the data, from the settings alone."""
         return 0.0
 
     @property
@@ -131,11 +132,11 @@ class _Learning(Config):
         return True
 
     def initial_params(self) -> None:
-        """Every model and seed draws its own start."""
+        """None, because every model and seed draws its own start."""
 
 
 class _Network(_Learning):
-    """A network on clients some of whom may have flipped labels; see `flip_labels`."""
+    """A network on clients, some of which may have labels flipped by `flip_labels`."""
 
     model: Model = "logistic"
     dropout_rate: Annotated[float, Field(strict=True, ge=0, lt=1)] = 0.0
@@ -161,7 +162,7 @@ class _Network(_Learning):
         return self
 
     def _check_files(self) -> None:
-        """Raises `OSError` if there are no files of the data."""
+        """Raises `OSError` if files of the data are missing."""
 
     def _with_flips(self, data: FederatedData) -> FederatedData:
         if not self.flipped:
@@ -170,7 +171,7 @@ class _Network(_Learning):
 
 
 class SyntheticConfig(_Learning):
-    """Multinomial logistic regression on Synthetic(alpha, beta); see `synthetic`."""
+    """Multinomial logistic regression on Synthetic(alpha, beta), drawn by `synthetic`."""
 
     name: Literal["synthetic"]
     num_clients: Count = 100
@@ -193,8 +194,8 @@ class SyntheticConfig(_Learning):
 
     @property
     def num_bytes(self) -> float:
-        """The least memory of one draw: its examples, and what some clients are drawn with."""
-        # A million clients tell how many examples others have; few of them change no estimate.
+        """A lower bound of the memory of one draw: its examples, and one client's weights."""
+        # Estimate the number of examples from at most a million clients, which are representative.
         seed = 0 if self.data_seed == "seed" else self.data_seed
         counts = sample_counts(min(self.num_clients, 2**20), generator=self.generator, seed=seed)
         examples = float(counts.sum()) / len(counts) * self.num_clients
@@ -241,7 +242,7 @@ IIDShare: Any = PARTITION_TABLES["iid_share"]
 class _Images(_Network):
     """Images of one pool, dealt to clients.
 
-    With a `test_fraction` so much of every client's images are its own for testing; else the pool's
+    With a `test_fraction`, every client tests on that fraction of its images. Otherwise the pool's
     test images stand for all clients.
     """
 
@@ -269,7 +270,7 @@ class _Images(_Network):
 
 
 class DigitsConfig(_Images):
-    """The digits of scikit-learn, 1,438 to train and 359 to test; `data_seed` draws all."""
+    """The digits of scikit-learn, 1,438 to train and 359 to test, with all draws by `data_seed`."""
 
     name: Literal["digits"]
     num_clients: Annotated[Count, Field(le=1438)] = 100
@@ -294,7 +295,7 @@ class IDXConfig(_Images):
 
 
 class LeafConfig(_Network):
-    """The clients in a folder of LEAF; `data_seed` draws those with flipped labels."""
+    """The clients in a folder of LEAF, with flipped labels of clients drawn by `data_seed`."""
 
     name: Literal["leaf"]
     directory: str
@@ -304,7 +305,7 @@ class LeafConfig(_Network):
 
     @property
     def num_clients(self) -> None:
-        """Unknown: the files tell."""
+        """None, because only the files have the number of clients."""
 
     @model_validator(mode="after")
     def _draws_differ(self) -> Self:
@@ -332,7 +333,7 @@ TaskConfig = Annotated[
     Field(discriminator="name"),
     named("quadratic"),
 ]
-"""The table of any task; of the quadratic if there is no name."""
+"""The table of any task, by default of the quadratic."""
 
 
 def _classifier(
@@ -344,7 +345,7 @@ def _classifier(
     **settings: Any,
 ) -> Task:
     """Builds the classifier of that name."""
-    # Importing flax takes a fifth of a second: quadratics do without.
+    # Import flax here, because it takes a fifth of a second, and quadratics do not need it.
     from fedjax_mm.tasks.classification import classification
     from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
 

@@ -49,8 +49,8 @@ class Budget(NamedTuple):
         most = self.max_seeds or _TIMES * config.num_seeds
         if most < config.num_seeds:
             raise ValueError(
-                f"--max-seeds is {most}; {item.id} begins with {config.num_seeds} seeds: allow as "
-                f"many, or begin with --set num_seeds={most}"
+                f"--max-seeds is {most}; {item.id} begins with {config.num_seeds} seeds; raise the "
+                f"limit, or begin with --set num_seeds={most}"
             )
         return most
 

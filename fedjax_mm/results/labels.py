@@ -15,8 +15,8 @@ def check_selectable(axis: str) -> None:
     """Raises `ValueError` if `sel` would not select on an axis that has this name."""
     if axis in _OF_XARRAY:
         raise ValueError(
-            f"an axis is called {axis!r}, as an argument of sel and isel, which would not select "
-            "on it; rename it, to 'algorithm' or 'rule', say"
+            f"an axis is called {axis!r}, like an argument of sel and isel, which would not "
+            "select on it; rename it, for example to 'algorithm' or 'rule'"
         )
 
 

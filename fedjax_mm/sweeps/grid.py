@@ -132,8 +132,8 @@ class Grid:
         values = self.axes[name]
         if name in (*RESERVED, "prepared", *self.shared, *self.per_seed):
             is_argument = name in self.shared or name in self.per_seed
-            what = "an argument in shared or per_seed" if is_argument else "every result's own"
-            raise ValueError(f"an axis is called {name!r}, as {what}; rename it")
+            what = "an argument in shared or per_seed" if is_argument else "a part of every result"
+            raise ValueError(f"an axis is called {name!r}, like {what}; rename it")
         check_selectable(name)
         if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
             raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")

@@ -271,7 +271,7 @@ def _place(
     programs = programs_of(grid)
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
-        raise ValueError(f"an axis is called {name!r}, as one of the task's metrics; rename it")
+        raise ValueError(f"an axis is called {name!r}, like one of the task's metrics; rename it")
     for program in programs:
         facts = program.traced.facts
         arrivals = grid.num_rounds * facts.updates_per_round
@@ -311,7 +311,7 @@ def check_fits(what: str, num_bytes: float, limit: float | None, remedy: str) ->
 
 
 def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float]:
-    """Returns the bytes for a batch beside the result's, and the limit that they come from."""
+    """Returns the bytes for a batch in addition to the result, and the limit that sets them."""
     used = psutil.Process().memory_info().rss
     if where.is_cpu:
         limit = used + 0.6 * psutil.virtual_memory().available if limit is None else limit

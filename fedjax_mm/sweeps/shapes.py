@@ -62,7 +62,7 @@ def state_bytes(
     algorithm: Algorithm | Sequence[Algorithm],
     assignment: Assignment | Dispatch,
 ) -> int:
-    """Returns the bytes of one seed's state; nothing is computed. Arguments as in `simulate`.
+    """Returns the bytes of one seed's state, without computing it. Arguments as in `simulate`.
 
     Most of an asynchronous run's state are versions of models: R + M of each structure of models,
     the most that jobs may need. Reallocation keeps 8 updates of each model. A batch of arrivals

@@ -55,7 +55,7 @@ class Until(NamedTuple):
         recorded = {*metrics, *counts}
         if self.metric not in recorded:
             raise ValueError(
-                f"until.metric is {self.metric!r}; what is recorded is "
+                f"until.metric is {self.metric!r}; the recorded metrics are "
                 f"{', '.join(sorted(recorded))}"
             )
 

@@ -25,7 +25,7 @@ _BLOCK_BYTES = 2**20  # of features that are evaluated at once
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """Task of minimizing the cross-entropy of a module's logits; see `classification`.
+    """Task of minimizing the cross-entropy of a module's logits, built by `classification`.
 
     Attributes:
       train: every client's training examples, ``(features, labels)``.
@@ -138,8 +138,8 @@ class Classification:
 
         def add_block(block: Int[Array, ""], sums: Float[Array, "sums 2"]) -> Any:
             begin = first + block * size
-            # `dynamic_slice` moves a block that passes the end: the last block begins earlier, and
-            # rows that an earlier block counted are left out.
+            # Begin the last block earlier, because `dynamic_slice` moves a block that passes the
+            # end. Leave out the rows that an earlier block counted.
             start = jnp.minimum(begin, data.num_places - size)
             rows = start + jnp.arange(size)
             is_new = (rows >= begin) & (rows < last)
@@ -152,7 +152,7 @@ class Classification:
             owner = jnp.searchsorted(data.offsets, rows, side="right") - 1
             return sums.at[owner].add(values)
 
-        # Reverse-mode derivatives need a static number of blocks: a bound, not the traced sum.
+        # Use a static bound, because reverse-mode derivatives need a static number of blocks.
         most = last - first if num_clients is not None else data.num_examples
         num_blocks = (most + size - 1) // size
         sums = lax.fori_loop(0, num_blocks, add_block, jnp.zeros((num_sums, 2)))
@@ -164,8 +164,8 @@ class Classification:
     def _evaluate_one_by_one(
         self, params: Params, data: ClientData, per_client: bool
     ) -> dict[str, Float[Array, "*clients"]]:
-        # A module that takes weights uses the batch as a whole, as batch norm does: a client's
-        # examples are one batch, as in LEAF.
+        # Evaluate a client's examples as one batch, as in LEAF, because a module that takes weights
+        # uses the batch as a whole, as batch norm does.
         clients = jnp.arange(data.num_clients)
         values = lax.map(lambda client: self.client_metrics(params, client, data), clients)
         if per_client:
@@ -185,7 +185,7 @@ class Classification:
         labels = labels if self.column is None else labels[:, self.column]
         more = [weights] if self.takes_weights else []
         logits = logits_of(self.module, params, self._scaled(features), *more, rngs=rngs)
-        # XLA's CPU code uses vector instructions along the last axis: not the few classes.
+        # Put the examples last, because XLA's CPU code uses vector instructions along that axis.
         logits = logits.T
         chosen = jnp.arange(len(logits))[:, None] == labels
         picked = jnp.sum(jnp.where(chosen, logits, 0), axis=0)
@@ -222,7 +222,7 @@ def classification(
       rngs: names of random streams that the module draws from in training, such as ("dropout",).
       scale: multiplies the features; 1 / 255 maps bytes to numbers between 0 and 1.
       block_size: the number of examples that are evaluated at once; by default a mebibyte of them.
-      check: False skips the pass over the labels, and the look at the module's outputs.
+      check: False skips the checks of the labels and of the module's outputs.
 
     Raises:
       TypeError: if `data` or `module` is something else, such as a module's class.

@@ -1,10 +1,10 @@
-"""Layers with fast gradients on CPUs; other platforms use the plain operations."""
+"""Layers with fast gradients on CPUs, and with the plain operations on other platforms."""
 
 # XLA's CPU compiler uses its matrix kernels for a convolution only if channels are the innermost
-# dimension. JAX's derived gradients are not of that form, and XLA does not transpose them inside a
-# loop: they are written here as channel-last convolutions. `jax.vmap` over clients, each with its
-# own kernel, makes grouped convolutions, which are slower still: `sequential_vmap` computes one
-# kernel after the other. The gradients of `max_pool` and `matmul` read memory less often.
+# dimension. The gradients are written here as channel-last convolutions, because JAX's are not, and
+# XLA does not transpose them inside a loop. `sequential_vmap` computes one kernel after the other,
+# because `jax.vmap` over clients, each with its own kernel, makes grouped convolutions, which are
+# slower still. The gradients of `max_pool` and `matmul` read memory less often.
 
 from functools import partial, reduce
 from typing import Literal, TypeAlias
@@ -55,10 +55,10 @@ def conv_same(x: Images, kernel: Kernel) -> Float[Array, "batch height width fea
 
 
 def max_pool(x: Images) -> Float[Array, "batch half_height half_width channels"]:
-    """Returns the maxima of 2 x 2 windows with stride 2; a last odd row or column has its own.
+    """Returns the maxima of 2 x 2 windows with stride 2.
 
-    Equal maxima of a window share its gradient equally. On a CPU it has reverse-mode derivatives
-    only.
+    A last odd row or column has smaller windows. Equal maxima of a window share its gradient
+    equally. On a CPU it has reverse-mode derivatives only.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def _conv(x: Array, kernel: Array, padding: Padding = "SAME") -> Array:
 
 
 def _forward(x: Array, kernel: Array) -> Array:
-    # XLA convolves four channels faster than three: zeros fill them.
+    # Fill three channels with zeros, because XLA convolves four channels faster.
     fill = -x.shape[3] % 4 if x.shape[3] > 1 else 0
     x = jnp.pad(x, ((0, 0), (0, 0), (0, 0), (0, fill)))
     return _conv(x, jnp.pad(kernel, ((0, 0), (0, 0), (0, fill), (0, 0))))
@@ -118,7 +118,7 @@ def _save(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
 
 
 def _pull_back(saved: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
-    # Two separate maps: XLA drops the gradient of the first layer's images, which is not used.
+    # Use two maps, so that XLA drops the gradient of the first layer's images, which is not used.
     x, kernel = saved
     of_kernel = sequential_vmap(partial(_gradient_of_kernel, kernel.shape[:2]))
     return sequential_vmap(_gradient_of_images)(gradient, kernel), of_kernel(x, gradient)
@@ -176,7 +176,8 @@ def _sum_outer_products(
     x, kernel = saved
     if len(x) > _MOST_OUTER_PRODUCTS:
         return gradient @ kernel.T, x.T @ gradient
-    # XLA fuses outer products into the kernel's update; a matrix product it writes to memory first.
+    # XLA fuses outer products into the kernel's update, but writes a matrix product to memory
+    # first.
     outer = [left[:, None] * right for left, right in zip(x, gradient, strict=True)]
     return gradient @ kernel.T, reduce(jnp.add, outer)
 

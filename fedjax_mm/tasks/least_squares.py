@@ -18,9 +18,9 @@ Vector: TypeAlias = Float[Array, " dim"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LeastSquares:
-    """Task with ``F_k(w) = 1/(2 n_k) sum_i (x_i'w - y_i)^2 + ridge/2 |w|^2``; see `least_squares`.
+    """Task with ``F_k(w) = 1/(2 n_k) sum_i (x_i'w - y_i)^2 + ridge/2 |w|^2``.
 
-    F is the mean of the F_k weighted by n_k.
+    Built by `least_squares`. F is the mean of the F_k weighted by n_k.
 
     Attributes:
       data: examples ``(features [examples, dim], targets [examples])`` of all clients.
@@ -51,7 +51,7 @@ class LeastSquares:
         return self.data.counts[client].astype(self.minimizer.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Any:
-        """Returns rows of the client's examples and their weights; see `ClientData.batch`."""
+        """Returns rows of the client's examples and their weights, as `ClientData.batch` does."""
         return self.data.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
@@ -75,7 +75,7 @@ class LeastSquares:
         """Returns F(w), F(w) - F*, and |w - w*|."""
         del rng_key
         error = params - self.minimizer
-        # A quadratic form: the difference of the losses would lose digits near the optimum.
+        # Use the quadratic form, because a difference of losses would lose digits near the optimum.
         excess = error @ self.hessian @ error / 2
         loss, distance = self.optimum + excess, jnp.sqrt(jnp.sum(error**2))
         return {"loss": loss, "excess_loss": excess, "distance": distance}

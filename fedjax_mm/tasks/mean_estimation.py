@@ -56,12 +56,12 @@ class MeanEstimation:
         return self.minimizer + _JITTER * jitter.astype(self.empirical_means.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1: all clients have equally many samples."""
+        """Returns 1, because all clients have equally many samples."""
         del client
         return jnp.ones((), self.empirical_means.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's number: its samples count only through their mean."""
+        """Returns the client's number, because its samples count only through their mean."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; mean estimation has no examples, use None")
@@ -107,7 +107,7 @@ class MeanEstimation:
         return self.losses(params)[client]
 
     def threshold(self, client: Index) -> Float[Array, ""]:
-        """Returns rho_k. No F_k(w) is below it: clients compare their true losses with it."""
+        """Returns rho_k, for the clients' true losses, because no F_k(w) is below it."""
         return self.requirements[client]
 
     def appeals(self, params: Float[Array, ""]) -> Bool[Array, " clients"]:
@@ -141,7 +141,7 @@ def mean_estimation(true_means: Any, empirical_means: Any) -> MeanEstimation:
       empirical_means: ``float[clients]``, hat theta_k; it may be traced. `draw_means` draws them.
 
     Raises:
-      ValueError: if there are no clients, the shapes differ or a number is not finite.
+      ValueError: if no client is given, the shapes differ or a number is not finite.
 
     Example:
       >>> task = mean_estimation([0.0, 0.0, 6.0], [0.8, -0.7, 6.3])
@@ -205,13 +205,13 @@ def maxfl_objective(task: MeanEstimation, params: Any) -> Any:
       >>> float(maxfl_objective(mean_estimation([0.0], [1.0]), 1.0))
       0.5
     """
-    # JAX computes sigma' as sigma (1 - sigma): 0 for gaps above 37, where sigma rounds to 1. The
-    # small numbers sigma(-gap) are not rounded to 0.
+    # Use 1 - sigma(-gap), because JAX computes sigma' as sigma (1 - sigma), which is 0 for gaps
+    # above 37, where sigma rounds to 1. The small numbers sigma(-gap) are not rounded to 0.
     return jnp.mean(1 - jax.nn.sigmoid(-task.gaps(params)))
 
 
 def relu_objective(task: MeanEstimation, params: Any) -> Any:
-    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU in place of the sigmoid.
+    """Returns the mean of ``max(F_k(w) - rho_k, 0)``: MaxFL with a ReLU instead of the sigmoid.
 
     Gaps are never negative here, so that its minimizer is FedAvg's.
 

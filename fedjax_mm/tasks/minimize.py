@@ -98,7 +98,7 @@ def local_minimum(
         # Newton's step along the curvature's absolute value descends in concave parts too, and in
         # flat ones, because it is a ratio of derivatives. A step that would leave the enclosure of
         # the minimum halves the enclosure instead.
-        newton = jnp.abs(slope) / jnp.abs(curvature)  # infinite where there is no curvature
+        newton = jnp.abs(slope) / jnp.abs(curvature)  # infinite if the curvature is 0
         trial = point - jnp.sign(slope) * jnp.clip(newton, resolution(point), max_step)
         trial = jnp.where((low < trial) & (trial < high), trial, (low + high) / 2)
         return at(trial, low, high, num_steps + 1)

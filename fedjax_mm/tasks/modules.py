@@ -1,4 +1,4 @@
-"""Flax modules as the networks of a task: told apart from what is none, called, and measured."""
+"""Flax modules as the networks of a task: their checks, initial parameters and outputs."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ _BATCH = 1009
 
 
 def check_module(module: Any) -> nn.Module:
-    """Returns a flax module that can be part of a compiled program; else raises `TypeError`."""
+    """Returns a flax module, or raises `TypeError` if it cannot be part of a compiled program."""
     if isinstance(module, type):
         raise TypeError(
             f"module is {described(module)}; give an instance, such as {module.__name__}(...)"
@@ -38,13 +38,13 @@ def check_module(module: Any) -> nn.Module:
     except TypeError as error:
         raise TypeError(
             f"module {type(module).__name__} has an attribute that cannot be hashed; give tuples "
-            "in place of lists and arrays"
+            "instead of lists and arrays"
         ) from error
     return module
 
 
 class _Traced(NamedTuple):
-    """A module as its traces show it.
+    """Properties of a module that its traces show.
 
     Attributes:
       shape: of its logits.
@@ -75,7 +75,7 @@ def check_outputs(
       rngs: names of its random streams.
       takes_weights: whether it is called with weights, too.
     """
-    size = _BATCH + num_classes  # of a batch: no other size is likely to be the same
+    size = _BATCH + num_classes  # of a batch, because no other size is likely to equal it
     example = jax.ShapeDtypeStruct(features.shape[1:], features.dtype)
     shape, drawn, allowed = _traced(module, example, size, rngs, takes_weights)
     if shape != (size, num_classes):
@@ -106,7 +106,7 @@ def _traced(
     takes_weights: bool,
 ) -> _Traced:
     name = getattr(module, "nnx_class", type(module)).__name__
-    # Of nnx's layers flax tells nothing but these names, and they take one stream for another.
+    # Allow both names, because flax does not show nnx's layers, which take one stream for another.
     is_nnx = hasattr(module, "nnx_class")
     allowed = {"dropout", "default"} if is_nnx else set()
 
@@ -146,11 +146,11 @@ def _traced(
         raise ValueError(str(error)) from None
     except Exception as error:  # flax, and the module itself, may raise anything
         (line, *_) = str(error).strip().splitlines() or [type(error).__name__]
-        line = line.split(" (https://")[0]  # flax adds where to read on
+        line = line.split(" (https://")[0]  # without the link that flax adds
         if isinstance(error, NO_VALUE):
             raise ValueError(
-                f"module {name} asks for the value of an array, which is traced and has none: "
-                f"{line}; in place of `if` use jax.numpy.where or jax.lax.cond"
+                f"module {name} needs the value of an array, which is traced and has none: "
+                f"{line}; instead of `if` use jax.numpy.where or jax.lax.cond"
             ) from error
         if "rng" in line.lower():
             remedy = "name it, as in classification(..., rngs=('dropout',)), for training alone"
@@ -168,8 +168,8 @@ def _traced(
 
 
 def _used(program: Any) -> list[bool]:
-    """Returns of each input of a traced function whether an output may depend on it."""
-    # nnx makes a key of every stream, drawn from or not: what nothing depends on does not count.
+    """Returns, for each input of a traced function, whether an output may depend on it."""
+    # Count only used keys, because nnx makes a key of every stream, drawn from or not.
     live = {id(x) for x in program.outvars}
     for line in reversed(program.eqns):
         if live.intersection(map(id, line.outvars)):
@@ -181,13 +181,13 @@ def initial(
     module: nn.Module, rng_key: PRNGKeyArray, features: Array, rngs: Sequence[str] = ()
 ) -> Any:
     """Returns the module's initial variables, "params" among them."""
-    # nnx modules ask for all their streams here. Flax folds the place of each draw into its key,
-    # and a stream's draws are thrown away: parameters alone remain.
+    # Give all streams, because nnx modules need them here. One key serves all, because flax folds
+    # the place of each draw into it, and only the parameters are kept.
     return module.init(dict.fromkeys(("params", *rngs), rng_key), features)
 
 
 def logits_of(module: nn.Module, params: Any, *inputs: Array, rngs: dict[str, PRNGKeyArray]) -> Any:
-    """Returns the logits; without random streams those of evaluation."""
+    """Returns the logits, those of evaluation if no random streams are given."""
     call: Any = module.apply  # flax's type allows for further results
     if not rngs and hasattr(module, "nnx_class"):
         # Without streams an nnx module would draw by keys that are always the same.

@@ -25,7 +25,8 @@ Logits: TypeAlias = Float[Array, "batch classes"]
 def glorot_uniform(rng_key: PRNGKeyArray, shape: Sequence[int], dtype: Any = float) -> Array:
     """Returns weights as flax's initializer does, with inputs and outputs last, in either order."""
     spread = math.prod(shape[:-2]) * (shape[-2] + shape[-1])
-    # Drawn in their own shape, XLA unrolls rows: a fifth of a linear model's time of compiling.
+    # Draw a flat array, because XLA unrolls the rows of others, which takes a fifth of a linear
+    # model's compilation time.
     flat = jax.random.uniform(rng_key, (math.prod(shape),), dtype, -1)
     return (flat * jnp.sqrt(3 * jnp.array(2 / spread, dtype))).reshape(shape)
 
@@ -88,7 +89,7 @@ class MLP(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "batch ..."]) -> Logits:
-        """Returns the logits; a key named ``"dropout"`` drops units."""
+        """Returns the logits, with dropout if a key named ``"dropout"`` is given."""
         x = _flat(x)
         for layer, width in enumerate(self.hidden):
             x = nn.relu(_Dense(width, name=f"dense{layer + 1}")(x))
@@ -101,7 +102,7 @@ class MLP(nn.Module):
 class McMahanCNN(nn.Module):
     """Two 5 x 5 convolutions of 32 and 64 features, each with ReLU and pooling, and 512 units.
 
-    Images of any size; 28 x 28 x 1 gives the published 1,663,370 parameters.
+    Images may have any size. 28 x 28 x 1 gives the published 1,663,370 parameters.
 
     Attributes:
       num_classes: C.
@@ -127,7 +128,8 @@ class McMahanCNN(nn.Module):
     def __call__(self, x: Images) -> Logits:
         """Returns the logits."""
         for layer, features in enumerate(self.features, start=1):
-            # Maxima commute with bias and ReLU: pooling first leaves them a quarter of the numbers.
+            # Pool before bias and ReLU, which commute with maxima, to leave them a quarter of the
+            # numbers.
             x = max_pool(_Convolution(features, 5, name=f"convolution{layer}")(x))
             x = nn.relu(_Bias(name=f"bias{layer}")(x))
         x = nn.relu(_LargeDense(self.width, name="dense")(_flat(x)))
@@ -158,7 +160,7 @@ class CelebACNN(nn.Module):
 
     @nn.compact
     def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
-        """Returns the logits; the batch's mean and variance ignore rows of weight 0."""
+        """Returns the logits, where the batch's mean and variance ignore rows of weight 0."""
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
@@ -177,8 +179,9 @@ def _dense(width: int, name: str) -> nn.Dense:
 class _Dense(nn.Module):
     """Dense layer with few outputs."""
 
-    # As the innermost dimension, few outputs would not fill a CPU's vector registers: they are the
-    # outermost one. The loss transposes too, and XLA cancels the two transpositions.
+    # Make the outputs the outermost dimension, because as the innermost one few outputs would not
+    # fill a CPU's vector registers. The loss transposes too, and XLA cancels the two
+    # transpositions.
 
     width: int
 
@@ -236,7 +239,7 @@ class _BatchNorm(nn.Module):
 
 
 def _mean(x: Images, used: Array | None) -> Float[Array, " channels"]:
-    # The mean over the examples in use, and 0 if there is none.
+    # The mean over the examples in use, or 0 without any.
     if used is None:
         return x.mean((0, 1, 2))
     pixels = x.shape[1] * x.shape[2]

@@ -19,10 +19,10 @@ Block: TypeAlias = Float[Array, " block"]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quadratic:
-    """Task with ``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2``, eqs. (5)-(9); see `quadratic`.
+    """Task with ``F_k(w) = 1/2 (w'A_k w - 2 b_k'w) + mu/2 |w|^2``, eqs. (5)-(9).
 
-    A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so that memory is O(N p) and a
-    client's E local steps cost O(p E).
+    Built by `quadratic`. A_k and b_k involve only the p + 1 coordinates from (k-1) p on, so that
+    memory is O(N p) and a client's E local steps cost O(p E).
 
     Attributes:
       mu: the regularization.
@@ -44,17 +44,17 @@ class Quadratic:
         return self.num_clients * self.block_size + 1
 
     def init(self, rng_key: PRNGKeyArray) -> Vector:
-        """Returns zeros, as in Algorithm 1; `simulate` takes other initial parameters."""
+        """Returns zeros, as in Algorithm 1. Give `simulate` other initial parameters."""
         del rng_key
         return jnp.zeros(self.dim, self.minimizer.dtype)
 
     def weight(self, client: Index) -> Float[Array, ""]:
-        """Returns 1: all clients weigh equally."""
+        """Returns 1, because all clients weigh equally."""
         del client
         return jnp.ones((), self.minimizer.dtype)
 
     def batch(self, rng_key: PRNGKeyArray, client: Index, step: Index, how: Batching) -> Index:
-        """Returns the client's number: a quadratic has no examples to sample."""
+        """Returns the client's number, because a quadratic has no examples to sample."""
         del rng_key, step
         if how.size is not None or how.limit is not None:
             raise ValueError(f"batch_size is {how.size}; the quadratic has no examples, use None")
@@ -76,7 +76,7 @@ class Quadratic:
         del rng_key
         error = params - self.minimizer
         squares = jnp.sum(error**2)
-        # A quadratic form: the difference of the losses would lose digits near the optimum.
+        # Use the quadratic form, because a difference of losses would lose digits near the optimum.
         curvature = error[0] ** 2 + error[-1] ** 2 + jnp.sum(jnp.diff(error) ** 2)
         excess = (curvature / self.num_clients + self.mu * squares) / 2
         loss, distance = self.optimum + excess, jnp.sqrt(squares)
@@ -90,7 +90,7 @@ class Quadratic:
         block = self._block(params, client)
         decay_per_step = learning_rate * self.mu
 
-        # The loop carries the change since the start and ``decay = (1 - eta mu)^E - 1``: parameters
+        # Carry the change since the start and ``decay = (1 - eta mu)^E - 1``, because parameters
         # minus their start, and their factor minus 1, would lose digits in float32.
         def step(_: Index, carry: tuple[Block, Array]) -> tuple[Block, Array]:
             change, decay = carry
@@ -107,7 +107,7 @@ class Quadratic:
     @property
     def strong_convexity(self) -> Float[Array, ""]:
         """The smallest eigenvalue of the clients' Hessians, exact."""
-        # mu for N > 1: a client's block does not cover all coordinates.
+        # For N > 1 it is mu, because a client's block does not cover all coordinates.
         if self.num_clients > 1:
             return self.mu
         return self.mu + 2 - 2 * math.cos(math.pi / (self.block_size + 2))
@@ -120,7 +120,7 @@ class Quadratic:
     @property
     def heterogeneity(self) -> Float[Array, ""]:
         """Gamma = F* - mean of F_k* >= 0, exact."""
-        # Only client 1 has an F_k* other than 0: the others' F_k is a quadratic form without b_k.
+        # Only client 1 has an F_k* other than 0, because the others' F_k has no term b_k.
         hessian = self._first_hessian()
         e1 = jnp.zeros_like(hessian[0]).at[0].set(1)
         return self.optimum + jnp.linalg.solve(hessian, e1)[0] / (2 * self.num_clients)
@@ -148,7 +148,7 @@ def largest_curvature(num_clients: int, block_size: int) -> float:
       >>> round(largest_curvature(24, 4), 6)
       3.682507
     """
-    # A_k is a second difference: with two fixed ends if N = 1, else with one for the first and the
+    # A_k is a second difference. It has two fixed ends if N = 1, and else one for the first and the
     # last client. Other clients' blocks have free ends and smaller eigenvalues.
     angle = math.pi / (block_size + 2)
     if num_clients > 1:
@@ -182,7 +182,7 @@ def quadratic(num_clients: Count, block_size: Count, *, mu: Positive) -> Quadrat
     if (size := num_clients * block_size + 1) >= 2**31:
         raise ValueError(
             f"num_clients = {num_clients:,} with block_size = {block_size:,} make {size:,} "
-            f"parameters; at most {2**31 - 1:,} have a number: take fewer clients or smaller blocks"
+            f"parameters; at most {2**31 - 1:,} are possible: take fewer clients or smaller blocks"
         )
     mu = jnp.asarray(mu, float)
     excess = num_clients * mu / 2  # cosh(theta) - 1

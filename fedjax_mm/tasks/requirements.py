@@ -38,13 +38,13 @@ class OwnModels(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Settings of SGD that each client runs by itself, for its own model or to tune a given one.
+    """Settings of SGD on one client's examples, for its own model or to fine-tune a given one.
 
     Attributes:
       learning_rate: a number; it may be traced.
       num_steps: the number of SGD steps; it may be traced.
       batch_size: examples per step, drawn independently; None takes all.
-      limit: how many of those count, if not all; it may be traced.
+      limit: the number of those examples that count, if not all; it may be traced.
     """
 
     learning_rate: Positive
@@ -54,7 +54,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         """Raises `ValueError` if a number is not positive."""
-        # JAX rebuilds the dataclass with leaves that are no numbers, such as axes or None.
+        # Check numbers only, because JAX rebuilds the dataclass with other leaves, such as None.
         if type(self.learning_rate) in (int, float):
             check_argument("learning_rate", self.learning_rate, Positive)
         if type(self.num_steps) in (int, float):
@@ -62,7 +62,7 @@ class Tuning:
         check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
-        """Returns the client's parameters after tuning; all clients get the same `rng_key`."""
+        """Returns the client's parameters after tuning, for an `rng_key` that all clients share."""
         local = ClientContext(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
@@ -82,7 +82,7 @@ def own_models(
 
     Args:
       rng_key: the seed, a key or a whole number; give `simulate` the same one.
-      task: the learning problem, with all clients, those that never train too.
+      task: the learning problem of all clients, unseen ones included.
       params: initial parameters of one model, if `simulate` gets some.
       learning_rate: a number; it may be traced.
       num_steps: the number of steps of local SGD; it may be traced.
@@ -132,30 +132,30 @@ def requiring(
     tuning: Tuning | None = None,
     participation: Literal["training", "test"] = "training",
 ) -> "Requiring":
-    """Returns the task with clients who require a model better than their own.
+    """Returns the task whose clients require a model that is better than their own.
 
-    A model appeals to a client if ``F_k(w) < rho_k``, or, where `participation` is "test", if
-    ``f_k(w) < rho_k``: clients that train by `appealing` then look at their test examples. Metrics
-    are means over the clients that may train, and means over the others, named ``unseen_...``:
+    A model appeals to a client if ``F_k(w) < rho_k``. If `participation` is "test", the condition
+    is ``f_k(w) < rho_k``, so that `appealing` uses the clients' test examples. Metrics are means
+    over the clients that may train, and means over the others, named ``unseen_...``:
 
     - ``loss`` and ``accuracy`` on the clients' test examples, ``train_loss`` on training examples;
     - ``appeal`` (GM-Appeal), the share of clients with ``f_k(w) < rho_k`` on test examples, and
       ``train_appeal``, on training examples;
-    - ``preferred_accuracy``, of the model or, where it does not appeal, of the client's own model.
+    - ``preferred_accuracy``, of the model, or of the client's own if the model does not appeal.
 
     A task without test examples has ``train_loss``, ``train_appeal`` and its own metrics.
 
     Args:
       task: any task with its clients' losses.
-      own: the quality of all clients' own models, by `own_models`, those of unseen clients too; or
-        only the thresholds rho_k, which give no ``preferred_accuracy``.
+      own: the quality of all clients' own models, by `own_models`, unseen clients included; or only
+        the thresholds rho_k, which give no ``preferred_accuracy``.
       num_unseen: how many of the task's last clients never train; the assignment has the others.
       tuning: local steps that each client takes from the model before the model is measured.
-      participation: the examples by whose loss a client decides whether to take part.
+      participation: the examples whose loss determines whether a client takes part.
 
     Raises:
-      ValueError: if sizes do not fit, or the task does not have its clients' losses, or has no
-        test examples by which they could decide.
+      ValueError: if sizes do not fit, or the task does not have its clients' losses, or has no test
+        examples for the `participation` "test".
 
     Example:
       >>> import jax
@@ -187,12 +187,12 @@ def requiring(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Requiring(View):
-    """A task whose clients have requirements; build it with `requiring`.
+    """A task whose clients have requirements, built by `requiring`.
 
     Attributes:
-      own: the quality of all clients' own models, those of unseen clients too.
+      own: the quality of all clients' own models, unseen clients included.
       tuning: each client's steps before the model is measured.
-      participation: the examples by whose loss a client decides whether to take part.
+      participation: the examples whose loss determines whether a client takes part.
     """
 
     own: OwnModels

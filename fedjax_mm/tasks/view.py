@@ -1,4 +1,4 @@
-"""Views, which change a part of a task, and questions about all clients of a task."""
+"""Views, which change a part of a task, and functions of all clients of a task."""
 
 import dataclasses
 from functools import partial
@@ -62,7 +62,7 @@ def client_losses(
       (6,)
     """
     num_clients = task.num_clients if num_clients is None else num_clients
-    # A view may change losses, as attackers do: the task inside would give the honest ones.
+    # Call a view's own method, because a view may change losses, as attackers do.
     if isinstance(task, View):
         return task.client_losses(params, num_clients)
     if isinstance(task, TestedTask):
@@ -88,14 +88,14 @@ def per_client(task: Task) -> tuple[str, ...]:
 
 
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
-    """Returns whether the model appeals to each client; `ValueError` without thresholds."""
+    """Returns whether the model appeals to each client, if the task has thresholds."""
     return needs(task, DemandingTask).appeals(params)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A task that passes every call on to another task; subclasses change some of them.
+    """A task that passes calls on to another task, and whose subclasses change some of them.
 
     Attributes:
       task: the other task.
@@ -123,7 +123,7 @@ class View:
         return self.task.batch(rng_key, client, step, how)
 
     def num_batches(self, client: Index, size: int | None) -> int | Int[Array, ""]:
-        """Returns the steps of an epoch; `ValueError` if the task has no epochs."""
+        """Returns the steps of an epoch, or raises `ValueError` if the task has no epochs."""
         return needs(self.task, EpochTask).num_batches(client, size)
 
     def loss(self, params: Params, batch: Any) -> Float[Array, ""]:

@@ -1,4 +1,4 @@
-"""Metrics of one's own, recorded beside those of a task."""
+"""Users' metrics, recorded in addition to those of a task."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ Own: TypeAlias = Mapping[str, Callable[[Params], Any]] | Callable[[Any, Params],
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WithMetrics(View):
-    """A task with further metrics; build it with `with_metrics`.
+    """A task with further metrics, built by `with_metrics`.
 
     Attributes:
       own: one function of the task and the parameters, or names with functions of the parameters.
@@ -54,7 +54,7 @@ class WithMetrics(View):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class AnalyticWithMetrics(WithMetrics):
-    """A task with a closed form of local SGD, which metrics do not take from it."""
+    """A task with further metrics and a closed form of local SGD."""
 
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
@@ -69,16 +69,16 @@ def with_metrics(task: Task, metrics: Own, *, per_client: Sequence[str] = ()) ->
     Training does not change. A metric is a number or an array.
 
     Args:
-      task: any task; wrap it with anything else, such as `requiring`, before.
+      task: any task; apply other wrappers, such as `requiring`, first.
       metrics: functions of one model's parameters, by name. Or one function of the task and the
-        parameters that returns all by name: data then are arguments of the compiled program, and
-        not constants in it.
+        parameters that returns all by name, so that data are arguments of the compiled program
+        instead of constants.
       per_client: names of those metrics that have one number for each of the N clients; they get a
         dimension ``client`` in `to_dataset` and in the result of `sweep`.
 
     Raises:
-      ValueError: if they are not such functions; or, before anything is compiled, if a name is one
-        of the task's or of every result's own.
+      ValueError: if they are not such functions; or, before anything is compiled, if the task or
+        every result already has the name.
 
     Example:
       >>> import jax

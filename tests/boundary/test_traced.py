@@ -71,7 +71,7 @@ def test_python_that_asks_for_a_value_is_told_once_why_there_is_none(call, what)
         call()
     (note,) = [note for note in refusal.value.__notes__ if "is compiled once" in note]
     assert note.startswith(f"{what} is compiled once and then serves all rounds, clients, models")
-    assert "In place of `if` use jax.numpy.where" in note
+    assert "Instead of `if` use jax.numpy.where" in note
 
 
 def test_errors_of_other_kinds_are_left_alone():

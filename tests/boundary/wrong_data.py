@@ -96,7 +96,7 @@ CASES = {
     "ragged lists": (lambda: client_data([([[1, 2], [3]], [0, 1])]), "rows of different lengths"),
     "x longer than y": (lambda: client_data([(X, Y[:-1])]), r"client 0 has \[23, 24\] examples"),
     "no examples": (lambda: client_data([(X, Y), (X[:0], Y[:0])]), r"client 1 has \[0\] examples"),
-    "no clients": (lambda: client_data([]), "there are no clients"),
+    "no clients": (lambda: client_data([]), "examples_per_client is empty; give at least one"),
     "a number as examples": (lambda: client_data([(X, 3)]), r"client 0 has \[0, 24\] examples"),
     "clients in a dict": (
         lambda: client_data({"ann": (X, Y)}),
@@ -110,10 +110,16 @@ CASES = {
     ),
     "clients of other arrays": (lambda: client_data([(X, Y), {"x": X}]), "client 1 has examples"),
     "counts do not add up": (lambda: flat_client_data((X, Y), [20]), "counts add up to 20"),
-    "count 0": (lambda: flat_client_data((X, Y), [24, 0]), "give every one .* 1 or more"),
-    "count negative": (lambda: flat_client_data((X, Y), [25, -1]), "give every one .* 1 or more"),
-    "counts fractional": (lambda: flat_client_data((X, Y), [24.0]), "give every one"),
-    "counts a number": (lambda: flat_client_data((X, Y), 24), "give every one"),
+    "count 0": (
+        lambda: flat_client_data((X, Y), [24, 0]),
+        "give at least one client, and each 1 or more",
+    ),
+    "count negative": (
+        lambda: flat_client_data((X, Y), [25, -1]),
+        "give at least one client, and each 1 or more",
+    ),
+    "counts fractional": (lambda: flat_client_data((X, Y), [24.0]), "give at least one client"),
+    "counts a number": (lambda: flat_client_data((X, Y), 24), "give at least one client"),
     "test images of another size": (
         learn(lambda: clients_of(test=store(X[:, :2]))),
         r"training has shape \(4,\) and one for testing \(2,\)",
@@ -156,7 +162,10 @@ CASES = {
     ),
     "a task as data": (learn(lambda: TASK), "data is a Classification, not", TypeError),
     "None as data": (learn(lambda: None), "data is None, not a FederatedData", TypeError),
-    "an unselected stack": (learn(lambda: stack_data([DATA, DATA])), "data has 2 draws; take one"),
+    "an unselected stack": (
+        learn(lambda: stack_data([DATA, DATA])),
+        "data is a stack of 2 draws; choose one",
+    ),
     "draws of other clients": (
         lambda: stack_data([synthetic(2, dim=2), synthetic(3, dim=2)]),
         r"the stores have \[2, 3\] clients",
@@ -174,7 +183,7 @@ CASES = {
     "params as module": (learn(lambda: DATA, {"w": X}), "module is a dict of 1; give", TypeError),
     "a list as an attribute": (
         learn(lambda: DATA, MLP(3, hidden=[8, 4])),
-        "MLP has an attribute that cannot be hashed; give tuples in place of lists",
+        "MLP has an attribute that cannot be hashed; give tuples instead of lists",
         TypeError,
     ),
     "swapped with the data": (
@@ -199,7 +208,7 @@ CASES = {
     "more outputs than classes": (learn(lambda: DATA, MLP(4)), r"shape \[batch, 4\]; give one"),
     "a module that asks": (
         learn(lambda: DATA, Asking()),
-        "module Asking asks for the value of an array, .* in place of `if` use jax.numpy.where",
+        "module Asking needs the value of an array, .* instead of `if` use jax.numpy.where",
     ),
     "batch norm": (learn(lambda: DATA, Normed()), "module Normed keeps batch_stats"),
     "drawing in evaluation": (

@@ -190,7 +190,7 @@ CASES = {
     ),
     "states of clients, asynchronous": (
         asynchronous(scaffold(local_sgd(0.1, steps=2))),
-        "keeps states of clients, which may have several jobs",
+        "keeps client states, but asynchronous clients may run several jobs",
     ),
     "rounds 0, asynchronous": (asynchronous(rounds=0), "num_rounds is 0; it must be a positive wh"),
     "record_every, asynchronous": (
@@ -384,7 +384,7 @@ CASES = {
     "rate a factory": (averaged(optax.sgd), "in round 1 is not a number; give a number", TypeError),
     "schedule that asks": (
         averaged(lambda t: 0.1 if t < 5 else 0.01),
-        "in round 1 asks for the value of the round, .* in place of `if` use jax.numpy.where",
+        "in round 1 needs the value of the round, .* instead of `if` use jax.numpy.where",
         TypeError,
     ),
     "schedule negative": (
@@ -661,7 +661,7 @@ CASES = {
     **{
         f"axis {name}": (
             lambda name=name: swept(lambda **rate: None, axes={name: [0.1]}),
-            f"an axis is called '{name}', as an argument of sel and isel, .*; rename it, to 'algo",
+            f"an axis is called '{name}', like an argument of sel and isel, .*; rename it, for exa",
         )
         for name in ("indexers", "method", "tolerance", "drop", "missing_dims")
     },

@@ -282,7 +282,7 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
     path = tmp_path / f"report.{kind}"
     text = shown_markdown(path) if kind == "md" else path.read_text()
     reader = Reader(text)
-    assert "What could not be read" in reader.text
+    assert "Files that could not be read" in reader.text
     lines = [html.unescape(line) for line in re.findall(r"<li>(.*?)</li>", text)]
     for number, way in enumerate(ways):
         (line,) = (line for line in lines if line.startswith(f"spoilt-{number}: "))

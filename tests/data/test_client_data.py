@@ -266,7 +266,7 @@ def test_ways_to_deal_that_do_not_fit_are_refused(ways, says):
 
 def test_a_way_to_deal_must_be_taken_before_its_examples_are():
     shared = shared_client_data(np.arange(4), [[[0], [1]], [[2], [3]]])
-    with pytest.raises(ValueError, match="2 ways to deal; take one by select"):
+    with pytest.raises(ValueError, match="a stack of 2 stores; choose one with select"):
         stack_client_data([shared, shared])
     with pytest.raises(ValueError, match=r"examples have the lengths \[3, 4\]"):
         shared_client_data((np.arange(4), np.arange(3)), [[[0]]])
@@ -289,7 +289,7 @@ def test_wrong_counts_are_refused(counts, message):
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
-        ([], "there are no clients"),
+        ([], "examples_per_client is empty; give at least one client"),
         ([np.ones(2), np.ones(0)], r"client 1 has \[0\] examples"),
         ([(np.ones(2), np.ones(3))], r"client 0 has \[2, 3\] examples"),
     ],

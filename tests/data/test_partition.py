@@ -263,7 +263,7 @@ def test_the_papers_partitions_of_mnist():
         (lambda: dirichlet(LABELS, 40, alpha=0.01, min_examples=30), "raise alpha, or lower min"),
         (lambda: shards(np.zeros(5), 3), "5 examples are too few for 3 clients with 2"),
         (lambda: label_clusters(LABELS, 9, num_clusters=3), "10 labels do not make 3 equal"),
-        (lambda: label_clusters(LABELS, 3), "5 clusters need as many clients"),
+        (lambda: label_clusters(LABELS, 3), "num_clusters is 5, but num_clients is 3; give every"),
         (
             lambda: label_clusters(np.repeat([0, 1], [1, 9]), 8, num_clusters=2),
             "lower num_clients or num_clusters",

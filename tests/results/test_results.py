@@ -146,7 +146,7 @@ def test_coordinates_of_leading_axes_may_be_given():
             (),
             r"has 2 leading axes, of sizes \(2, 3\), and dims are not given; name .* range\(3",
         ),
-        (("method", "seed"), "an axis is called 'method', as an argument of sel and isel"),
+        (("method", "seed"), "an axis is called 'method', like an argument of sel and isel"),
         (("seed",), r"2 leading axes, of sizes \(2, 3\), and dims are 'seed'; name each"),
         ("ab", r"and dims are 'ab'; name each"),
         (

@@ -342,7 +342,7 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none(assign):
         note for note in refusal.value.__notes__ if note.startswith("a round is")
     ]  # not JAX's
     assert "compiled once and then serves all rounds" in note
-    assert "In place of `if` use jax.numpy.where" in note
+    assert "Instead of `if` use jax.numpy.where" in note
 
 
 @pytest.mark.parametrize("part", ["init", "assign", "observe", "metrics"])

@@ -488,5 +488,5 @@ def test_python_that_asks_for_a_traced_value_is_told_why_there_is_none():
 
 def test_a_metric_of_a_task_has_a_name_of_its_own():
     task = with_metrics(TASK, {"staleness": lambda params: params[0]})
-    with pytest.raises(ValueError, match="'staleness', as one that is recorded anyway; rename it"):
+    with pytest.raises(ValueError, match="'staleness', like one that all runs record; rename it"):
         simulate(KEY, task, fed(), TWO, 2)

@@ -682,9 +682,9 @@ def named(name, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"axes": {"seed": [0.1]}}, "called 'seed', as every result's own; rename it"),
-        ({"axes": {"diverged": [0.1]}}, "called 'diverged', as every result's own"),
-        ({"axes": {"task": [0.1]}, "shared": {"task": 1.0}}, "'task', as an argument in shared"),
+        ({"axes": {"seed": [0.1]}}, "called 'seed', like a part of every result; rename it"),
+        ({"axes": {"diverged": [0.1]}}, "called 'diverged', like a part of every result"),
+        ({"axes": {"task": [0.1]}, "shared": {"task": 1.0}}, "'task', like an argument in shared"),
         ({"axes": {"learning_rate": []}}, "'learning_rate' has no values; give at least one"),
         ({"axes": {"learning_rate": [0.1, math.nan]}}, "'learning_rate'.* not finite"),
         ({"axes": {"learning_rate": [math.inf, 1]}}, "'learning_rate'.* not finite"),
@@ -705,7 +705,7 @@ def test_a_wrong_grid_is_refused(change, message):
 
 def test_an_axis_is_not_called_like_a_metric(monkeypatch):
     work = Work(monkeypatch)
-    with pytest.raises(ValueError, match="called 'loss', as one of the task's metrics; rename it"):
+    with pytest.raises(ValueError, match="called 'loss', like one of the task's metrics; rename"):
         sweep(lambda loss: build(loss, mfa_rr, 2), {"loss": [0.1]}, num_rounds=2)
     assert work.programs == 0
 

@@ -124,7 +124,7 @@ def test_models_without_a_metric_have_nan_in_its_shape():
         ({"norm": 3}, r"metrics\['norm'\] is 3; give a function of the parameters"),
         (["norm"], r"metrics are \['norm'\]; give functions of the parameters by name"),
         ({"norm": optax.tree.norm}, "the task has a metric 'norm' already; give yours another"),
-        ({"seed": optax.tree.norm}, "a metric is called 'seed', as every result's own; rename it"),
+        ({"seed": optax.tree.norm}, "metric is called 'seed', like a part of every result; rename"),
     ],
 )
 def test_wrong_metrics_are_refused_before_anything_is_compiled(metrics, message):
