@@ -17,7 +17,7 @@ from fedjax_mm.base import Assignment, Batching, Cohort
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
-from tests.helpers import replay, slow_unless
+from tests.helpers import Towards, replay, slow_unless
 from tests.oracles import asynchronous as oracle
 from tests.oracles import multi_model as reference
 from tests.simulator.test_oracle import regression, row_numbers
@@ -186,6 +186,38 @@ def test_every_arrival_is_the_event_loops(name):
     staleness = np.nansum(trace.metrics["staleness"][1:], axis=1)
     assert staleness.tolist() == [each.staleness for each in expected]
     assert (len({tuple(each.targets) for each in expected}) > 1) == reallocate
+
+
+def test_delays_are_those_of_the_jobs_models():
+    """Jobs of 1 and of 3, one of each: a new one begins when the one before it ends."""
+    dispatch = one_by_one(
+        24, 2, at_work=1, ratio=1, delay=lambda key, m, k: 1.0 + 2 * m, reallocate=False
+    )
+    run = jax.jit(lambda: simulate(KEY, TASK, fed(), dispatch, 8)[1])
+    assert run().metrics["time"][1:, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 6]
+
+
+def test_jobs_are_drawn_of_all_clients():
+    assert {*draws(TWO, 1000).client.tolist()} == {*range(24)}
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Heavy(Towards):
+    """Client k weighs 2 + k."""
+
+    def weight(self, client):
+        return 2.0 + client
+
+
+def test_the_last_updates_are_kept_without_their_weights():
+    """Those of the first eight jobs, each half of the way from 0 to its client's target."""
+    task, same = Heavy(jnp.arange(5.0)), lambda key, m, k: 1.0 + 0 * k
+    dispatch = fedast(5, 1, at_work=8, ratio=1, delay=same)
+    how = {"params": {"w": jnp.zeros(3)}}
+    run = jax.jit(lambda: simulate(KEY, task, fedavg(0.5, local_steps=1), dispatch, 1, **how)[0])
+    kept = run().assignment.stores[0].recent["w"][0, :, 0]
+    np.testing.assert_allclose(np.sort(kept), np.sort(draws(dispatch, 8).client / 2), rtol=1e-6)
 
 
 TASK = quadratic(24, 2, mu=0.05)
