@@ -12,6 +12,7 @@ import pytest
 
 from fedjax_mm import advance, fedavg, join_traces, keys, local_sgd, params_of, simulate, sweep
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.batches import relative_variance
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort
 from fedjax_mm.sweeps import Setup
@@ -197,6 +198,12 @@ def test_delays_are_those_of_the_jobs_models():
     )
     run = jax.jit(lambda: simulate(KEY, TASK, fed(), dispatch, 8)[1])
     assert run().metrics["time"][1:, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 6]
+
+
+def test_a_relative_variance_is_about_the_mean():
+    """Of two updates, (1, 0) and (3, 4): their mean is (2, 2), and both are 5 from it, squared."""
+    updates = {"one": jnp.array([1.0, 3.0]), "two": jnp.array([[0.0], [4.0]])}
+    assert relative_variance(updates) == 5 / 8
 
 
 def test_jobs_are_drawn_of_all_clients():
