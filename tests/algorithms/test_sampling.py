@@ -1,5 +1,6 @@
 """LVR and GVR, with plain servers and those that use earlier updates, against NumPy loops."""
 
+import dataclasses
 import functools
 import tomllib
 
@@ -36,7 +37,7 @@ from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.algorithms.method_problems import BATCH, LONG, MODELS, PROBLEMS, SEED, N
 from tests.algorithms.test_methods import Quiet, error
-from tests.helpers import slow_unless
+from tests.helpers import Towards, slow_unless
 from tests.oracles import sampling as oracle
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -259,6 +260,32 @@ def test_norms_leave_out_what_factors_do_not_multiply():
     one, other = norms(jax.random.key(0))
     np.testing.assert_allclose(one, other, rtol=1e-12)
     assert (one > 0).all()
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Weighing(Towards):
+    """Clients that all weigh the same, but not 1."""
+
+    each: float = 1.0
+
+    def weight(self, client):
+        return jnp.asarray(self.each)
+
+
+def test_norms_are_shares_of_the_mean_step():
+    """d_k |w_k - w|, whatever all clients of a model weigh together."""
+    everybody, targets = mfa_rand(3, 2), jnp.arange(3.0)
+    tasks = [Weighing(targets, each=jnp.array(each)) for each in (1.0, 5.0)]
+
+    def assign(rng_key, round, state, look):
+        return everybody.assign(rng_key, round, (), look)[0], look.updates().norms
+
+    strategy = everybody._replace(init=lambda rng_key: jnp.zeros((2, 3)), assign=assign)
+    start = {"params": {"w": jnp.zeros(3)}}
+    run = jax.jit(lambda: simulate(0, tasks, fedavg(0.5, local_steps=1), strategy, 1, **start)[0])
+    norms = 0.5 * np.linalg.norm(np.outer(targets, np.ones(3)), axis=1) / 3
+    np.testing.assert_allclose(run().assignment, [norms, norms], rtol=1e-6)
 
 
 def test_steps_without_the_factors_of_a_draw_are_refused():

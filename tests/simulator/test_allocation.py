@@ -20,9 +20,10 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Look
+from fedjax_mm.rounds import metric_of
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps import layout
-from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares
+from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares, with_metrics
 from tests import helpers
 from tests.helpers import (
     NOTHING_TO_SEE,
@@ -358,6 +359,13 @@ def test_fedfair_draws_by_the_accuracies_that_are_recorded():
         choices = list(zip(given[t].order, models, strict=True))
         rows = [[c for c in row if c >= 0] for row in clients[t].tolist()]
         assert rows == rows_of(choices)
+
+
+def test_a_metric_is_the_first_of_its_names_that_a_task_has():
+    task = with_metrics(Towards(jnp.arange(2.0)), {"one": lambda w: 1.0, "two": lambda w: 2.0})
+    params = {"w": jnp.zeros(3)}
+    for names, value in ((("other", "two", "one"), 2), (("one", "two"), 1)):
+        assert metric_of(names, task, jax.random.key(0), params) == value
 
 
 def test_a_swept_discount_and_alpha_are_arguments():

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedjax_mm import keys
 from fedjax_mm.shuffles import RANK_LIMIT, drawn, fold_words, hash_words, permutation, shuffled
 from tests.compiling import optimised
 from tests.helpers import slow_unless
@@ -229,3 +230,24 @@ def test_traced_draws_do_not_depend_on_precision_or_company(size):
     for a, b, c in zip(together, alone, double, strict=True):
         np.testing.assert_array_equal(a[1], b)
         np.testing.assert_array_equal(c, b)
+
+
+def test_every_draw_has_a_key_of_its_own():
+    """Those of the start, of rounds, models, clients and steps, and of jobs."""
+    seed, models, few = jax.random.key(3), range(3), jnp.arange(3)
+    found = [*keys.start_keys(seed, models), keys.assignment_key(keys.round_key(seed, 0))]
+    found += map(keys.preparation_key, keys.start_keys(seed, models))
+    found += [*keys.metrics_keys(keys.round_key(seed, 0), models)]
+    for t in (1, 2):
+        now = keys.round_key(seed, t)
+        own, of_models = keys.assignment_key(now), keys.model_keys(now, models)
+        clients = [keys.client_key(key, k) for key in of_models for k in few]
+        found += [own, *of_models, *keys.metrics_keys(now, models), *clients]
+        found += [*keys.model_keys(keys.delays_key(own), models)]
+        found += [jax.random.fold_in(key, e) for key in clients for e in few]
+        found += [jax.random.fold_in(keys.noise_key(key), i) for key in clients for i in few]
+    for number in few:
+        job = keys.job_key(seed, number)
+        found += [keys.draw_key(job), keys.delay_key(job), keys.training_key(job)]
+    numbers = np.asarray(jax.random.key_data(jnp.stack(found)))
+    assert len(np.unique(numbers, axis=0)) == len(found)

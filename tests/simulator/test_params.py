@@ -26,7 +26,7 @@ def program(is_same):
         state, first = simulate(rng_key, *how, 2, params=params)
         state, second = advance(state, *how, 1)
         state, third = advance(state, *how, 1)
-        return whole, (state, join_traces(first, second, third)), (first, third)
+        return whole, (state, join_traces(first, second, third)), (first, second, third)
 
     return jax.jit(jax.vmap(run))
 
@@ -97,18 +97,20 @@ def test_wrong_models_and_lists_are_refused():
 @pytest.mark.parametrize("is_same", [slow_unless(False, True), False])
 def test_a_continued_run_has_the_trace_of_the_whole(is_same):
     """No record comes twice, and counts go on: with the axis of the seeds in front."""
-    (whole_state, whole), (state, joined), _ = ended(is_same)
+    (whole_state, whole), (state, joined), parts = ended(is_same)
     assert joined.round.tolist() == [[0, 1, 2, 3, 4]] * 2
     expected, given = (to_dataset(trace, ("seed",)) for trace in (whole, joined))
     for name in expected.data_vars:
         np.testing.assert_array_equal(given[name], expected[name], err_msg=str(name))
     assert (given.client_updates.isel(round=-1) > given.client_updates.isel(round=2)).all()
+    for one, other in zip(*map(jax.tree.leaves, (join_traces(*parts), joined)), strict=True):
+        np.testing.assert_array_equal(one, other)
     for one, other in zip(params_of(state), params_of(whole_state), strict=True):
         np.testing.assert_array_equal(one["w"], other["w"])
 
 
 def test_traces_of_different_runs_are_not_joined():
-    _, _, (first, third) = ended(False)
+    _, _, (first, _, third) = ended(False)
     assert join_traces(first) is first
     with pytest.raises(ValueError, match="ends in round 2, but the next begins in round 3"):
         join_traces(first, third)

@@ -22,6 +22,7 @@ from fedjax_mm import (
     simulate,
 )
 from fedjax_mm.base import Batching, Task
+from fedjax_mm.record import add_counts
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.simulate import init
 from fedjax_mm.tasks import least_squares, quadratic
@@ -248,6 +249,12 @@ def test_counts(strategy):
     assert (updates[0] == 0).all()
     # An update is sparse, but a model is sent.
     assert trace.upload_size == trace.download_size == (2 * N + 1,) * gradients.shape[1]
+
+
+def test_counts_that_do_not_fit_are_marked():
+    """And stay so; int32 would go on from -2^31."""
+    done, new = np.int32([2**31 - 1, 5, -1, 7]), np.int32([1, 2, 3, -1])
+    assert add_counts(*map(jnp.asarray, (done, new))).tolist() == [-1, 7, -1, -1]
 
 
 def test_what_goes_up_and_what_comes_down_are_told_apart():

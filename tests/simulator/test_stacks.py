@@ -148,6 +148,17 @@ def test_algorithms_are_alike_if_they_are_the_same():
     ]
 
 
+def test_an_array_is_shared_if_all_tasks_have_it():
+    """Not if the first and the last have it alone."""
+    one, other = jnp.arange(4.0), jnp.arange(4.0) + 10
+    for targets, is_shared in (((one, one, one), True), ((one, other, one), False)):
+        tasks = [Towards(each) for each in targets]
+        (stack,) = stacks_of(tasks, FAST, mfa_rr(4, 3))
+        assert stack.shared.targets == is_shared
+        for row, task in enumerate(tasks):
+            np.testing.assert_array_equal(stack.task_at(jnp.int32(row)).targets, task.targets)
+
+
 def test_rows_of_stacks_come_in_the_order_of_the_models():
     """An order that is not its own inverse."""
     task, assignment = quadratic(N, 2, mu=0.1), mfa_rr(N, 4)

@@ -215,7 +215,7 @@ def steps_apart(local_steps, learning_rate):
 
 def test_values_that_are_together_share_a_program():
     """Parts of two; equal to programs of their own, where a closed form takes all steps at once."""
-    axes = {"local_steps": [4, 1, 3], "learning_rate": [0.1, 0.2]}
+    axes = {"learning_rate": [0.1, 0.2], "local_steps": [4, 1, 3]}
     runs = {"num_rounds": 3, "num_seeds": 2}
     together = {"local_steps": lambda steps: steps % 2}
     grid = Grid(steps_apart, axes, **runs, together=together)
@@ -226,13 +226,19 @@ def test_values_that_are_together_share_a_program():
         "local_steps=1 | 3",
     ]
     # Replicas that run at once are of equal length.
-    np.testing.assert_array_equal(programs[1].index[0], [1] * 4 + [2] * 4)
+    np.testing.assert_array_equal(programs[1].index[1], [1] * 4 + [2] * 4)
     expected = sweep(steps_apart, axes, **runs)
     for classes in (together, {"local_steps": lambda _: None}):
         shared = sweep(steps_apart, axes, **runs, together=classes)
         np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
         np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
     assert len(programs_of(Grid(steps_apart, axes, **runs, together=classes))) == 1
+
+
+def test_numbers_per_seed_are_those_of_the_seeds_at_every_point():
+    axes, more = {"learning_rate": [0.1, 0.2]}, {"per_seed": {"draw": [7, 3]}}
+    (program,) = programs_of(Grid(steps_apart, axes, 1, num_seeds=2, **more))
+    assert program.numbers["draw"].tolist() == [7, 3, 7, 3]
 
 
 def test_the_forecast_counts_what_a_training_costs():
