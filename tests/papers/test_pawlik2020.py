@@ -21,7 +21,10 @@ from fedjax_mm.papers.pawlik2020.averaging import Averaging, algorithm_1
 from fedjax_mm.papers.pawlik2020.clients import dealt, images
 from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise
 from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
-from fedjax_mm.papers.pawlik2020.fig2_and_3 import CohortAccuracy, published_numbers
+from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
+    CohortAccuracy,
+    published_numbers,
+)
 from fedjax_mm.papers.pawlik2020.near import near
 from fedjax_mm.papers.pawlik2020.optimal_cohort import OptimalCohort, bowls
 from fedjax_mm.papers.pawlik2020.table1 import Trials
@@ -462,6 +465,15 @@ def test_a_flat_curve_and_large_error_bars_are_recognized():
     assert (found["flat"], found["error-bars"]) == ("contradicted", "supported")
     found = verdicts(FIG3, accuracies(0.7 + (values - 0.7) / 10), FEW)
     assert (found["flat"], found["error-bars"]) == ("supported", "contradicted")
+
+
+def test_two_seeds_say_nothing_of_the_error_of_a_variance():
+    for spread in (0.1, 10.0):
+        samples = xr.DataArray(
+            [[50.0 - spread, 50.0 + spread]], dims=("C", "seed"), coords={"C": [5]}
+        )
+        (test,) = fig2_and_3._variance_more(samples, by=25.0)
+        assert (test.supports, test.contradicts) == (1.0, 1.0)
 
 
 def test_published_means_stand_beside_the_authors_trials_only(tmp_path):
