@@ -23,6 +23,7 @@ from fedjax_mm.papers.pawlik2020.excess_noise import CohortNoise
 from fedjax_mm.papers.pawlik2020.fig1 import CohortRounds
 from fedjax_mm.papers.pawlik2020.fig2_and_3 import (
     CohortAccuracy,
+    _variance_more,
     published_numbers,
 )
 from fedjax_mm.papers.pawlik2020.near import near
@@ -472,7 +473,7 @@ def test_two_seeds_say_nothing_of_the_error_of_a_variance():
         samples = xr.DataArray(
             [[50.0 - spread, 50.0 + spread]], dims=("C", "seed"), coords={"C": [5]}
         )
-        (test,) = fig2_and_3._variance_more(samples, by=25.0)
+        (test,) = _variance_more(samples, by=25.0)
         assert (test.supports, test.contradicts) == (1.0, 1.0)
 
 
