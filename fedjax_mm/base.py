@@ -74,7 +74,8 @@ class Padded(NamedTuple):
 
     Attributes:
       size: the static upper bound, of a batch's examples or of models.
-      number: the count in use. Unused slots have weight 0, or train nothing.
+      number: the count in use. Unused examples have weight 0. Unused models train nothing, so that
+        their parameters stay the initial ones.
     """
 
     size: int
@@ -472,13 +473,12 @@ class Assignment(NamedTuple):
 
     Attributes:
       num_clients: N, the number of clients to choose from.
-      num_models: M, or its static upper bound if M is padded.
+      num_models: M, or the static upper bound of a traced M.
       init: makes the state before round 1 from a key.
       assign: chooses who trains what in a round.
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded together
         with the tasks' metrics; None has none.
-      num_used: M, if that is padded; sweeps then leave out the models from M on.
     """
 
     num_clients: int
@@ -487,7 +487,6 @@ class Assignment(NamedTuple):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
-    num_used: int | Int[Array, ""] | None = None
 
 
 @jax.tree_util.register_dataclass

@@ -61,7 +61,6 @@ class Engine(NamedTuple):
       no_work: returns the work before the first round.
       most_updates: returns the most local trainings in a round, from the state before it.
       is_synchronous: whether the clients of a round wait for each other.
-      num_used: the number of models in use, or None if all M are.
     """
 
     stacks: list[Stack]
@@ -71,7 +70,6 @@ class Engine(NamedTuple):
     no_work: Callable[[], Work]
     most_updates: Callable[[State], int]
     is_synchronous: bool
-    num_used: Any = None
 
 
 def engine_of(
@@ -139,7 +137,6 @@ def _in_rounds(stacks: list[Stack], assignment: Assignment, options: Options) ->
         no_work,
         most_updates,
         is_synchronous=True,
-        num_used=assignment.num_used,
     )
 
 

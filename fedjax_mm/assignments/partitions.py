@@ -52,8 +52,7 @@ def mfa_rand(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 2.
     """
-    num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
-    number = num_models.number if isinstance(num_models, Padded) else num_models
+    most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
@@ -65,7 +64,7 @@ def mfa_rand(
             cohort = dataclasses.replace(cohort, scale=scale)
         return cohort, state
 
-    return _partition(num_clients, num_models, no_state, assign)
+    return Assignment(num_clients, most_models, no_state, assign)
 
 
 @checked
@@ -105,8 +104,7 @@ def mfa_rr(
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
     Alg. 3.
     """
-    num_models, cohort_size = _sizes(num_clients, num_models, cohort_size)
-    number = num_models.number if isinstance(num_models, Padded) else num_models
+    most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
     rounds_held = number if redraw == "frame" else 1
 
     def draw(rng_key: PRNGKeyArray) -> Cohort:
@@ -126,7 +124,7 @@ def mfa_rr(
         rows = held.clients.reshape(number, -1)
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
-    return _partition(num_clients, num_models, init, assign)
+    return Assignment(num_clients, most_models, init, assign)
 
 
 @checked
@@ -274,22 +272,17 @@ def _padded_slots(cohort_size: int, num_models: int) -> Int[np.ndarray, "models 
     return np.stack([np.pad(part, (0, width - len(part)), constant_values=-1) for part in parts])
 
 
-def _sizes(num_clients: int, num_models: int | Padded, cohort_size: int | None) -> tuple[Any, int]:
-    """Returns M and K after `check_sizes`."""
+def _sizes(
+    num_clients: int, num_models: int | Padded, cohort_size: int | None
+) -> tuple[int, Any, int]:
+    """Returns the static bound of M, M, and K, after `check_sizes`."""
     if not isinstance(num_models, Padded):
-        return num_models, checks.check_sizes(num_clients, num_models, cohort_size)
+        return num_models, num_models, checks.check_sizes(num_clients, num_models, cohort_size)
     size, number = (check_argument("num_models", each, Count) for each in num_models)
     cohort_size = checks.check_sizes(num_clients, size, cohort_size)
     if isinstance(number, int):
         checks.check_between("num_models", number, 1, size, "the padded size")
-    return Padded(size, number), cohort_size
-
-
-def _partition(num_clients: int, num_models: int | Padded, init: Any, assign: Any) -> Assignment:
-    if isinstance(num_models, Padded):
-        size, number = num_models
-        return Assignment(num_clients, size, init, assign, num_used=number)
-    return Assignment(num_clients, num_models, init, assign)
+    return size, number, cohort_size
 
 
 def no_state(rng_key: PRNGKeyArray) -> Any:

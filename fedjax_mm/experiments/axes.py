@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
+from fedjax_mm.base import Padded
 from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number, Numbers
 from fedjax_mm.experiments.methods import Method
@@ -21,15 +22,10 @@ if TYPE_CHECKING:
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
-    *("until", "params", "tasks"),
+    *("until", "params", "tasks", "together"),
 )
 
-
 _MOST = 5000  # values on an axis, programs and draws, which take time or memory each
-
-
-_PER_PROGRAM = 2e9
-"""Numbers that a core updates while it compiles a program of the quadratic, in about 3 seconds."""
 
 
 class Range(Config):
@@ -85,7 +81,8 @@ class Points:
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
       data_axes: the keys of axes of numbers that change the data, and nothing else.
-      joined: the keys of axes of counts whose values share a program; see `_can_join`.
+      joined: the keys of axes of counts whose values share a program, as the experiment's
+        `together` says.
     """
 
     def __init__(self, experiment: "Experiment") -> None:
@@ -117,8 +114,7 @@ class Points:
             and any(here.sources != at[key][0].sources for here in at[key])
         ]
         everywhere = [here for each in at.values() for here in each] or [experiment]
-        self.joined = [key for key in at if all(_can_join(key, here) for here in everywhere)]
-        self.joined = self.joined if self._joining_pays(everywhere) else []
+        self.joined = self._joined(everywhere)
         # An axis is an argument of one program if its values are floats only, without tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
@@ -126,24 +122,28 @@ class Points:
         for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
             self._experiments[choice] = self._at(self._first | self._chosen(choice))
 
-    def _joining_pays(self, everywhere: Sequence["Experiment"]) -> bool:
-        """Returns whether joining takes less computing time than it saves compilation time.
+    def _joined(self, everywhere: Sequence["Experiment"]) -> list[str]:
+        """Returns the axes of counts whose values share a program.
 
-        Replicas of a joined program have slots for the most models, and wait for the most steps.
+        Raises:
+          ValueError: if the experiment names an axis whose values cannot.
         """
-        if not self.joined:
-            return False
-        methods = [each for here in everywhere for each in here.algorithms.values()]
-        steps = max(getattr(each, "local_steps", 1) for each in methods)
-        models = max(here.num_models for here in everywhere)
-        tasks = [task for here in everywhere for task in here.each_task[:1]]
-        clients = max(task.num_clients or 0 for task in tasks)
-        width = max(getattr(task, "block_size", 0) for task in tasks) + 1
-        num_methods = len(self.experiment.algorithms)
-        rounds = self.experiment.num_rounds * self.experiment.num_seeds * num_methods
-        rounds *= math.prod(map(len, self._raw.values()))
-        saved = num_methods * (math.prod(len(self._raw[key]) for key in self.joined) - 1)
-        return rounds * clients * width * (steps + models) <= saved * _PER_PROGRAM
+        able = [key for key in self.names.values() if all(_can_join(key, x) for x in everywhere)]
+        named = self.experiment.together
+        if named is None:
+            # Leave out M, because rounds of a traced M take up to 2.7 times as long.
+            return [key for key in able if key != "num_models"]
+        for key in named:
+            if key not in self.names.values():
+                known = ", ".join(self.names.values()) or "none"
+                raise ValueError(f"together has {key!r}, which is no axis; the axes are {known}")
+            if key not in able:
+                raise ValueError(
+                    f"together has {key!r}, whose values cannot share a program; only local_steps "
+                    "and num_models can, of plain fedavg on the quadratic, and num_models by "
+                    "mfa_rand or mfa_rr without params"
+                )
+        return list(named)
 
     def _check_number(self, of: str, keys: Sequence[str], each: int = 1) -> None:
         """Raises `ValueError` if the axes `keys` have too many points."""
@@ -216,7 +216,8 @@ class Points:
         for name, key in self.names.items():
             value = point[name]
             if key in self.joined:
-                value = value.padded if key == "num_models" else value.number
+                most, value = max(value.values), value.number
+                value = Padded(most, value) if key == "num_models" else value
             elif key in (*self._structural, *self.data_axes):
                 continue
             numbers = replaced(numbers, _path_of(key, here, point["algorithm"]), value)
@@ -238,7 +239,7 @@ class Points:
             return experiment
         # Dump and validate again, so that axis values get the file's error messages. Exclude unset
         # settings, because other points may not have them, for example with another assignment.
-        values = experiment.model_dump(exclude={"axes"}, exclude_unset=True)
+        values = experiment.model_dump(exclude={"axes", "together"}, exclude_unset=True)
         for key, value in point.items():
             for label in experiment.algorithms:
                 head, *rest = _path_of(key, experiment, label)
@@ -265,8 +266,7 @@ class Points:
 def _can_join(key: str, here: "Experiment") -> bool:
     """Returns whether the values of an axis of counts can be numbers of one program.
 
-    The counts E and M can with FedAvg in closed form, where an unused step or model costs less than
-    a separate program. M also needs an assignment by partitions.
+    The counts E and M can with FedAvg in closed form. M also needs an assignment by partitions.
     """
     in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.each_task)
     if not in_closed_form or here.requirement is not None or here.byzantine is not None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, Required, TypedDict
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
@@ -27,7 +28,7 @@ from fedjax_mm.sweeps.until import Until
 
 
 class Setup(NamedTuple):
-    """Arguments of `simulate`, as `build` returns them.
+    """Arguments of `simulate`, and the models in use, as `build` returns them.
 
     Attributes:
       tasks: one for all models, or one per model.
@@ -35,12 +36,16 @@ class Setup(NamedTuple):
       assignment: the choice of clients and models; for asynchronous runs a `Dispatch`, such as
         `fedast` returns.
       params: initial parameters; drawn by the tasks if None.
+      num_models: the number of models in use, which may be traced, if the assignment's is the
+        largest of several; else None. Models beyond it are absent from the result, and a target
+        asks nothing of them.
     """
 
     tasks: Task | Sequence[Task]
     algorithm: Algorithm | Sequence[Algorithm]
     assignment: Assignment | Dispatch
     params: Params | None = None
+    num_models: int | Int[Array, ""] | None = None
 
 
 class Runs(TypedDict, total=False):

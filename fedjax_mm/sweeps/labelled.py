@@ -48,11 +48,11 @@ class Result:
     ) -> None:
         """Writes the final parameters of a batch's models into the result."""
         index = tuple(each[replicas] for each in program.index)
-        is_there = _is_there(program, records)
+        is_used = _is_used(program, records)
         each = each_params(with_params(program.traced.carry.models, params), 1)
         # `zip` stops after the program's models, so that further models stay empty.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
-            mine = is_there[:, model]
+            mine = is_used[:, model]
             there = tuple(place[mine] for place in index)
             for array, values in zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True):
                 array[there] = np.asarray(values)[mine]
@@ -63,7 +63,7 @@ class Result:
         rows = slice(1 + done // every)
         records, ends = cut(records, self.plan.grid, done)
         self.ended[index] = np.where(ends < 0, -1, ends * every)
-        records = _of_those(_is_there(program, records), records)
+        records = _of_those(_is_used(program, records), records)
         # Write only the metrics that the program's tasks have.
         mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
         for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
@@ -113,23 +113,23 @@ def no_records(compiled: Compiled) -> Record:
     return jax.tree.map(lambda x: np.zeros(shape + x.shape, x.dtype), program.traced.record)
 
 
-def _is_there(program: Program, records: Record) -> np.ndarray:
-    """Returns whether each replica has each model, ``bool[replicas, models]``."""
-    if isinstance(records.is_there, tuple):
+def _is_used(program: Program, records: Record) -> np.ndarray:
+    """Returns whether each replica uses each model, ``bool[replicas, models]``."""
+    if isinstance(records.is_used, tuple):
         return np.ones((records.is_finite.shape[1], program.num_models), bool)
-    return np.asarray(records.is_there[0])
+    return np.asarray(records.is_used[0])
 
 
-def _of_those(is_there: np.ndarray, records: Record) -> Record:
-    """Returns the records with NaN metrics and zero counts for absent models."""
-    if is_there.all():
-        return records._replace(is_there=())
+def _of_those(is_used: np.ndarray, records: Record) -> Record:
+    """Returns the records with NaN metrics and zero counts for unused models."""
+    if is_used.all():
+        return records._replace(is_used=())
     metrics = {
-        name: np.where(is_there.reshape(*is_there.shape, *[1] * (x.ndim - 3)), x, np.nan)
+        name: np.where(is_used.reshape(*is_used.shape, *[1] * (x.ndim - 3)), x, np.nan)
         for name, x in records.metrics.items()
     }
-    counts = jax.tree.map(lambda x: np.where(is_there, x, 0), records.counts)
-    return Record(metrics, counts, records.is_finite | ~is_there)
+    counts = jax.tree.map(lambda x: np.where(is_used, x, 0), records.counts)
+    return Record(metrics, counts, records.is_finite | ~is_used)
 
 
 def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm.base import AnalyticTask, Padded, Params
+from fedjax_mm.base import AnalyticTask
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
 from fedjax_mm.engine import Engine, State, engine_of
@@ -51,11 +51,6 @@ class OneOf(NamedTuple):
     def number(self) -> Any:
         """Returns the replica's value as a tracer, if the values are numbers."""
         return jnp.asarray(self.values)[self.place]
-
-    @property
-    def padded(self) -> Padded:
-        """Returns the number with the largest value as its static bound."""
-        return Padded(max(self.values), self.number)
 
 
 class Given(NamedTuple):
@@ -109,14 +104,14 @@ class Carry(NamedTuple):
 class Record(NamedTuple):
     """A replica's record, as in a `Trace`, ``[models]`` each.
 
-    `is_finite` is False for a model with a parameter or loss that is not finite. `is_there` marks
-    the models in use, and is () unless the number of models is padded.
+    `is_finite` is False for a model with a parameter or loss that is not finite. `is_used` marks
+    the models in use, and is () if all are.
     """
 
     metrics: dict[str, Any]
     counts: Counts
     is_finite: Any
-    is_there: Any = ()
+    is_used: Any = ()
 
 
 @jax.tree_util.register_static
@@ -217,20 +212,20 @@ class Program:
 
     def _engine(
         self, numbers: Any, shared: Any, prepared: Any, client_axis: str | None = None
-    ) -> tuple[Engine, Params | None]:
-        """Returns the engine and the initial parameters of one replica."""
+    ) -> tuple[Engine, Setup]:
+        """Returns the engine of one replica, and the setup that it is made from."""
         # Rebuild in each branch, because a tracer made in one branch of `lax.cond` must not leak
         # into another.
         setup = self.setup(numbers, shared, prepared)
-        return engine_of(*setup[:3], self.grid.client_map, client_axis), setup.params
+        return engine_of(*setup[:3], self.grid.client_map, client_axis), setup
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
         """Returns one replica before round 1."""
         return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Carry:
-        engine, params = self._engine(numbers, shared, prepared)
-        state, no_work = engine.start(rng_key, params), engine.no_work()
+        engine, setup = self._engine(numbers, shared, prepared)
+        state, no_work = engine.start(rng_key, setup.params), engine.no_work()
         ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), no_work.counts)
         return Carry(state.models, state.assignment, no_work, prepared, ending)
 
@@ -258,20 +253,20 @@ class Program:
         self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
     ) -> Record:
         """Returns the record of one replica."""
-        engine, _ = self._engine(numbers, shared, carry.prepared)
+        engine, setup = self._engine(numbers, shared, carry.prepared)
         own = engine.metrics(carry.assignment, carry.since)
         measured = measure(engine.stacks, rng_key, round, carry.models, self.grid.client_map, own)
         record = Record(measured.metrics, carry.since.counts, measured.is_finite)
-        if engine.num_used is None:
+        if setup.num_models is None:
             return record
-        is_there = jnp.arange(len(record.is_finite)) < engine.num_used
+        is_used = jnp.arange(len(record.is_finite)) < setup.num_models
 
         # Copy the first model's numbers to models that are not in use, because all models have to
         # meet a target.
         def repeat(x: Array) -> Array:
-            return jnp.where(is_there.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
+            return jnp.where(is_used.reshape(-1, *[1] * (x.ndim - 1)), x, x[:1])
 
-        return jax.tree.map(repeat, record)._replace(is_there=is_there)
+        return jax.tree.map(repeat, record)._replace(is_used=is_used)
 
     def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
         """Resets the counts after a record, and compares the record with the target."""

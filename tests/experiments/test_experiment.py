@@ -604,7 +604,7 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
         (
             {"task": {"mu": [0.1, 1]}, "num_models": [2, 3]},
             {"mu": [0.1, 1], "num_models": [2, 3]},
-            1,
+            2,
         ),
         ({"task.mu": [0.1, 1]}, {"mu": [0.1, 1]}, 1),
         ({"task": {"start": ["zeros", "normal"]}}, {"start": ["zeros", "normal"]}, 2),
@@ -617,7 +617,7 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
         ({"learning_rate": {"beta": [1, 3], "gamma": [20]}}, {"beta": [1, 3], "gamma": [20]}, 1),
         ({"assignment.cohort_size": [4, 8]}, {"cohort_size": [4, 8]}, 2),
         ({"algorithms.A.learning_rate": [0.1]}, {"learning_rate": [0.1]}, 1),
-        ({"num_models": {"start": 1, "stop": 3, "num": 3}}, {"num_models": [1, 2, 3]}, 1),
+        ({"num_models": {"start": 1, "stop": 3, "num": 3}}, {"num_models": [1, 2, 3]}, 3),
         (
             {"learning_rate": {"start": 1, "stop": 2, "num": 2}, "local_steps": ONE_TO_3},
             {"learning_rate": [1, 2], "local_steps": [1, 2, 3]},

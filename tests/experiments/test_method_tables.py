@@ -124,7 +124,7 @@ def parts(program):
 
     def once(key, round, client, shared):
         prepared = program.prepare(key, {}, shared)
-        (task,), algorithm, assignment, params = program.setup({}, shared, prepared)
+        (task,), algorithm, assignment, params, _ = program.setup({}, shared, prepared)
         params = task.init(key) if params is None else params
         server, state = algorithm.init(task, params)
         losses = jax.vmap(lambda k: task.client_loss(params, k)[None], out_axes=1)

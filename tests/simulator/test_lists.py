@@ -24,10 +24,10 @@ from fedjax_mm import (
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.experiments import axes
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks import quadratic, requiring
@@ -259,8 +259,10 @@ def test_models_that_are_not_there_are_not_in_a_sweep():
     task = quadratic(12, 2, mu=0.05)
 
     def build(num_models, learning_rate):
-        padded = num_models.padded if hasattr(num_models, "padded") else num_models
-        return Setup(task, fedavg(learning_rate, local_steps=3), mfa_rr(12, padded))
+        used = num_models.number if isinstance(num_models, OneOf) else None
+        padded = num_models if used is None else Padded(max(num_models.values), used)
+        algorithm = fedavg(learning_rate, local_steps=3)
+        return Setup(task, algorithm, mfa_rr(12, padded), num_models=used)
 
     axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3, 1e6]}
     target = Until("distance", at_most=0.7 * float(jnp.linalg.norm(task.minimizer)))
@@ -300,20 +302,40 @@ def experiment(**changes):
     return Experiment.model_validate(settings | changes)
 
 
-def test_axes_of_models_and_steps_share_a_program(monkeypatch):
+BOTH = ["num_models", "local_steps"]
+
+
+def test_axes_of_models_and_steps_share_a_program():
     """Also where two devices share each list."""
-    assert len(programs_of(experiment().grid())) == 2  # one for each algorithm
-    together = [run(experiment(), Execution(split=split)) for split in (None, "clients")]
-    monkeypatch.setattr(axes, "_can_join", lambda key, here: False)
-    assert len(programs_of(experiment().grid())) == 8
-    apart = run(experiment())
+    joined = experiment(together=BOTH)
+    assert len(programs_of(joined.grid())) == 2  # one for each algorithm
+    together = [run(joined, Execution(split=split)) for split in (None, "clients")]
+    assert len(programs_of(experiment(together=[]).grid())) == 8
+    apart = run(experiment(together=[]))
     for each in together:
         xr.testing.assert_allclose(each, apart, rtol=1e-5, atol=1e-7)
 
 
-def test_long_runs_have_programs_of_their_own():
-    """Steps and models that they do not need would take longer than compiling."""
-    assert len(programs_of(experiment(num_rounds=10_000_000).grid())) == 8
+def test_steps_share_a_program_by_default():
+    """Numbers of models do not, because a list of clients takes longer than groups."""
+    assert len(programs_of(experiment().grid())) == 4
+    assert len(programs_of(experiment(together=["num_models"]).grid())) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"together": ["mu"]}, "'mu', which is no axis; the axes are num_models, local_steps"),
+        (
+            {"together": ["num_models"], "task": {"name": "digits", "num_clients": 8}},
+            "'num_models', whose values cannot share a program; only local_steps and num_models",
+        ),
+        ({"together": ["num_models"], "axes": {}, "num_models": 2}, "the axes are none"),
+    ],
+)
+def test_other_axes_are_refused(changes, why):
+    with pytest.raises(ValueError, match=f"together has {why}"):
+        experiment(**changes)
 
 
 CHANGES = {

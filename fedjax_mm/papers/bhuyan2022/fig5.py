@@ -41,7 +41,8 @@ class GainSweep(BothOnQuadratic):
         """Returns both algorithms at every M and E."""
         axes = {"local_steps": list(self.local_steps), "num_models": list(self.num_models)}
         base = self.at(max(self.num_models), self.local_steps[0])
-        experiment = validate(Experiment, base.model_dump() | {"axes": axes})
+        swept = {"axes": axes, "together": list(axes)}
+        experiment = validate(Experiment, base.model_dump() | swept)
         return experiment.with_seeds(self.first_seed, self.num_seeds)
 
 
