@@ -244,12 +244,15 @@ def local_sgd(
 
     Example:
       >>> import jax
-      >>> from fedjax_mm import fedprox, full_participation, local_sgd, simulate
+      >>> import optax
+      >>> from fedjax_mm import ditto, fedprox, local_sgd, mfa_rr, simulate
       >>> from fedjax_mm.tasks import quadratic
-      >>> algorithm = fedprox(local_sgd(0.1, steps=5), mu=1.0)
-      >>> _, trace = simulate(
-      ...     jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, full_participation(24), 10)
-      >>> bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0])
+      >>> local = local_sgd(lambda t: 1 / (9 + t), steps=5, optimizer=optax.adam)
+      >>> for algorithm in (fedprox(local, mu=1.0), ditto(local, lam=1.0)):
+      ...     _, trace = simulate(
+      ...         jax.random.key(0), quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2), 10)
+      ...     print(bool(trace.metrics["loss"][-1, 0] < trace.metrics["loss"][0, 0]))
+      True
       True
     """
     check_rate("learning_rate", learning_rate)

@@ -228,11 +228,12 @@ def _legends(figure: Figure, panels: Sequence[Panel]) -> Entries:
     for axes in figure.axes:
         handles, labels = axes.get_legend_handles_labels()
         entries.append(dict(zip(labels, handles, strict=True)))
-    # A legend inside a full panel would hide the lines.
+    # A legend inside a full panel would hide the lines, and the same legend in each is repetition.
     is_full = [len(texts) > _MOST_INSIDE for texts in entries]
+    is_same = len(entries) > 1 and len(set(map(tuple, entries))) == 1
     looks = {entry for panel in panels for entry in _looks(panel)}
     is_clear = all(len(set(part)) == len(looks) for part in zip(*looks, strict=True))
-    if any(is_full) and is_clear:
+    if (any(is_full) or is_same) and is_clear:
         return {text: handle for each in entries for text, handle in each.items()}
     for axes, texts, full in zip(figure.axes, entries, is_full, strict=True):
         if full:  # below the panel's x-label

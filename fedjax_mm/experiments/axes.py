@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
@@ -14,11 +14,9 @@ from fedjax_mm.experiments.fields import Config, Number, Numbers
 from fedjax_mm.experiments.methods import Method
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import replaced, validate
+from fedjax_mm.experiments.point import Point
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.shuffles import RANK_LIMIT
-
-if TYPE_CHECKING:
-    from fedjax_mm.experiments.experiment import Experiment
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
@@ -74,25 +72,34 @@ Axes = Annotated[
 
 
 class Points:
-    """All points of an experiment's axes, checked.
+    """All points of a sweep, checked.
 
     Attributes:
-      experiment: the experiment that has the axes.
+      base: the settings that the axes change.
       values: the checked values on every axis, by its key.
       names: the keys by the names of the result's dimensions.
       data_axes: the keys of axes of numbers that change the data, and nothing else.
-      joined: the keys of axes of counts whose values share a program, as the experiment's
-        `together` says.
+      joined: the keys of axes of counts whose values share a program, as `together`
+        says.
     """
 
-    def __init__(self, experiment: "Experiment") -> None:
-        """Checks all points, and raises a `ValueError` that names the first wrong one."""
-        self.experiment = experiment
-        _check_known(experiment)
-        self.names = _names(experiment.axes)
+    def __init__(
+        self, base: Point, axes: Mapping[str, Any], together: Sequence[str] | None = None
+    ) -> None:
+        """Checks all points, and raises a `ValueError` that names the first wrong one.
+
+        Args:
+          base: the settings that the axes change.
+          axes: values by the keys of settings.
+          together: the keys of axes of counts whose values share a program; by default
+            `local_steps` where it can.
+        """
+        self.base = base
+        _check_known(base, axes)
+        self.names = _names(axes)
         self._raw = {
             key: self._range(key, values) if isinstance(values, Range) else values
-            for key, values in experiment.axes.items()
+            for key, values in axes.items()
         }
         # Give every point a value on every axis, because a rate that is swept inside a table is a
         # table at all points.
@@ -113,23 +120,22 @@ class Points:
             if (key in real or key == "task.data_seed")
             and any(here.sources != at[key][0].sources for here in at[key])
         ]
-        everywhere = [here for each in at.values() for here in each] or [experiment]
-        self.joined = self._joined(everywhere)
+        everywhere = [here for each in at.values() for here in each] or [base]
+        self.joined = self._joined(everywhere, together)
         # An axis is an argument of one program if its values are floats only, without tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
-        self._experiments = {}
+        self._points = {}
         for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
-            self._experiments[choice] = self._at(self._first | self._chosen(choice))
+            self._points[choice] = self._at(self._first | self._chosen(choice))
 
-    def _joined(self, everywhere: Sequence["Experiment"]) -> list[str]:
+    def _joined(self, everywhere: Sequence[Point], named: Sequence[str] | None) -> list[str]:
         """Returns the axes of counts whose values share a program.
 
         Raises:
-          ValueError: if the experiment names an axis whose values cannot.
+          ValueError: if `named` has an axis whose values cannot.
         """
         able = [key for key in self.names.values() if all(_can_join(key, x) for x in everywhere)]
-        named = self.experiment.together
         if named is None:
             # Leave out M, because rounds of a traced M take up to 2.7 times as long.
             return [key for key in able if key != "num_models"]
@@ -173,12 +179,12 @@ class Points:
     @property
     def choices(self) -> list[tuple[int, ...]]:
         """All combinations of places on the structural axes."""
-        return list(self._experiments)
+        return list(self._points)
 
     @property
-    def experiments(self) -> list["Experiment"]:
-        """The checked experiments at all combinations, in the same order."""
-        return list(self._experiments.values())
+    def every(self) -> list[Point]:
+        """The checked settings at all combinations, in the same order."""
+        return list(self._points.values())
 
     def choice(self, point: Mapping[str, Any]) -> tuple[int, ...]:
         """Returns a point's positions on the structural axes, with the largest on joined ones."""
@@ -188,9 +194,9 @@ class Points:
             if key in self._structural
         )
 
-    def on_data_axes(self, choice: tuple[int, ...]) -> list["Experiment"]:
-        """Returns the checked experiments at all values on the axes of the data."""
-        here = self._experiments[choice]
+    def on_data_axes(self, choice: tuple[int, ...]) -> list[Point]:
+        """Returns the checked settings at all values on the axes of the data."""
+        here = self._points[choice]
         by_seed = any(each.is_drawn_by_seed for each in here.each_task)
         self._check_number("draws of the data", self.data_axes, here.num_seeds if by_seed else 1)
         if not self.data_axes:
@@ -205,14 +211,14 @@ class Points:
         """Returns the name of the result's dimension for an axis."""
         return key.rpartition(".")[2]
 
-    def at(self, point: Mapping[str, Any]) -> tuple["Experiment", Numbers]:
-        """Returns the checked experiment at a point, and its numbers, which may be traced.
+    def at(self, point: Mapping[str, Any]) -> tuple[Point, Numbers]:
+        """Returns the checked settings at a point, and its numbers, which may be traced.
 
         Args:
           point: values by the names of dimensions, those on joined axes as `OneOf`. An axis that is
-            no setting of the experiment is a setting of the point's `algorithm`.
+            no setting of its own is a setting of the point's `algorithm`.
         """
-        here, numbers = self._experiments[self.choice(point)], dict[str, Any]()
+        here, numbers = self._points[self.choice(point)], dict[str, Any]()
         for name, key in self.names.items():
             value = point[name]
             if key in self.joined:
@@ -232,38 +238,38 @@ class Points:
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
-    def _at(self, point: Mapping[str, Any]) -> "Experiment":
-        """Returns the checked experiment at one point."""
-        experiment = self.experiment
+    def _at(self, point: Mapping[str, Any]) -> Point:
+        """Returns the checked settings at one point."""
+        base = self.base
         if not point:
-            return experiment
+            return base
         # Dump and validate again, so that axis values get the file's error messages. Exclude unset
         # settings, because other points may not have them, for example with another assignment.
-        values = experiment.model_dump(exclude={"axes", "together"}, exclude_unset=True)
+        values = base.model_dump(include=set(Point.model_fields), exclude_unset=True)
         for key, value in point.items():
-            for label in experiment.algorithms:
-                head, *rest = _path_of(key, experiment, label)
-                if head == "task" and experiment.tasks is not None:  # of every model
+            for label in base.algorithms:
+                head, *rest = _path_of(key, base, label)
+                if head == "task" and base.tasks is not None:  # of every model
                     each_task = [replaced(task, rest, value) for task in values["tasks"]]
                     values = values | {"tasks": each_task}
                 else:
                     values = replaced(values, [head, *rest], value)
         where = ", ".join(f"{key} = {value}" for key, value in point.items())
         try:
-            return validate(type(experiment), values)
+            return validate(Point, values)
         except ValueError as error:
             raise ValueError(f"at {where}: {error}") from None
 
-    def _value(self, here: "Experiment", key: str) -> Any:
-        """Returns a setting of the experiment, or else of its first algorithm or task."""
-        head, *rest = _path_of(key, self.experiment, next(iter(here.algorithms)))
+    def _value(self, here: Point, key: str) -> Any:
+        """Returns a setting of the point, or else of its first algorithm or task."""
+        head, *rest = _path_of(key, self.base, next(iter(here.algorithms)))
         value: Any = here.each_task[0] if head == "task" else getattr(here, head)
         for name in rest:
             value = value[name] if isinstance(value, dict) else getattr(value, name)
         return value
 
 
-def _can_join(key: str, here: "Experiment") -> bool:
+def _can_join(key: str, here: Point) -> bool:
     """Returns whether the values of an axis of counts can be numbers of one program.
 
     The counts E and M can with FedAvg in closed form. M also needs an assignment by partitions.
@@ -293,11 +299,11 @@ def _is_plain_fedavg(method: Method) -> bool:
     )
 
 
-def _check_known(experiment: "Experiment") -> None:
+def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
     """Raises `ValueError` for an axis that is neither the experiment's nor any algorithm's."""
-    owners = [experiment, *experiment.algorithms.values()]
+    owners = [base, *base.algorithms.values()]
     known = sorted({name for owner in owners for name in type(owner).model_fields})
-    for key in experiment.axes:
+    for key in axes:
         if (head := key.partition(".")[0]) not in known:
             close = closest(head, known)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
@@ -322,12 +328,12 @@ def _names(keys: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def _path_of(key: str, experiment: "Experiment", algorithm: str) -> list[str]:
-    """Returns the path of an axis among the settings of an experiment, or else of an algorithm.
+def _path_of(key: str, base: Point, algorithm: str) -> list[str]:
+    """Returns the path of an axis among the settings of a point, or else of an algorithm.
 
     An algorithm with its own assignment has the axes of the assignment, too.
     """
     path, own = key.split("."), ["algorithms", algorithm]
-    if path[0] == "assignment" and experiment.algorithms[algorithm].assignment is not None:
+    if path[0] == "assignment" and base.algorithms[algorithm].assignment is not None:
         return [*own, *path]
-    return path if path[0] in type(experiment).model_fields else [*own, *path]
+    return path if path[0] in Point.model_fields else [*own, *path]

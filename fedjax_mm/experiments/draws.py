@@ -46,7 +46,7 @@ class Draws:
         if variants[0].source is None:
             return None
         self.are_by_seed |= variants[0].is_drawn_by_seed
-        seeds = self.points.experiment.data_seeds if variants[0].is_drawn_by_seed else ()
+        seeds = self.points.base.data_seeds if variants[0].is_drawn_by_seed else ()
         draws = [draw for task in variants for draw in task.draws(seeds)]
         name = str([draw.source for draw in draws])
         self._stores.setdefault(name, draws)
@@ -77,7 +77,7 @@ class Draws:
           data: the data of all stores.
         """
         points = self.points
-        place, num_seeds = 0, points.experiment.num_seeds
+        place, num_seeds = 0, points.base.num_seeds
         for key in points.data_axes:
             place = place * len(points.values[key]) + point[points.name_of(key)].place
 

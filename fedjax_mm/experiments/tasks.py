@@ -111,9 +111,8 @@ class _Learning(Config):
 
     @property
     def _seed(self) -> int:
-        """The seed of one draw."""
-        assert self.data_seed != "seed", "a draw is made from `draws`"
-        return self.data_seed
+        """The seed of one draw, as `draws` returns it."""
+        return int(self.data_seed)
 
     @property
     def source(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def dots(
     names = values[row].values.tolist()
     places = np.arange(len(names))
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.5, max(2.8, 1.1 + 0.24 * len(names))))
+        figure = Figure(figsize=(7.5, max(3.0, 1.7 + 0.26 * len(names))))
         grid = figure.subplots(1, values.sizes[panel], sharey=True, squeeze=False)[0]
         for axes, letter, at in zip(grid, ascii_lowercase, values[panel].values, strict=False):
             for number, label in enumerate(values[series].values.tolist()):
@@ -60,7 +60,8 @@ def dots(
                 x, bars = values.sel(here).values, errors.sel(here).values
                 look: dict[str, Any] = {"fmt": MARKERS[number], "color": COLORS[number]}
                 axes.errorbar(x, places, xerr=bars, label=label, ms=4.5, capsize=2, **look)
-            finish(axes, f"({letter}) {at}", xlabel, "")
+            finish(axes, f"({letter}) {at}" if len(grid) > 1 else at, xlabel, "")
+            axes.margins(y=0.09)
         grid[0].set_yticks(places, names)
         grid[0].invert_yaxis()
         handles, labels = grid[0].get_legend_handles_labels()

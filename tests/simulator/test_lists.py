@@ -330,7 +330,10 @@ def test_steps_share_a_program_by_default():
             {"together": ["num_models"], "task": {"name": "digits", "num_clients": 8}},
             "'num_models', whose values cannot share a program; only local_steps and num_models",
         ),
-        ({"together": ["num_models"], "axes": {}, "num_models": 2}, "the axes are none"),
+        (
+            {"together": ["num_models"], "axes": {}, "num_models": 2},
+            "'num_models', which is no axis; the axes are none",
+        ),
     ],
 )
 def test_other_axes_are_refused(changes, why):

@@ -17,8 +17,8 @@ from fedjax_mm import plots
 from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr
 from fedjax_mm.base import Assignment, Metrics
-from fedjax_mm.experiments.experiment import Precision
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
+from fedjax_mm.experiments.point import Precision
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import (
     Evidence,

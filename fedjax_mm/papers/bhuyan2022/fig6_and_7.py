@@ -50,10 +50,7 @@ _WHY = (
 
 
 class GainVersusModels(Trainings):
-    """Settings of Figures 6 and 7: several models of one task, until all are as good as FedAvg's.
-
-    Multi-model training may take `budget` times T_1 rounds.
-    """
+    """Settings of Figures 6 and 7: models of one task, until all are as good as FedAvg's."""
 
     learners: Annotated[tuple[Learner, ...], Field(min_length=1)]
     """Each has data of its own."""
@@ -61,7 +58,9 @@ class GainVersusModels(Trainings):
     redraw: Literal["frame", "round"] = "frame"
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
-    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
+    budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
+    """Several models may take so many times T_1 rounds; by default as many times as the most models
+    are, so that a run without a gain of 1 is seen to have none."""
 
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
@@ -80,7 +79,8 @@ class GainVersusModels(Trainings):
     @property
     def most_rounds(self) -> int:
         """Returns the budget in rounds, all recorded."""
-        return math.ceil(self.budget * self.num_rounds / self.resolution) * self.resolution
+        budget = self.budget or max(self.num_models)
+        return math.ceil(budget * self.num_rounds / self.resolution) * self.resolution
 
     def setup(
         self,

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedjax_mm.experiments.experiment import Experiment, Precision
+from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.fields import Count, Positive, Seeded
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.point import Precision
 from fedjax_mm.experiments.tasks import QuadraticConfig
 
 _ASSIGNMENTS = {"MFA-Rand": "mfa_rand", "MFA-RR": "mfa_rr"}

@@ -1,6 +1,5 @@
 """Tables of section 5 of Cho et al.: methods at their best points, with published numbers."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,7 +13,7 @@ from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.cho2022.clients import source_of
 from fedjax_mm.papers.cho2022.grid import DIMS, POINT, Comparison
 from fedjax_mm.papers.cho2022.runs import run_comparison
-from fedjax_mm.papers.figures import points
+from fedjax_mm.papers.figures import dots
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.published import published
 from fedjax_mm.papers.rulings import Ruling, estimate, untested
@@ -234,38 +233,30 @@ def _text(variant: str, learning_rate: float, local_steps: int, batch_size: int,
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Figure:
-    """Draws a panel for each kind of metric: seen and unseen clients, ours and the paper's.
-
-    Too many names for one panel have a row of panels for each number of attackers and warm-up.
-    """
+    """Draws a panel for each kind of metric: seen and unseen clients, ours and the paper's."""
     short = squeezed(measured[["mean", "standard error", "published"]])
-    others = [str(dim) for dim in short["published"].dims if dim not in ("metric", "algorithm")]
-    apart = others if math.prod(short.sizes[dim] for dim in ("algorithm", *others)) > 10 else []
-    first = short["published"].isel(metric=0)
-    drawn = [_panels(short.sel(at), ", ".join(words)) for at, words in places(first, *apart)]
-    return draw(drawn, settings)
-
-
-def _panels(short: xr.Dataset, where: str) -> list[plots.Panel]:
-    panels: dict[str, dict[str, Any]] = {}
-    for metric in short["metric"].values:
-        kind, _, who = metric.partition(", ")
-        kind = ", ".join(filter(None, (kind, where)))
-        mean, error, paper = (
-            short[name].sel(metric=metric).values.ravel()
-            for name in ("mean", "standard error", "published")
-        )
-        series = panels.setdefault(kind, {})
-        series[f"{who} clients"] = mean, error
-        if np.isfinite(paper).any():
-            series[f"{who}, published"] = paper
-    # Use spaces at which a tick's text does not break, so that a value stays with its setting.
-    names = [name.replace(" = ", "\xa0=\xa0") for name in _names(short["mean"])]
-    return [points(names, *panel, "percent") for panel in panels.items()]
+    kinds, who = zip(*(metric.split(", ") for metric in short["metric"].values), strict=True)
+    axes = {
+        "kind": list(dict.fromkeys(kinds)),
+        "name": _names(short["mean"]),
+        "series": [f"{x}{y}" for x in dict.fromkeys(who) for y in (" clients", ", published")],
+    }
+    mean, error = (xr.DataArray(np.nan, axes, tuple(axes)) for _ in range(2))
+    for kind, clients, metric in zip(kinds, who, short["metric"].values, strict=True):
+        here, at = short.sel(metric=metric), {"kind": kind, "series": f"{clients} clients"}
+        mean.loc[at], error.loc[at] = (here[x].values.ravel() for x in ("mean", "standard error"))
+        mean.loc[{"kind": kind, "series": f"{clients}, published"}] = here.published.values.ravel()
+    mean = mean.dropna("series", how="all")
+    return dots(mean, error.reindex_like(mean), xlabel="percent", **_words(settings))
 
 
 def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figure:
     """Draws rows of panels, with a caption on their contents."""
+    return plots.draw(panels, **_words(settings))
+
+
+def _words(settings: Comparison) -> dict[str, Any]:
+    """Returns a figure's title, and its caption on how the numbers come about."""
     who, invited = settings.population, "all clients may be drawn in every round"
     source = source_of(settings.dataset, settings.directory)
     standing = f" standing in for {settings.dataset}" * (source != settings.dataset)
@@ -281,11 +272,10 @@ def draw(panels: Sequence[Sequence[plots.Panel]], settings: Comparison) -> Figur
         chosen += f"on {number} other seeds" if number > 1 else "on another seed"
     flips = "training " * (settings.flips == "training") + "labels flipped"
     tuned = f" {settings.tuning_steps} local steps of tuning." * (settings.tuning_steps > 0)
-    return plots.draw(
-        panels,
-        title=f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} unseen "
-        f"clients, {who.cohort_size} a round, T = {settings.num_rounds}",
-        caption=f"Means over {settings.num_seeds} seeds with clients of their own, with standard "
-        f"errors; {_PARTITIONS[settings.partition]}; {settings.flipped:.0%} have their {flips}; "
-        f"{invited}. {chosen}.{tuned}",
-    )
+    return {
+        "title": f"{source}{standing}{invented}, {who.num_clients} seen and {who.num_unseen} "
+        f"unseen clients, {who.cohort_size} a round, T = {settings.num_rounds}",
+        "caption": f"Means over {settings.num_seeds} seeds with clients of their own, with "
+        f"standard errors; {_PARTITIONS[settings.partition]}; {settings.flipped:.0%} have their "
+        f"{flips}; {invited}. {chosen}.{tuned}",
+    }

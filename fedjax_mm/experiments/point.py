@@ -1,0 +1,268 @@
+"""One point of a sweep: tasks, algorithms and seeds, without axes."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+import jax
+import jax.numpy as jnp
+from pydantic import Field, model_validator
+
+from fedjax_mm.base import Assignment, Padded, Task
+from fedjax_mm.checks import check_epochs
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
+from fedjax_mm.experiments.methods import (
+    Assigned,
+    AssignmentConfig,
+    Byzantine,
+    Method,
+    MethodConfig,
+    Requirement,
+)
+from fedjax_mm.experiments.start import check_file
+from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
+from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.plan import check_fits
+
+Precision = Literal["float32", "float64"]
+
+
+class Target(Config):
+    """The target at which a run ends before its last round, as in `Until`."""
+
+    metric: str
+    at_least: Number | None = None
+    at_most: Number | None = None
+
+
+class Point(Seeded):
+    """Tasks, algorithms and seeds.
+
+    `num_models` may be left out if there are `tasks`, one for each model, all with the same
+    clients.
+
+    `params` is a file with the final parameters of another run, from which this one starts. If the
+    file has only one algorithm, seed or model, all start from that. Otherwise each starts from its
+    own.
+
+    `assignment` is for the algorithms that have none of their own, and only for seen clients.
+    `byzantine` turns some clients into attackers. `requirement` sets the clients' thresholds, which
+    are the same for all algorithms.
+    """
+
+    task: TaskConfig | None = None
+    tasks: Annotated[list[TaskConfig], Field(min_length=1)] | None = None
+    algorithms: Annotated[dict[str, MethodConfig], Field(min_length=1)]
+    assignment: AssignmentConfig | None = None
+    byzantine: Byzantine | None = None
+    requirement: Requirement | None = None
+    num_models: Annotated[Count, Field(le=100_000)]
+    num_rounds: Count
+    num_seeds: Count = 20
+    record_every: Count = 1
+    client_map: Literal["auto", "vmap", "scan"] | Count = "auto"
+    precision: Precision = "float32"
+    until: Target | None = None
+    params: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, values: Any) -> Any:
+        """Returns the values with the number of models, if they are the number of tasks."""
+        if not isinstance(values, dict) or not isinstance(values.get("tasks"), list):
+            return values
+        return {"num_models": len(values["tasks"])} | values
+
+    @model_validator(mode="after")
+    def _all_fits(self) -> Self:
+        """Raises `ValueError`, before compilation, for settings with which building would fail."""
+        self._check_tasks()
+        self._check_requirement()
+        for label, method in self.algorithms.items():
+            if method.assignment is None and self.assignment is None:
+                raise ValueError(
+                    f"algorithms.{label}.assignment: missing; give one, or a table assignment for "
+                    "all algorithms"
+                )
+            try:
+                self._check_method(method)
+            except ValueError as error:
+                raise ValueError(f"algorithms.{label}: {error}") from error
+        is_quadratic = [isinstance(each, QuadraticConfig) for each in self.each_task]
+        if self.precision == "float64" and not all(is_quadratic):
+            raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
+        if self.params is not None:
+            check_file(self.params)
+        return self
+
+    @property
+    def each_task(self) -> list[AnyTask]:
+        """The task of every model."""
+        if self.task is not None:
+            return [self.task] * self.num_models
+        return list(self.tasks or [])
+
+    @property
+    def sources(self) -> list[Any]:
+        """The settings of every model's data, or None for a model without data."""
+        return [each.source for each in self.each_task]
+
+    def _check_tasks(self) -> None:
+        if (self.task is None) == (self.tasks is None):
+            given = "missing" if self.task is None else "there are tasks, too"
+            raise ValueError(
+                f"task: {given}; give a table [task], which all models learn, or a table [[tasks]] "
+                "for each model"
+            )
+        if self.tasks is None:
+            return
+        if len(self.tasks) != self.num_models:
+            raise ValueError(
+                f"num_models is {self.num_models}, but there are {len(self.tasks)} tables "
+                "[[tasks]]; give one for each model, and leave num_models out"
+            )
+        clients = {each.num_clients for each in self.tasks} - {None}
+        if len(clients) > 1:
+            raise ValueError(
+                f"tasks of {' and '.join(map(str, sorted(clients, key=str)))} clients; the same "
+                "clients train all models: give every task the same number of clients"
+            )
+        quadratic = [each for each in self.tasks if isinstance(each, QuadraticConfig)]
+        if len(quadratic) < len(self.tasks) and any(each.start != "zeros" for each in quadratic):
+            raise ValueError(
+                "a quadratic's start is 'normal', but other tasks draw their own; leave start out"
+            )
+
+    def _check_requirement(self) -> None:
+        if self.requirement is None:
+            return
+        for task in self.each_task:
+            if isinstance(task, QuadraticConfig):
+                _check_on_quadratic(self.requirement, "requirement.")
+            elif not task.has_own_tests:
+                raise ValueError(
+                    "requirement: clients are asked one by one, but one pool of test examples "
+                    "stands for all; give task.test_fraction, such as 0.4, so that each has its own"
+                )
+
+    def _check_method(self, method: Method) -> None:
+        method.build(self.num_models, self.num_rounds)
+        assignment = self._assignment_of(method)
+        if self.requirement is None:
+            asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
+            if assignment.appealing or method.asks_for_thresholds():
+                raise ValueError(
+                    f"{asking} for clients with thresholds; add a table requirement, such as "
+                    "requirement = { num_steps = 100 }"
+                )
+        for task in self.each_task:
+            if task.num_clients is not None:
+                self._assigned(method, task.num_clients, self.num_models)
+            if isinstance(task, QuadraticConfig):
+                _check_on_quadratic(method)
+
+    def _assignment_of(self, method: Method) -> Assigned:
+        """Returns the method's own assignment, or else the one for all methods."""
+        assignment = method.assignment or self.assignment
+        if assignment is None:
+            raise ValueError("assignment: missing; give one, of the algorithm or of all")
+        return assignment
+
+    def _assigned(
+        self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
+    ) -> Assignment:
+        """Builds the assignment of the seen clients, with settings replaced by `numbers`."""
+        num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
+        if num_unseen >= num_clients:
+            raise ValueError(
+                f"requirement.num_unseen is {num_unseen}, but there are {num_clients} clients; at "
+                f"most {num_clients - 1} may be unseen"
+            )
+        try:
+            sizes = num_clients - num_unseen, num_models
+            return self._assignment_of(method).build(*sizes, **numbers)
+        except ValueError as error:
+            unseen = (
+                f", without those of requirement.num_unseen = {num_unseen}" if num_unseen else ""
+            )
+            raise ValueError(f"{error}{unseen}") from error
+
+    def check_sizes(self, data: Sequence[FederatedData], limit: float | None) -> None:
+        """Raises `ValueError` if local steps are too many to count, or batches do not fit.
+
+        Args:
+          data: of all models.
+          limit: bytes of memory; see `check_fits`.
+        """
+        most = max((each.train.max_count for each in data), default=1)
+        self._check_epochs(most)
+        self._check_batches(max(map(_row_bytes, data), default=0.0), limit)
+
+    def _check_epochs(self, most_examples: int) -> None:
+        """Raises `ValueError` if a client's local steps are more than int32 can count."""
+        for label, method in self.algorithms.items():
+            epochs = getattr(method, "epochs", None) or 0
+            batches = -(-most_examples // (getattr(method, "batch_size", None) or most_examples))
+            check_epochs(epochs, batches, f"algorithms.{label}: ")
+
+    def _check_batches(self, row_bytes: float, limit: float | None) -> None:
+        """Raises `ValueError` if the rows of a client's batch are known not to fit the memory."""
+        for label, method in self.algorithms.items():
+            size = getattr(method, "batch_size", None) or 0
+            what = f"algorithms.{label}: the {size:,} rows of a batch"
+            check_fits(what, size * row_bytes, limit, "take a smaller batch_size")
+
+    def build_tasks(self, stores: Sequence[Any], numbers: Numbers) -> list[Task]:
+        """Builds the task of every model on its data."""
+        if self.task is not None:
+            # Repeat one object, because `stacks_of` stores the arrays that tasks share once.
+            return [self.task.build(stores[0], **numbers)] * self.num_models
+        pairs = zip(self.each_task, stores, strict=True)
+        return [task.build(store, **numbers) for task, store in pairs]
+
+    def initial_params(self) -> Any:
+        """Returns the initial parameters for `simulate`, or None if tasks draw them."""
+        if self.task is not None:
+            return self.task.initial_params()
+        starts: list[Any] = [each.initial_params() for each in self.each_task]
+        if any(start is None for start in starts):
+            return None
+        # Models of one structure have a stack of parameters, others a list.
+        is_alike = len({start.shape for start in starts}) == 1
+        return jnp.stack(starts) if is_alike else starts
+
+    def setup(self, algorithm: str, tasks: list[Task], own: Any, numbers: Numbers) -> Setup:
+        """Builds the `Setup` of one run, with attackers and requirements."""
+        method = self.algorithms[algorithm]
+        given = numbers.get("algorithms", {}).get(algorithm, {})
+        dealt = given.get("assignment") or numbers.get("assignment", {})
+        padded = numbers.get("num_models")
+        used = None if padded is None else padded.number
+        num_models = self.num_models if padded is None else padded
+        assignment = self._assigned(method, tasks[0].num_clients, num_models, **dealt)
+        trained = method.build(self.num_models if used is None else used, self.num_rounds, **given)
+        if self.requirement is not None and own is not None:
+            rate = method.schedule(1, self.num_rounds, given)
+            tasks = self.requirement.wrap(tasks, own, method, rate)
+        if self.byzantine is not None:
+            attack = numbers.get("byzantine", {})
+            tasks = [self.byzantine.wrap_task(each, **attack) for each in tasks]
+            trained = self.byzantine.wrap(trained, assignment.num_clients, **attack)
+        return Setup(tasks, trained, assignment, self.initial_params(), used)
+
+
+def _row_bytes(data: FederatedData) -> float:
+    """Returns the memory of an example in a batch, with its number and its weight."""
+    arrays = jax.tree.leaves(data.train.examples)
+    return 8 + sum(x.nbytes / len(x) for x in arrays)
+
+
+def _check_on_quadratic(config: Config, table: str = "") -> None:
+    """Raises `ValueError` for settings of batches, because the quadratic has no examples."""
+    for key in ("epochs", "batch_size"):
+        value = getattr(config, key, None)
+        if value is not None:
+            instead = ", and give local_steps" if key == "epochs" else ""
+            raise ValueError(
+                f"{table}{key} is {value}; the quadratic has no examples: leave it out{instead}"
+            )
