@@ -20,8 +20,8 @@ import pytest
 
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
-_ROOM = 3000 * 2**20  # a worker that holds more forgets what it compiled at the end of a file,
-_MOST = 3200 * 2**20  # one that holds more at the end of a test
+_ROOM = 1400 * 2**20  # a worker that holds more forgets what it compiled at the end of a file,
+_MOST = 1600 * 2**20  # one that holds more at the end of a test
 
 
 class Cost(NamedTuple):

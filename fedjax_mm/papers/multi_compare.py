@@ -184,7 +184,9 @@ def _runs(
     execution: Execution,
 ) -> xr.Dataset:
     """Returns every problem with every method, each pair as a stage that keeps its result."""
-    drawn = functools.cache(lambda problem: config.chosen[problem].data(config))
+    drawn = functools.cache(
+        lambda problem: config.chosen[problem].data(config.data_seeds, config.directory)
+    )
 
     def make(alone: Any, saving: Execution) -> xr.Dataset:
         (problem,), (name,) = alone.problems, alone.methods

@@ -1,7 +1,8 @@
 """Problems with several models, on which methods are compared: clients, data and tasks."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,6 @@ from fedjax_mm.papers.multi_maxfl import QUESTIONS, ask
 from fedjax_mm.papers.multi_methods import Sizes
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import MLP, LogisticRegression
-
-if TYPE_CHECKING:
-    from fedjax_mm.papers.multi_compare import MultiCompare
 
 _TEST_FRACTION = 0.2
 
@@ -47,16 +45,15 @@ class Synthetic(Problem):
         """Returns the models' names."""
         return ("Synthetic A", "Synthetic B")
 
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
+    def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
+        """Returns a stack of draws for each store of data, one for each seed."""
+        del folder
         shapes: list[dict[str, Any]] = [
             {"dim": 60, "num_classes": 5},
             {"dim": 30, "num_classes": 10},
         ]
         return [
-            stack_data(
-                [synthetic(self.num_clients, seed=seed, **how) for seed in settings.data_seeds]
-            )
+            stack_data([synthetic(self.num_clients, seed=seed, **how) for seed in seeds])
             for how in shapes
         ]
 
@@ -77,12 +74,13 @@ class Digits(Problem):
         """Returns the models' names."""
         return QUESTIONS
 
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
+    def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
+        """Returns a stack of draws for each store of data, one for each seed."""
+        del folder
         both = digits()
         x, y = (np.concatenate(each) for each in zip(both.train, both.test, strict=True))
         pool = both._replace(train=(x, y))
-        return [ask(deal(pool, self.num_clients, self.alpha, settings.data_seeds))]
+        return [ask(deal(pool, self.num_clients, self.alpha, seeds))]
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:
         """Returns the models' tasks on one draw."""
@@ -105,9 +103,8 @@ class Images(Problem):
         """Returns the models' names."""
         return ("MNIST", "Fashion-MNIST")
 
-    def data(self, settings: "MultiCompare") -> list[FederatedData]:
-        """Returns a stack of draws for each store of data."""
-        folder = settings.directory
+    def data(self, seeds: Sequence[int], folder: Path | None) -> list[FederatedData]:
+        """Returns a stack of draws for each store of data, one for each seed."""
         if folder is None:
             raise ValueError("MNIST and Fashion-MNIST are read from files; give --data DIR")
         stacks = []
@@ -115,7 +112,7 @@ class Images(Problem):
             pool = load_idx(folder, name=name)
             x, y = (each[: self.num_images] for each in pool.train)
             few = pool._replace(train=(x, y))
-            stacks.append(deal(few, self.num_clients, self.alpha, settings.data_seeds))
+            stacks.append(deal(few, self.num_clients, self.alpha, seeds))
         return stacks
 
     def tasks(self, data: Sequence[FederatedData]) -> list[Classification]:

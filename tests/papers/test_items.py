@@ -449,10 +449,10 @@ def test_the_figure_of_the_gain(last_turn):
     data, config = gains(turns)
     measured = judge_gain(data, config).measured
     figure = plot_gain(data, config)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["E = 5", "g = M"]
     for axes, label in zip(figure.axes, LABELS, strict=True):
         assert label in axes.get_title()
         assert "models" in axes.get_xlabel()
-        assert legend_texts(axes) == ["E = 5", "g = M"]
         drawn = {bars.get_label(): bars[0] for bars in axes.containers}
         assert drawn["E = 5"].get_xdata().tolist() == [1, 2, 4]
         expected = measured.gain.sel(algorithm=label, E=5)

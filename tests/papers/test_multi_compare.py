@@ -93,7 +93,7 @@ def test_it_is_what_one_puts_together_by_hand(result):
         return simulate(key, tasks, algorithm, dispatch, 6, record_every=3)[1]
 
     key = jax.random.fold_in(jax.random.key(SMALL.seed), seed)
-    trace = run(key, problem.data(SMALL), np.array(rates, np.float32))
+    trace = run(key, problem.data(SMALL.data_seeds, None), np.array(rates, np.float32))
     expected = result.isel(problem=0).sel(algorithm="FedAST", seed=seed)
     actual = expected["test_accuracy"].transpose("round", "model")
     np.testing.assert_allclose(actual, trace.metrics["test_accuracy"], atol=1e-6)

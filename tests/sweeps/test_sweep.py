@@ -80,7 +80,7 @@ def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
 
     @jax.jit
     def one(key, point):
-        tasks, algorithm, assignment, params = build(*point)
+        tasks, algorithm, assignment, params, _ = build(*point)
         return simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
 
     for point in points:
