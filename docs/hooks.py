@@ -62,17 +62,39 @@ REFERENCE = {
     "algorithms": Area(
         "Algorithms",
         "Contributions of clients, and server steps on their sum.",
-        ("algorithms", "local", "schedules", "sums"),
-        ("fedjax_mm.local",),
+        ("algorithms", "local", "schedules", "shuffles", "sums"),
+        ("fedjax_mm.local", "fedjax_mm.shuffles"),
     ),
-    "tasks": Area("Tasks", "Learning problems.", ("tasks",), ("fedjax_mm.tasks.view",)),
+    "tasks": Area(
+        "Tasks",
+        "Learning problems.",
+        ("tasks",),
+        tuple(f"fedjax_mm.tasks.{name}" for name in ("mean_estimation", "quadratic", "view")),
+    ),
     "data": Area(
-        "Data", "Sources, and their partitions.", ("data",), ("fedjax_mm.data.partition",)
+        "Data",
+        "Sources, and their partitions.",
+        ("data",),
+        tuple(f"fedjax_mm.data.{name}" for name in ("idx", "partition", "synthetic")),
     ),
     "sweeps": Area("Sweeps", "Many runs in few programs; devices; saved work.", ("sweeps",)),
-    "experiments": Area("Experiments", "Experiments in files.", ("experiments",)),
+    "experiments": Area(
+        "Experiments",
+        "Experiments in files, and the fields of settings of your own.",
+        ("experiments",),
+        tuple(
+            f"fedjax_mm.experiments.{name}"
+            for name in ("fields", "methods", "optimizers", "overrides", "point", "tasks")
+        ),
+    ),
     "results": Area(
-        "Results", "Labelled results, measures and figures.", ("results", "metrics", "plots")
+        "Results",
+        "Labelled results, measures and figures.",
+        ("results", "files", "metrics", "plots"),
+        (
+            *(f"fedjax_mm.results.{name}" for name in ("dataset", "finished", "labels")),
+            *("fedjax_mm.files", "fedjax_mm.plots"),
+        ),
     ),
     "theory": Area(
         "Theory",

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 
 def die_of_interrupts() -> None:
@@ -25,13 +22,12 @@ def die_of_interrupts() -> None:
 
 @contextmanager
 def tidy_interrupts() -> Iterator[None]:
-    """Ends the block with `KeyboardInterrupt` at Ctrl-C, so that it tidies up.
+    """Ends the block with `KeyboardInterrupt` at Ctrl-C or SIGTERM, so that it tidies up.
 
-    A second Ctrl-C kills the process at once. SIGTERM is treated alike, and kills the process after
-    the block. Libraries may turn the exception into another error, or swallow it in a callback; it
-    is then raised again.
+    A second signal kills the process at once. SIGTERM also kills the process after the block. If a
+    library turned the exception into another error, or cleared it, the block's end raises it.
     """
-    came, usual = list[signal.Signals](), sys.unraisablehook
+    came = list[int]()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     ends = (signal.SIG_DFL, signal.default_int_handler)  # else ignored, or handled by the program
     mine = [number for number, handler in before.items() if handler in ends]
@@ -39,34 +35,15 @@ def tidy_interrupts() -> Iterator[None]:
         yield
         return
 
-    def handle(handler: Any) -> None:
-        for number in mine:
-            signal.signal(number, handler)
-
     def interrupt(number: int, frame: FrameType | None) -> None:
-        came.append(signal.Signals(number))
-        if _is_in("report", frame):  # where the exception would be lost once more
-            _thread.start_new_thread(again, ())
-            return
-        handle(signal.SIG_DFL)
+        del frame
+        came.append(number)
+        for each in mine:
+            signal.signal(each, signal.SIG_DFL)
         raise KeyboardInterrupt
 
-    def again() -> None:
-        time.sleep(0.01)  # the callback's end is near
-        if hasattr(signal, "pthread_kill"):  # which wakes the thread if it waits
-            signal.pthread_kill(threading.main_thread().ident or 0, came[-1])
-        else:
-            _thread.interrupt_main(came[-1])
-
-    def report(lost: Any) -> None:
-        if not came:
-            usual(lost)
-        elif issubclass(lost.exc_type, KeyboardInterrupt):
-            handle(interrupt)
-            _thread.start_new_thread(again, ())
-
-    sys.unraisablehook = report
-    handle(interrupt)
+    for number in mine:
+        signal.signal(number, interrupt)
     try:
         yield
     except BaseException as error:
@@ -74,13 +51,11 @@ def tidy_interrupts() -> Iterator[None]:
             raise KeyboardInterrupt from error
         raise
     else:
-        # Raise the exception again, because a library may have cleared it.
         if came:
             raise KeyboardInterrupt
     finally:
         for number in mine:
             signal.signal(number, before[number])
-        sys.unraisablehook = usual
         if signal.SIGTERM in came:
             signal.raise_signal(signal.SIGTERM)
 
@@ -117,10 +92,3 @@ def noted_signals(is_noting: bool, until: str) -> Iterator[list[int]]:
         yield noted
     finally:
         restore()
-
-
-def _is_in(name: str, frame: FrameType | None) -> bool:
-    """Returns whether a function of this file is being called in a frame."""
-    while frame and (frame.f_code.co_name, frame.f_code.co_filename) != (name, __file__):
-        frame = frame.f_back
-    return frame is not None

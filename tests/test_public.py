@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_mm
+from docs import hooks
 from fedjax_mm import data
 
 ROOT = Path(fedjax_mm.__file__).parent
@@ -120,6 +121,25 @@ def test_the_public_surface_is_complete():
             else:
                 assert value is getattr(importlib.import_module(home), name)
                 assert value.__module__ == home
+
+
+def test_the_papers_use_public_names_only():
+    """Those of the namespaces, and of the modules that the reference shows whole."""
+    whole = {name for area in hooks.REFERENCE.values() for name in area.whole}
+    known = {id(value) for _, _, value in public()}
+    private = [
+        f"{path.name}: {node.module}.{alias.name}"
+        for path in (ROOT / "papers").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedjax_mm")
+        if not node.module.startswith("fedjax_mm.papers") and node.module not in whole
+        for alias in node.names
+        if not isinstance(
+            value := getattr(importlib.import_module(node.module), alias.name), types.ModuleType
+        )
+        if id(value) not in known
+    ]
+    assert private == []
 
 
 def test_few_names_are_at_the_top_and_each_has_one_home():

@@ -1,14 +1,14 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from . import partition
-from .celeba import load_celeba
-from .clients import ClientData, client_data, flat_client_data
+from .celeba import check_celeba, load_celeba
+from .clients import ClientData, client_data, flat_client_data, shared_client_data
 from .digits import digits
-from .federate import federate, flip_labels
+from .federate import federate, flip_labels, flipped_clients
 from .federated import FederatedData, Pool, stack_data
-from .idx import load_idx
+from .idx import check_idx, load_idx
 from .leaf import load_leaf
-from .sent140 import load_sent140
+from .sent140 import check_sent140, load_sent140
 from .surrogate import surrogate_faces, surrogate_tweets
 from .synthetic import synthetic
 
@@ -16,16 +16,21 @@ __all__ = [
     "ClientData",
     "FederatedData",
     "Pool",
+    "check_celeba",
+    "check_idx",
+    "check_sent140",
     "client_data",
     "digits",
     "federate",
     "flat_client_data",
     "flip_labels",
+    "flipped_clients",
     "load_celeba",
     "load_idx",
     "load_leaf",
     "load_sent140",
     "partition",
+    "shared_client_data",
     "stack_data",
     "surrogate_faces",
     "surrogate_tweets",

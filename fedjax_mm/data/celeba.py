@@ -80,7 +80,13 @@ def load_celeba(
 
 
 def check_celeba(directory: str | Path) -> None:
-    """Raises `load_celeba`'s error if a file is missing, without reading any file."""
+    """Raises `load_celeba`'s error if a file is missing, without reading any file.
+
+    Example:
+      >>> check_celeba("nowhere")
+      Traceback (most recent call last):
+      FileNotFoundError: no list_attr_celeba.txt in nowhere: give the folder of CelebA's own files
+    """
     for name in (_ATTRIBUTES, _IDENTITIES):
         _find(Path(directory, name))
 

@@ -103,7 +103,15 @@ def load_idx(directory: str | Path, *, name: Name = "mnist", split: str = "bycla
 
 @checked
 def check_idx(directory: str | Path, *, name: Name = "mnist", split: str = "byclass") -> None:
-    """Raises `load_idx`'s errors about names and missing files, without reading any file."""
+    """Raises `load_idx`'s errors about names and missing files, without reading any file.
+
+    Example:
+      >>> try:
+      ...     check_idx("nowhere")
+      ... except FileNotFoundError as error:
+      ...     print(str(error).partition(" (")[0])
+      no train-images-idx3-ubyte
+    """
     _files(Path(directory), name, split)
 
 

@@ -116,7 +116,15 @@ def load_sent140(
 
 
 def check_sent140(directory: str | Path) -> None:
-    """Raises `load_sent140`'s error if files of tweets are missing, without reading any."""
+    """Raises `load_sent140`'s error if files of tweets are missing, without reading any.
+
+    Example:
+      >>> try:
+      ...     check_sent140("nowhere")
+      ... except FileNotFoundError as error:
+      ...     print(str(error).partition(" and ")[0])
+      no training.1600000.processed.noemoticon.csv
+    """
     _files(Path(directory))
 
 

@@ -14,8 +14,8 @@ from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.papers.item import Item
 from fedjax_mm.results.dataset import manifest, open_result, save_dataset
-from fedjax_mm.results.finished import read_about, save_about
-from fedjax_mm.sweeps.checkpoint import STAGE_RESULT, Checkpoints
+from fedjax_mm.results.finished import RESULT, read_about, save_about
+from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
@@ -141,7 +141,7 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
     with refusing():
         saved = execution.checkpoints.stage(stage)
     with saved:
-        path = saved.directory / STAGE_RESULT
+        path = saved.directory / RESULT
         damage = read_about(path.with_name(_ABOUT)).damage if path.exists() else ""
         if damage:
             words = f"the saved result in {path.parent} is passed over: {damage}; made again"
@@ -154,7 +154,7 @@ def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.D
         result = make(config, execution._replace(checkpoints=saved))
         if jax.process_index() == 0:
             save_dataset(result, path)
-            save_about(path.with_name(_ABOUT), result.attrs["manifest"], [STAGE_RESULT])
+            save_about(path.with_name(_ABOUT), result.attrs["manifest"], [RESULT])
         saved.discard()
     return result
 
@@ -175,10 +175,10 @@ def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
     """Takes a complete result for the first batch of an unfinished run, which adds seeds to it."""
     with checkpoints.stage("seeds-0") as saved:
         if jax.process_index() == 0:
-            path = saved.directory / STAGE_RESULT
+            path = saved.directory / RESULT
             write_aside(path, partial(shutil.copyfile, result))
             about = open_result(path).attrs["manifest"]
-            save_about(path.with_name(_ABOUT), about, [STAGE_RESULT])
+            save_about(path.with_name(_ABOUT), about, [RESULT])
 
 
 def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:

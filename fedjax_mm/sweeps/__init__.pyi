@@ -1,10 +1,11 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .checkpoint import Checkpoints
-from .devices import join_processes, layout, use_cpu_devices
-from .errors import DivergenceError, InterruptedRunError
+from .devices import agree, join_processes, layout, use_cpu_devices
+from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Execution
 from .grid import Setup
+from .program import OneOf
 from .shapes import state_bytes
 from .until import Until
 
@@ -13,10 +14,14 @@ __all__ = [
     "DivergenceError",
     "Execution",
     "InterruptedRunError",
+    "OneOf",
+    "RefusedError",
     "Setup",
     "Until",
+    "agree",
     "join_processes",
     "layout",
+    "refusing",
     "state_bytes",
     "use_cpu_devices",
 ]

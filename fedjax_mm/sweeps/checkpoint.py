@@ -18,14 +18,11 @@ import jax
 import numpy as np
 
 from fedjax_mm.files import is_sealed, prepare_directory, save_json, sealed, write_aside
-from fedjax_mm.results.finished import differences
+from fedjax_mm.results.finished import RESULT, differences
 from fedjax_mm.sweeps.devices import agree
 
 _PLACE = "unfinished"
 _WORDS = 80
-
-STAGE_RESULT = "result.nc"
-"""The file in a stage's directory with its result, which the stage keeps for its run."""
 
 
 class Saved(NamedTuple):
@@ -121,7 +118,7 @@ class Checkpoints:
     @property
     def has_work(self) -> bool:
         """Whether this directory or a stage has a saved part or result."""
-        names = ("part-*", STAGE_RESULT)
+        names = ("part-*", RESULT)
         return any(path for name in names for path in self._place.rglob(name))
 
     def stage(self, name: str) -> "Checkpoints":

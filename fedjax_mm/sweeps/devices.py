@@ -218,7 +218,12 @@ def layout(
 
 
 def agree(*numbers: float) -> list[float]:
-    """Returns the largest of each number over all processes."""
+    """Returns the largest of each number over all processes, in all of them.
+
+    Example: of one process.
+      >>> agree(2, 0.5)
+      [2.0, 0.5]
+    """
     if jax.process_count() == 1:
         return [float(number) for number in numbers]
     return np.max(multihost_utils.process_allgather(np.array(numbers)), axis=0).tolist()

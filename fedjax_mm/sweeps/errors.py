@@ -26,7 +26,14 @@ class RefusedError(ValueError):
 
 @contextmanager
 def refusing(kinds: tuple[type[Exception], ...] = (ValueError, OSError)) -> Iterator[None]:
-    """Turns errors of these types into a `RefusedError` with the same message."""
+    """Turns errors of these types into a `RefusedError` with the same message.
+
+    Example:
+      >>> with refusing():
+      ...     int("3 seeds")
+      Traceback (most recent call last):
+      fedjax_mm.sweeps.errors.RefusedError: invalid literal for int() with base 10: '3 seeds'
+    """
     try:
         yield
     except kinds as error:

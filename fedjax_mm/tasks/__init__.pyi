@@ -13,8 +13,8 @@ from .mean_estimation import (
 )
 from .minimize import Minimum, local_minimum
 from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
-from .quadratic import Quadratic, quadratic
-from .requirements import OwnModels, Tuning, own_models, requiring
+from .quadratic import Quadratic, largest_curvature, quadratic
+from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
 from .with_metrics import with_metrics
 
@@ -29,11 +29,13 @@ __all__ = [
     "Minimum",
     "OwnModels",
     "Quadratic",
+    "Requiring",
     "Tuning",
     "classification",
     "client_losses",
     "draw_means",
     "fedavg_objective",
+    "largest_curvature",
     "least_squares",
     "local_minimum",
     "log_objective",
