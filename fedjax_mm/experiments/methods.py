@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
-from pydantic import create_model, model_validator
+from pydantic import GetPydanticSchema, create_model, model_validator
 
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
 from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
+from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
+from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -54,33 +56,60 @@ class Appealing(Config):
     from_round: Count = 10
 
 
+class Delays(Config):
+    """Settings of `shifted_exponential`, the law of the time that a local training takes."""
+
+    def build(self, num_clients: int, numbers: Numbers) -> Delay:
+        """Builds the law, with settings replaced by `numbers`, which may be traced."""
+        return shifted_exponential(num_clients, **dict(self) | dict(numbers))
+
+
+_DelayTable: Any = create_model(
+    "Delays", __base__=Delays, **columns_of(shifted_exponential, "num_clients")
+)
+
+
 class Assigned(Config):
-    """An assignment by its name, and whether clients may stay away."""
+    """An assignment or a dispatch by its name, whether clients may stay away, and a clock."""
 
     name: str
     appealing: Appealing | None = None
+    delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
+    """With it the result has the time: a round's is that of its slowest client."""
 
-    def build(self, num_clients: int, num_models: int | Padded, **numbers: Any) -> Assignment:
+    def build(
+        self, num_clients: int, num_models: int | Padded, **numbers: Any
+    ) -> Assignment | Dispatch:
         """Builds the assignment, with settings replaced by `numbers`, which may be traced."""
-        factory = strategies()[self.name]
-        # A strategy whose factory takes no `num_models` trains one model.
+        factory = _FACTORIES[self.name]
         settings = {key: value for key, value in self if key not in Assigned.model_fields}
         settings |= {key: x for key, x in numbers.items() if key in settings}
+        # A strategy whose factory takes no `num_models` trains one model.
         if "num_models" in inspect.signature(factory).parameters:
             settings["num_models"] = num_models
         elif num_models != 1:
             raise ValueError(
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
+        delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
+        if factory is fedast:
+            if self.appealing:
+                raise ValueError("appealing is for rounds; fedast draws clients one by one")
+            return fedast(num_clients, delay=delay, **settings)
         drawn: Assignment = factory(num_clients, **settings)
-        return appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
+        drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
+        return on_clock(drawn, delay) if delay else drawn
 
+
+_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "fedast": fedast}
 
 ASSIGNMENT_TABLES = {
-    name: table_of(Assigned, factory, "num_clients", "num_models")
-    for name, factory in strategies().items()
+    name: table_of(
+        Assigned, factory, "num_clients", "num_models", at_work=Count | tuple[Count, ...]
+    )
+    for name, factory in _FACTORIES.items()
 }
-"""The tables of all assignments in a file, by their `name`."""
+"""The tables of all assignments in a file, and of the dispatch, by their `name`."""
 
 AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""

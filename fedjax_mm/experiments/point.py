@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field, model_validator
 
+from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Assignment, Padded, Task
 from fedjax_mm.checks import check_epochs
 from fedjax_mm.data.federated import FederatedData
@@ -170,7 +171,7 @@ class Point(Seeded):
 
     def _assigned(
         self, method: Method, num_clients: int, num_models: int | Padded, **numbers: Any
-    ) -> Assignment:
+    ) -> Assignment | Dispatch:
         """Builds the assignment of the seen clients, with settings replaced by `numbers`."""
         num_unseen = 0 if self.requirement is None else self.requirement.num_unseen
         if num_unseen >= num_clients:
