@@ -314,6 +314,8 @@ class Algorithm(NamedTuple):
         epochs of equal stores; `num_steps` is then ignored.
       steps_idle: whether the server also steps in rounds without participants, as in methods that
         use earlier updates; the sums are then 0.
+      asks_for_thresholds: whether clients need thresholds, so that files can be checked before
+        anything is traced.
     """
 
     init: InitFn
@@ -322,6 +324,7 @@ class Algorithm(NamedTuple):
     num_steps: Callable[[Task, Index, ServerState], Steps] | None = None
     equal_steps: Callable[[Task], bool] = lambda task: False
     steps_idle: bool = False
+    asks_for_thresholds: bool = False
 
 
 @jax.tree_util.register_pytree_node_class

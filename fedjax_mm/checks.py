@@ -147,20 +147,11 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
         raise ValueError(f"{name} is {described(value)}; it must be {', '.join(first)} or {last}")
 
 
-class MissingError(ValueError):
-    """A task lacks a capability that an algorithm or an assignment needs."""
-
-    def __init__(self, task: Any, capability: type) -> None:
-        """Names the task, and the protocol that describes the capability."""
-        (wanted, *_) = (capability.__doc__ or "").splitlines()
-        super().__init__(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
-        self.capability = capability
-
-
 def needs(task: Any, capability: type[T]) -> T:
-    """Returns the task if it has the capability, and otherwise raises `MissingError`."""
+    """Returns the task if it has the capability, and otherwise raises a `ValueError`."""
     if not isinstance(task, capability):
-        raise MissingError(task, capability)
+        wanted, *_ = (capability.__doc__ or "").splitlines()
+        raise ValueError(f"{type(task).__name__} is not a {capability.__name__}: {wanted}")
     return task
 
 

@@ -121,7 +121,7 @@ def test_the_documented_methods_and_settings_are_those_that_there_are():
     }
     for name, cell in rows:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
-        assert method.asks_for_thresholds() == ("needs `[requirement]`" in cell), name
+        assert method.asks_for_thresholds == ("needs `[requirement]`" in cell), name
 
 
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}

@@ -80,4 +80,5 @@ def maxfl(
         # methods while it is imported.
         known = all(isinstance(number, int) for number in each)
         num_gradients = max(each) if known else jnp.maximum(*each)
-    return averaging(local.train, q, num_gradients=num_gradients, server=server)
+    method = averaging(local.train, q, num_gradients=num_gradients, server=server)
+    return method._replace(asks_for_thresholds=True)

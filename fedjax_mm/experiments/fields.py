@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
-from types import NoneType, SimpleNamespace
+from types import MappingProxyType, NoneType, SimpleNamespace
 from typing import (
     Annotated,
     Any,
@@ -63,6 +63,8 @@ class Replicas(TypedDict):
     first_seed: int
 
 
+T = TypeVar("T")
+
 Numbers = Mapping[str, Any]
 """Swept numbers by the names of fields; those of an inner table are a mapping of their own."""
 
@@ -80,6 +82,29 @@ class Config(BaseModel):
     def with_numbers(self, numbers: Numbers) -> Any:
         """Returns the fields as attributes of a plain object, some replaced by `numbers`."""
         return SimpleNamespace(**(dict(self) | dict(numbers)))
+
+
+def instantiate(
+    table: Config, factory: Callable[..., T], numbers: Numbers = MappingProxyType({}), **given: Any
+) -> T:
+    """Returns the result of a factory for the settings of a table that the factory takes.
+
+    Args:
+      table: checked settings, by the names of the factory's parameters.
+      factory: a public function; its other parameters are `given`, or keep their defaults.
+      numbers: values that replace settings, which may be traced.
+      **given: arguments that a file cannot give, instead of the table's.
+
+    Example:
+      >>> from fedjax_mm.experiments.methods import ASSIGNMENT_TABLES
+      >>> from fedjax_mm.assignments.partitions import mfa_rand
+      >>> table = ASSIGNMENT_TABLES["mfa_rand"](name="mfa_rand", cohort_size=4)
+      >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
+      2
+    """
+    takes = inspect.signature(factory).parameters
+    settings = {key: numbers.get(key, value) for key, value in table if key in takes}
+    return factory(**settings | given)
 
 
 class Seeded(Config):

@@ -1,16 +1,14 @@
 """Algorithms of an experiment file: methods, assignments, attackers and requirements."""
 
-import dataclasses
 import inspect
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from operator import itemgetter
 from typing import Annotated, Any, Self
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import GetPydanticSchema, create_model, model_validator
 
 from fedjax_mm.algorithms import methods
@@ -22,14 +20,10 @@ from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
-    Batching,
-    ClientContext,
-    DemandingTask,
     Index,
     Padded,
     Task,
 )
-from fedjax_mm.checks import MissingError
 from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
@@ -39,6 +33,7 @@ from fedjax_mm.experiments.fields import (
     Numbers,
     Positive,
     columns_of,
+    instantiate,
     named,
     one_of,
     table_of,
@@ -61,7 +56,7 @@ class Delays(Config):
 
     def build(self, num_clients: int, numbers: Numbers) -> Delay:
         """Builds the law, with settings replaced by `numbers`, which may be traced."""
-        return shifted_exponential(num_clients, **dict(self) | dict(numbers))
+        return instantiate(self, shifted_exponential, numbers, num_clients=num_clients)
 
 
 _DelayTable: Any = create_model(
@@ -82,11 +77,10 @@ class Assigned(Config):
     ) -> Assignment | Dispatch:
         """Builds the assignment, with settings replaced by `numbers`, which may be traced."""
         factory = _FACTORIES[self.name]
-        settings = {key: value for key, value in self if key not in Assigned.model_fields}
-        settings |= {key: x for key, x in numbers.items() if key in settings}
+        sizes: dict[str, Any] = {"num_clients": num_clients}
         # A strategy whose factory takes no `num_models` trains one model.
         if "num_models" in inspect.signature(factory).parameters:
-            settings["num_models"] = num_models
+            sizes["num_models"] = num_models
         elif num_models != 1:
             raise ValueError(
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
@@ -95,8 +89,8 @@ class Assigned(Config):
         if factory is fedast:
             if self.appealing:
                 raise ValueError("appealing is for rounds; fedast draws clients one by one")
-            return fedast(num_clients, delay=delay, **settings)
-        drawn: Assignment = factory(num_clients, **settings)
+            return instantiate(self, fedast, numbers, **sizes, delay=delay)
+        drawn: Assignment = instantiate(self, factory, numbers, **sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         return on_clock(drawn, delay) if delay else drawn
 
@@ -128,13 +122,18 @@ class Method(OptimizingClients):
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
         # Build the method, because its factory checks the numbers.
-        methods()[self.name](self._local(1.0, {}), **self._own)
+        self._of(self._local(1.0, {}), {})
         return self
 
-    @property
-    def _own(self) -> dict[str, Any]:
-        """The settings that other methods may not have, without those of optimizers."""
-        return {key: value for key, value in self if key not in _COMMON}
+    def _of(self, local: LocalSGD, numbers: Numbers, server_optimizer: Any = None) -> Algorithm:
+        """Returns the algorithm for a local training and a server's optimizer."""
+        factory = methods()[self.name]
+        # The short form of a factory takes settings of local training, too.
+        short = _LOCAL_KEYS.values() & inspect.signature(factory).parameters.keys()
+        given: dict[str, Any] = {"local": local} | dict.fromkeys(short)
+        if isinstance(self, OptimizingServer):
+            given["server_optimizer"] = server_optimizer
+        return instantiate(self, factory, numbers, **given)
 
     def _local(self, learning_rate: Any, numbers: Numbers) -> LocalSGD:
         here, optimizer = self.with_numbers(numbers), self.local_optimizer(numbers)
@@ -154,23 +153,16 @@ class Method(OptimizingClients):
           num_rounds: T, the end of schedules without a length.
           numbers: by the names of settings; those of an inner table are a mapping.
         """
-        own = self._own
-        settings = own | {key: x for key, x in numbers.items() if key in own}
+        server = None
         if isinstance(self, OptimizingServer):
             server = self.build_server_optimizer(num_models, num_rounds, numbers)
-            settings["server_optimizer"] = server
         local = self._local(self.schedule(num_models, num_rounds, numbers), numbers)
-        return methods()[self.name](local, **settings)
+        return self._of(local, numbers, server)
 
+    @property
     def asks_for_thresholds(self) -> bool:
         """Whether the method trains only clients with thresholds."""
-        # Leave out numbers, so that the points of a sweep share one cached answer, because the
-        # answer depends on structure only.
-        settings = self._own
-        numbers = [key for key, value in settings.items() if isinstance(value, float)]
-        rest = {key: value for key, value in settings.items() if key not in numbers}
-        local = tuple((argument, getattr(self, key)) for argument, key in _LOCAL_KEYS.items())
-        return _asks_for_thresholds(self.name, local, tuple(numbers), tuple(rest.items()))
+        return self._of(self._local(1.0, {}), {}).asks_for_thresholds
 
 
 DEFAULT_METHOD = "fedavg"
@@ -179,8 +171,6 @@ DEFAULT_METHOD = "fedavg"
 _LOCAL = columns_of(local_sgd, "learning_rate")
 _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 """The keys of a file by the arguments of `local_sgd`, apart from rates and optimizers."""
-
-_COMMON = {*Method.model_fields, *OptimizingServer.model_fields, *_LOCAL_KEYS.values()}
 
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
@@ -197,46 +187,6 @@ METHOD_TABLES = {name: _method_table(factory) for name, factory in methods().ite
 
 MethodConfig = Annotated[Method, one_of(METHOD_TABLES), named(DEFAULT_METHOD)]
 """The table of any method."""
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _StandIn(Quadratic):
-    """A task of one client, with everything that methods may use except a threshold."""
-
-    def batch(
-        self, rng_key: PRNGKeyArray, client: Int[Array, ""], step: Int[Array, ""], how: Batching
-    ) -> Int[Array, ""]:
-        del rng_key, step, how
-        return client
-
-    def num_batches(self, client: Int[Array, ""], size: int | None) -> int:
-        del client, size
-        return 1
-
-
-@cache
-def _asks_for_thresholds(
-    name: str,
-    local: tuple[tuple[str, Any], ...],
-    numbers: tuple[str, ...],
-    settings: tuple[tuple[str, Any], ...],
-) -> bool:
-    """Traces one training, of a client with everything but a threshold."""
-
-    def train(number: Array) -> None:
-        task, key = _StandIn(number, jnp.zeros(2), number, 1, 1), jax.random.key(0)
-        own = dict(settings) | dict.fromkeys(numbers, number)
-        algorithm = methods()[name](local_sgd(number, **dict(local)), **own)
-        params = task.init(key)
-        context = ClientContext(key, 1, task, jnp.int32(0), params)
-        algorithm.client(context, *algorithm.init(task, params))
-
-    try:
-        jax.eval_shape(train, 1.0)
-    except MissingError as error:
-        return error.capability is DemandingTask
-    return False
 
 
 class Byzantine(Config):
@@ -257,13 +207,13 @@ class Byzantine(Config):
 
     def wrap_task(self, task: Task, **numbers: Any) -> Task:
         """Returns the task with attackers and with settings replaced by `numbers`."""
-        attackers, here = self.attackers(task.num_clients, **numbers), self.with_numbers(numbers)
-        return attacked(task, attackers, loss_factor=here.loss_factor, stays=here.stays)
+        attackers = self.attackers(task.num_clients, **numbers)
+        return instantiate(self, attacked, numbers, task=task, clients=attackers)
 
     def wrap(self, algorithm: Algorithm, num_clients: int, **numbers: Any) -> Algorithm:
         """Returns the algorithm with attackers among the `num_clients` that train."""
         attackers = self.attackers(num_clients, **numbers)
-        return noisy(algorithm, attackers, noise=self.with_numbers(numbers).noise)
+        return instantiate(self, noisy, numbers, algorithm=algorithm, clients=attackers)
 
 
 class Requirement(Config):

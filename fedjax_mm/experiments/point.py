@@ -151,7 +151,7 @@ class Point(Seeded):
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
-            if assignment.appealing or method.asks_for_thresholds():
+            if assignment.appealing or method.asks_for_thresholds:
                 raise ValueError(
                     f"{asking} for clients with thresholds; add a table requirement, such as "
                     "requirement = { num_steps = 100 }"

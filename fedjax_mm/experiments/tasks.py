@@ -27,6 +27,7 @@ from fedjax_mm.experiments.fields import (
     Seed,
     Share,
     TwoOrMore,
+    instantiate,
     named,
     one_of,
     table_of,
@@ -71,7 +72,7 @@ class QuadraticConfig(Config):
     def build(self, data: None = None, **numbers: Any) -> Task:
         """Builds the task, with settings replaced by `numbers`, which may be traced."""
         del data
-        return quadratic(self.num_clients, self.block_size, mu=self.with_numbers(numbers).mu)
+        return instantiate(self, quadratic, numbers)
 
     def initial_params(self) -> Params:
         """One start for all models, seeds and algorithms: zeros, or a stored N(0, 1) draw."""
@@ -202,9 +203,7 @@ class SyntheticConfig(_Learning):
 
     def data(self) -> FederatedData:
         """Draws the clients' examples from `data_seed`."""
-        names = ("alpha", "beta", "dim", "num_classes", "generator", "iid")
-        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
-        return synthetic(self.num_clients, seed=self._seed, **settings)
+        return instantiate(self, synthetic, seed=self._seed)
 
     def build(self, data: FederatedData) -> Task:
         """Builds the task."""
@@ -221,8 +220,7 @@ class Partition(Config):
     def deal(self, labels: np.ndarray, num_clients: int, seed: int) -> partition.Parts:
         """Returns the rows of each client."""
         function: Any = getattr(partition, self.name)
-        settings = self.model_dump(exclude={"name"})
-        return function(labels, num_clients, seed=seed, **settings)
+        return instantiate(self, function, labels=labels, num_clients=num_clients, seed=seed)
 
 
 PARTITION_TABLES = {

@@ -31,6 +31,7 @@ from fedjax_mm import (
     mfa_rand,
     noisy,
     run,
+    simulate,
 )
 from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
@@ -300,19 +301,25 @@ def test_a_new_method_is_a_new_file_and_nothing_else(tmp_path, cases):
             assert fragment in message
 
 
-def test_clients_may_ask_for_thresholds_after_training_on_batches(monkeypatch):
-    def asking(local, **settings):
-        algorithm = fedavg(local, **settings)
-
-        def client(context, *states):
-            contribution, state = algorithm.client(context, *states)
-            return contribution._replace(weight=context.threshold()), state
-
-        return algorithm._replace(client=client)
-
-    table = {"learning_rate": {"beta": 1, "gamma": 1}, "epochs": 1077, "batch_size": 2}
-    monkeypatch.setitem(methods(), "fedavg", asking)
-    assert METHOD.validate_python(table).asks_for_thresholds()
+@pytest.mark.parametrize("label", EXAMPLES)
+def test_methods_that_ask_for_thresholds_say_so(label):
+    name, settings = EXAMPLES[label]
+    own = {key: value for key, value in settings.items() if key != "local_steps"}
+    algorithm = methods()[name](local_sgd(0.1, steps=settings.get("local_steps")), **own)
+    strategy = mfa_rand(6, 1, cohort_size=4, unbiased=True)
+    once = partial(simulate, tasks=quadratic(6, 2, mu=0.1), algorithm=algorithm)
+    once = partial(once, assignment=strategy, num_rounds=1)
+    if algorithm.asks_for_thresholds:
+        with pytest.raises(ValueError, match="is not a DemandingTask"):
+            jax.eval_shape(once, jax.random.key(0))
+    else:
+        jax.eval_shape(once, jax.random.key(0))
+    assert (
+        METHOD_TABLES[name]
+        .model_validate({"name": name, "learning_rate": 0.1} | settings)
+        .asks_for_thresholds
+        == algorithm.asks_for_thresholds
+    )
 
 
 @pytest.mark.parametrize(
