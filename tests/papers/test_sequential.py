@@ -20,6 +20,7 @@ from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.execution import Execution
+from tests.helpers import slow_unless
 from tests.test_cli import call, files, read_json
 
 SEEDS = ("--seeds", "auto")
@@ -316,7 +317,8 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
+# Comparisons of Cho et al. add seeds in test_cho2022_selection.py, too.
+@pytest.mark.parametrize("name", [slow_unless(name == "mfa-fig3", name) for name in SIZES])
 def test_added_seeds_are_those_of_a_longer_run(name):
     """Starts, clients, what they require, draws and labels; up to the order of sums."""
     item = ITEMS[name]

@@ -18,7 +18,7 @@ from fedjax_mm.sweeps.grid import Grid, seed_keys
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
 from fedjax_mm.sweeps.structures import programs_of
-from tests.helpers import Towards
+from tests.helpers import Towards, slow_unless
 from tests.sweeps.test_checkpoint import signalling, sweep_of
 
 SEED, SEEDS, ROUNDS, EVERY, EACH = 4, 2, 12, 4, 10
@@ -114,7 +114,7 @@ def single_runs_of_unlike():
     return found
 
 
-@pytest.mark.parametrize("client_map", ["auto", "scan"])
+@pytest.mark.parametrize("client_map", [slow_unless(False, "auto"), "scan"])
 def test_models_of_several_structures_are_single_runs_however_jobs_are_computed(client_map):
     axes = {"learning_rate": AXES["learning_rate"]}
     how = {"seed": SEED, "record_every": EVERY, "client_map": client_map}
