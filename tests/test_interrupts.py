@@ -18,6 +18,10 @@ def usual():
     signal.signal(signal.SIGINT, before)
 
 
+def child(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 @tidy_interrupts()
 def into_another_error():
     try:
@@ -47,24 +51,26 @@ def test_the_program_dies_without_a_word_before_it_writes():
         "cli.start = lambda: signal.raise_signal(signal.SIGINT)\n"
         "program.run()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = child(code)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_second_signal_kills_the_process():
     """Also where a callback swallowed the first one, which Python reports."""
     code = (
-        "import signal, time; from fedjax_mm.interrupts import tidy_interrupts\n"
+        "import signal; from fedjax_mm.interrupts import tidy_interrupts\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "class Dying:\n"
         "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
         "with tidy_interrupts():\n"
-        "    dying = Dying(); del dying\n"
-        "    print('goes on', flush=True)\n"
-        "    signal.raise_signal(signal.SIGINT)\n"
-        "    time.sleep(20)"
+        "    try:\n"
+        "        dying = Dying(); del dying\n"
+        "        print('goes on', flush=True)\n"
+        "        signal.raise_signal(signal.SIGINT)\n"
+        "    finally:\n"
+        "        print('tidied', flush=True)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = child(code)
     assert (done.returncode, done.stdout) == (-signal.SIGINT, "goes on\n")
     assert "Exception ignored" in done.stderr
 
@@ -82,5 +88,5 @@ def test_sigterm_ends_the_block_which_tidies_up_and_then_the_process(is_ignored)
         "        print('tidied', flush=True)\n"
         "print('goes on')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = child(code)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGTERM, "tidied\n", "")

@@ -148,7 +148,7 @@ def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.D
     if "model" in last.dims:  # the mean skips NaN, the metrics of absent models
         last = last.mean("model")
     if "diverged" in dataset:
-        # Compare so that NaN, of a run that is not there, is no divergence.
+        # Negate, because NaN marks an absent run and compares false.
         is_whole = ~(dataset.diverged >= 0).any("model")
         last = last.where(is_whole).assign(is_whole=is_whole)
     if "seed" not in last.dims:

@@ -237,9 +237,8 @@ class Point(Seeded):
         method = self.algorithms[algorithm]
         given = numbers.get("algorithms", {}).get(algorithm, {})
         dealt = given.get("assignment") or numbers.get("assignment", {})
-        padded = numbers.get("num_models")
-        used = None if padded is None else padded.number
-        num_models = self.num_models if padded is None else padded
+        num_models = numbers.get("num_models", self.num_models)
+        used: Any = num_models.number if isinstance(num_models, Padded) else None
         assignment = self._assigned(method, tasks[0].num_clients, num_models, **dealt)
         trained = method.build(self.num_models if used is None else used, self.num_rounds, **given)
         if self.requirement is not None and own is not None:

@@ -149,6 +149,20 @@ def test_a_metric_that_is_nowhere_is_not_diverged(capsys):
     assert "│ test_accuracy │ 0.025 │ none │" in out
 
 
+def test_an_absent_run_is_not_diverged(capsys):
+    """Runs of other lengths are joined with NaN."""
+    data = dataset()
+    is_absent = data.algorithm == "A"
+    data["diverged"] = data.diverged.where(~is_absent)
+    data["loss"], data["test_accuracy"] = (
+        data[x].where(~is_absent) for x in ("loss", "test_accuracy")
+    )
+    results.show_last(data)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "│ A │ 0.1 │ none │ none │" in out
+    assert "│ B │ 0.2 │ diverged │ diverged │" in out
+
+
 @pytest.mark.parametrize("name", ["missing", "broken", "empty", "other"])
 def test_show_refuses_what_is_no_result(tmp_path, name):
     (tmp_path / "broken").write_text("a")

@@ -78,7 +78,7 @@ def test_every_figure_and_table_that_is_reproduced_is_there():
     wanted |= {f"cb-{name}" for name in ("fig1", "fig2", "fig3", "table1", "optimal-cohort")}
     theory = ("gain", "mfa-rand", "mfa-rr", "mfa-growing", "remarks", "maxfl", "cohort-noise")
     wanted |= {f"theory-{name}" for name in (*theory, "cohorts")}
-    ours = {"maxfl-demand", "maxfl-weights"}
+    ours = {"maxfl-demand", "maxfl-flips", "maxfl-weights"}
     ours |= {f"multi-{name}" for name in ("attributes", "compare", "maxfl")}
     assert wanted | ours <= set(ITEMS)
 

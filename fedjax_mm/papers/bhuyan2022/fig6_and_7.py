@@ -59,8 +59,8 @@ class GainVersusModels(Trainings):
     """When MFA-RR draws a cohort; see `mfa_rr`."""
     num_models: Annotated[Models, Field(min_length=2)] = (1, 2, 4, 5, 8, 10, 16, 20)
     budget: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = None
-    """Several models may take so many times T_1 rounds; by default as many times as the most models
-    are, so that a run without a gain of 1 is seen to have none."""
+    """Runs of several models end after this many times T_1 rounds. The default is the largest M,
+    because a run that has not ended after M T_1 rounds has a gain below 1."""
 
     @model_validator(mode="after")
     def _models_fit(self) -> Self:
@@ -326,7 +326,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
     """Draws, for each data: FedAvg's test accuracy, gains, and gains against the largest share."""
     curves = by_part(result, "accuracy").sel(algorithm="MFA-RR", num_models=1, part="test")
     curves = 100 * curves.isel(model=0, drop=True).sel(round=slice(0, config.num_rounds))
-    panels = [_row(curves, measured, source) for source in config.sources]
+    panels = [row for source in config.sources for row in _rows(curves, measured, source)]
     about, size = result.attrs["manifest"], config.cohort_size
     who = f"{f'K = {size} of ' if size else ''}N = {config.num_clients} clients"
     names = " and ".join(dict.fromkeys(about["datasets"]))
@@ -336,12 +336,12 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
         caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
         "accuracies and median gains, with standard errors; recorded every "
         f"{config.resolution} rounds. {config.about_gains(config.targets)} A seed that did not "
-        f"reach its targets within {config.most_rounds} rounds counts as the lowest gain. On the "
-        "right a point is a seed.",
+        f"reach its targets within {config.most_rounds} rounds counts as the lowest gain.",
     )
 
 
-def _row(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[plots.Panel]:
+def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[plots.Panel]]:
+    """Returns two rows of two panels, which are legible in a column's width."""
     flat = xr.DataArray(np.zeros(2), {"round": curves["round"].values[[0, -1]]})
     here = measured.sel(source=source)
     test = here.sel(part="test")
@@ -370,12 +370,13 @@ def _row(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[plots.
     ends = np.array([0.0, 100 * here.largest_share.values.max()])
     level = plots.Line("g = M", ends, np.ones(2), style="--", color=plots.GRAY)
     shares = plots.Panel(
-        f"{source}: {'test'}",
+        f"{source}: test, every seed",
         "largest client's percent of examples",
         "mean of $g / M$",
         [*points, level],
     )
-    return [levels, *(each._replace(title=f"{source}: {each.title}") for each in gains), shares]
+    named = [each._replace(title=f"{source}: gain, {each.title}") for each in gains]
+    return [[levels, shares], named]
 
 
 def _figure(settings: GainVersusModels, id: str, title: str) -> Item:
