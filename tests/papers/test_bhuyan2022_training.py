@@ -266,13 +266,13 @@ def test_the_figure_shows_the_paper_and_the_most_frequent_class():
     assert titles == [
         f"{source}: {what}"
         for source in ("FedProx", "LEAF")
-        for what in ("FedAvg on one model", "train", "test", "test")
+        for what in ("FedAvg on one model", "test, every seed", "gain, train", "gain, test")
     ]
-    for panel in axes[1:3] + axes[5:7]:
+    for panel in axes[2:4] + axes[6:8]:
         drawn = {bars.get_label(): bars[0].get_ydata() for bars in panel.containers}
         np.testing.assert_allclose(drawn["MFA-RR"], [1, 20 / 12, 2.5])
         np.testing.assert_allclose(drawn["g = M"], [1, 4])
-    for panel in axes[3::4]:
+    for panel in axes[1::4]:
         drawn = {bars.get_label(): bars[0] for bars in panel.containers}
         np.testing.assert_allclose(drawn["MFA-RR"].get_xdata(), [30] * 3)
         np.testing.assert_allclose(drawn["MFA-RR"].get_ydata(), (10 / 12 + 10 / 16) / 2)
