@@ -26,9 +26,9 @@ from fedjax_mm.asynchrony import Dispatch, fedast
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, ClientContext
 from fedjax_mm.data import synthetic
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.sums import dense_update
 from fedjax_mm.sweeps.devices import layout, use_cpu_devices
-from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 NUM_MODELS, NUM_ARRIVALS = 3, 10_000
@@ -132,7 +132,7 @@ def seeds(name: str, number: int) -> Callable[[], Any]:
     """Returns a function that does the same with many seeds, shared out over the devices."""
     where = layout(number, axis="replicas")
     program = where.over(jax.vmap(_program(name, NUM_ARRIVALS), (0, None)), (0, None))
-    return _compile(program, seed_keys(0, number), parts(name)[0])[0]
+    return _compile(program, seed_keys(0, range(number)), parts(name)[0])[0]
 
 
 def _program(name: str, num_arrivals: int, client_axis: str | None = None) -> Callable[..., Any]:

@@ -16,12 +16,12 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
 from fedjax_mm.chunks import ClientMap, chunk_size_of, in_chunks, longest_first
 from fedjax_mm.engine import engine_of
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.simulate import init, params_of, simulate
 from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.sweeps.plan import make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic
 from fedjax_mm.workloads import ASSIGNMENTS, AnyWorkload, LearningWorkload, SweepWorkload, Workload
@@ -80,7 +80,7 @@ def build(
         plan = make_plan(workload.grid())
 
         def follow() -> Any:
-            return carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
+            return carry_out(plan, Execution())[0]
 
         return Program(follow, plan.compile_seconds, plan.batch_bytes / 2**20)
     if isinstance(workload, Workload):
@@ -107,7 +107,7 @@ def quadratic_program(
     assignment = ASSIGNMENTS[label](workload.num_clients, workload.num_models)
     task = quadratic(workload.num_clients, 4, mu=2e-4)
     where = layout(workload.num_seeds, devices, axis="replicas")
-    keys = seed_keys(0, where.padded(workload.num_seeds))
+    keys = seed_keys(0, np.arange(where.padded(workload.num_seeds)))
 
     def run(rng_key: Any, task: Any, learning_rate: Any) -> Any:
         algorithm = fedavg(learning_rate, local_steps=5)

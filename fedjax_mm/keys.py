@@ -1,5 +1,6 @@
 """Random keys: every draw depends on the seed, the round, the model and the client only.
 
+A sweep's root key folds the seed's number. The key of a round folds its number into that of a seed.
 A round's key folds 0 for the assignment, 1 + m for model m, and `_METRICS` for the metrics. A
 model's key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have
 no round. Instead, the seed's key folds `_JOBS`, then the job's number, then 0 for the client, 1 for
@@ -11,6 +12,7 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm.base import Index, Round
@@ -21,6 +23,11 @@ _METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not dep
 _JOBS = 2**31 - 1  # far from the numbers of rounds
 _DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
+
+
+def seed_keys(seed: int | Index, numbers: Sequence[int] | ArrayLike) -> PRNGKeyArray:
+    """Returns the keys of a sweep's seeds, numbered from 0, each of which depends on no other."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.asarray(numbers))
 
 
 def round_key(rng_key: PRNGKeyArray, round: Round) -> PRNGKeyArray:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.base import Assignment, Cohort, Metrics, Params, Round, Task, Trace
@@ -59,11 +59,21 @@ RESERVED = (
 
 
 class Record(NamedTuple):
-    """One entry of a trace, or a run's entries along a leading axis."""
+    """One entry of a trace, or a run's entries along a leading axis.
 
-    round: Int[Array, "*records"]
-    metrics: dict[str, Array]
+    Attributes:
+      metrics: of the models, by name.
+      counts: since the last record.
+      round: the number of the round; () in a sweep, whose replicas share it.
+      is_finite: False for a model with a parameter or loss that is not finite; () outside sweeps.
+      is_used: marks the models in use; () if all are.
+    """
+
+    metrics: dict[str, Any]
     counts: Counts
+    round: Any = ()
+    is_finite: Any = ()
+    is_used: Any = ()
 
 
 def make_trace(stacks: Sequence[Stack], first: Record, rest: Record, sizes: MessageSizes) -> Trace:

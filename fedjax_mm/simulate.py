@@ -135,7 +135,7 @@ def advance(
     def record(state: State, work: Work) -> Record:
         own = engine.metrics(state.assignment, work)
         measured = measure(engine.stacks, state.rng_key, state.round, state.models, client_map, own)
-        return Record(state.round, measured.metrics, work.counts)
+        return Record(measured.metrics, work.counts, state.round)
 
     def rounds_to_record(state: State, _: None) -> tuple[State, Record]:
         state, work = engine.rounds(state, record_every)

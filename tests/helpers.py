@@ -16,9 +16,7 @@ from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Look
 from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments import run as runs
 from fedjax_mm.sweeps import plan
-from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks.networks import LogisticRegression
 
 NOTHING_TO_SEE = Look(losses=None, appeals=None, metric=None)
@@ -173,15 +171,15 @@ def counting() -> Algorithm:
 
 def share_grids(patch) -> None:
     """Equal experiments have one grid, so that a part of its tracing is done once."""
-    grids, grid_of = {}, runs._grid
+    grids, grid_of = {}, Experiment.grid
 
-    def grid(experiment: Experiment, how: Execution, keep: Any = None) -> Any:
-        name = experiment.model_dump_json(), keep
+    def grid(experiment: Experiment, limit: float | None = None) -> Any:
+        name = experiment.model_dump_json()
         if name not in grids:
-            grids[name] = grid_of(experiment, how, keep)
+            grids[name] = grid_of(experiment, limit)
         return grids[name]
 
-    patch.setattr(runs, "_grid", grid)
+    patch.setattr(Experiment, "grid", grid)
 
 
 def plain(num_classes: int, *_: Any) -> LogisticRegression:

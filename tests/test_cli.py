@@ -544,7 +544,7 @@ def test_progress_is_in_lines_where_nobody_watches(monkeypatch, capsys):
     clock = Clock(monkeypatch)
     monkeypatch.setattr(terminal, "_LOG_SECONDS", 10)
     monkeypatch.setattr(terminal, "notes", terminal.Console(stderr=True))
-    with terminal.progress() as report:
+    with terminal.shown_progress() as report:
         for second in range(25):
             report("A, num_models=2", second, 50)
             clock.now += 1

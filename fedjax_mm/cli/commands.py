@@ -20,11 +20,11 @@ from fedjax_mm.base import Params
 from fedjax_mm.cli.results import show_last
 from fedjax_mm.cli.terminal import (
     notes,
-    progress,
     say,
     show_end,
     show_findings,
     show_plan,
+    shown_progress,
 )
 from fedjax_mm.experiments import run as runs
 from fedjax_mm.experiments.experiment import Experiment
@@ -37,6 +37,7 @@ from fedjax_mm.papers.sequential import Budget, decide
 from fedjax_mm.results.dataset import manifest, open_result, save_dataset
 from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
 from fedjax_mm.results.params import save_params
+from fedjax_mm.sweeps.callbacks import Callback, progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
@@ -336,7 +337,9 @@ def sweep(
         _leave_alone(directory)
         return
     with _saving(directory, before, how) as saving:
-        dataset = _run_and_save(experiment, directory, saving._replace(announce=show_plan))
+        plan = Callback(on_start=show_plan)
+        saving = saving._replace(callbacks=[plan, *saving.callbacks])
+        dataset = _run_and_save(experiment, directory, saving)
     show_last(dataset)
     diverged = (dataset.diverged >= 0).any("model")
     if count := int(diverged.sum()):
@@ -348,8 +351,8 @@ def sweep(
 def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool = False) -> None:
     """Prints the plan of an experiment, with the numbers that are known before compilation."""
     experiment = _read(path, overrides, is_sweep=is_sweep)
-    with refusing(), progress() as report:
-        show_plan(runs.outline(experiment, how._replace(progress=report)))
+    with refusing(), shown_progress():
+        show_plan(runs.outline(experiment, how))
 
 
 def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment:
@@ -446,9 +449,9 @@ def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator
         with refusing():
             checkpoints = Checkpoints(directory, resume=before == "resume").open()
         with checkpoints:
-            with progress() as report:
+            with shown_progress() as report:
                 try:
-                    yield how._replace(progress=report, checkpoints=checkpoints)
+                    yield how._replace(callbacks=[progress(report)], checkpoints=checkpoints)
                 except DivergenceError:  # the run is over, because it would diverge again
                     checkpoints.discard()
                     raise

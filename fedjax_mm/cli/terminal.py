@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from fedjax_mm.papers import Findings
-    from fedjax_mm.sweeps.execution import Progress as Report
+    from fedjax_mm.sweeps.callbacks import Report
     from fedjax_mm.sweeps.plan import Plan
 
 _LOG_SECONDS = 30.0
@@ -123,7 +123,7 @@ def show_plan(plan: Plan) -> None:
 
 
 @contextmanager
-def progress() -> Iterator[Report]:
+def shown_progress() -> Iterator[Report]:
     """Shows a bar with the current work, the time since the start and the time left.
 
     Output that is no terminal, such as a cluster's log, gets a line from time to time instead.

@@ -8,7 +8,7 @@ from rich import box
 
 from fedjax_mm import bench as benchmarks
 from fedjax_mm import workloads
-from fedjax_mm.cli.terminal import progress, show_table
+from fedjax_mm.cli.terminal import show_table, shown_progress
 from fedjax_mm.sweeps.errors import refusing
 
 
@@ -23,7 +23,7 @@ def bench(names: Sequence[str], repeats: int) -> None:
                 raise ValueError(f"unknown workload {name!r}; choose from {', '.join(known)}")
     points = [(known[name], label) for name in names or known for label in known[name].labels]
     quadratic, learning, peak = list[list[str]](), list[list[str]](), math.nan
-    with progress() as report:
+    with shown_progress() as report:
         if any(isinstance(each, workloads.LearningWorkload) for each, _ in points):
             report("matrix products", 0, len(points))
             peak = max(benchmarks.gemm_peak().values())

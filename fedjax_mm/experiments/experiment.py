@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from fedjax_mm.base import Task
 from fedjax_mm.experiments.axes import Axes, Points
-from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws
+from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws, kind_of
 from fedjax_mm.experiments.fields import Numbers
 from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.point import Point
@@ -136,6 +136,8 @@ class Experiment(Point):
             until=None if self.until is None else Until(**dict(self.until)),
             together=points.together,
             first_seed=self.first_seed,
+            data=kind_of(data),
+            config=self.model_dump(),
         )
 
 

@@ -1,6 +1,5 @@
 """Running experiments and sweeps that a file describes."""
 
-import dataclasses
 from pathlib import Path
 from typing import Literal, overload
 
@@ -8,14 +7,12 @@ import jax
 import xarray as xr
 
 from fedjax_mm.base import Params
-from fedjax_mm.experiments.draws import kind_of
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execute import finish, plan_for
+from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Plan, make_outline
 
 
@@ -77,18 +74,11 @@ def run(
     if isinstance(experiment, str | Path):
         experiment = load(Path(experiment), Experiment)
     check_instance("experiment", experiment, Experiment, "give one, or the path of a TOML file")
-    config = experiment.model_dump()
     with jax.enable_x64(experiment.precision == "float64"):
-        grid = _grid(experiment, how, keep)
-        plan = plan_for(grid, how, config)
-        done = finish(
-            plan,
-            how,
-            data=kind_of(grid.shared["data"]),
-            config=config,
-            on_divergence=on_divergence or ("mark" if experiment.axes else "stop"),
-        )
-    return done.dataset if done.params is None else (done.dataset, done.params)
+        with refusing():
+            grid = experiment.grid(how.memory)
+        end = on_divergence or ("mark" if experiment.axes else "stop")
+        return sweep(grid, how, on_divergence=end, keep=keep)
 
 
 def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
@@ -99,11 +89,6 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
     """
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
-        return make_outline(_grid(experiment, how), split=how.split, limit=how.memory)
-
-
-def _grid(experiment: Experiment, how: Execution, keep: Literal["params"] | None = None) -> Grid:
-    """Returns the grid of all runs, and refuses data that cannot be loaded as wrong input."""
-    with refusing():
-        grid = experiment.grid(how.memory)
-    return dataclasses.replace(grid, keep=keep)
+        with refusing():
+            grid = experiment.grid(how.memory)
+        return make_outline(grid, split=how.split, limit=how.memory)

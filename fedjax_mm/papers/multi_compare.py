@@ -40,7 +40,7 @@ from fedjax_mm.papers.sequential import staged
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points
 _LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged
@@ -192,7 +192,7 @@ def _runs(
         (problem,), (name,) = alone.problems, alone.methods
         data, rounds = drawn(problem), METHODS[name].rounds
         kinds = [stack.kind for stack in data]
-        part = sweep(
+        grid = Grid(
             build,
             {"problem": [problem], "algorithm": [name], **axes(name)},
             num_rounds=config.num_rounds * rounds,
@@ -201,8 +201,8 @@ def _runs(
             shared={"data": data, **shared},
             per_seed={"draw": np.arange(config.num_seeds)},
             data=min(kinds, key=("surrogate", "real", "synthetic").index),
-            execution=saving,
         )
+        part = sweep(grid, saving)
         about = {
             "config": alone.model_dump(mode="json"),
             "datasets": list(dict.fromkeys(stack.name for stack in data)),

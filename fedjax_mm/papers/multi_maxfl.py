@@ -33,7 +33,7 @@ from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.requirements import OwnModels, Requiring, own_models, requiring
 
 QUESTIONS = ("which digit", "digit modulo 5", "5 or more")
@@ -138,15 +138,18 @@ def run(config: MultiAppeal, execution: Execution | None = None) -> xr.Dataset:
         "seeds": config.data_seeds,
     }
     data = ask(draw_clients("digits", None, population, **how))
-    axes = {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)}
-    runs: dict[str, Any] = config.model_dump(include={"num_rounds", "record_every"})
-    runs |= {
+    grid = Grid(
+        config.build,
+        {"assignment": list(_ASSIGNMENTS), "aggregation": list(_AGGREGATIONS)},
+        num_rounds=config.num_rounds,
         **config.replicas,
-        "shared": {"data": data},
-        "per_seed": {"draw": np.arange(config.num_seeds)},
-    }
-    runs |= {"prepare": config.prepare, "execution": execution}
-    result = sweep(config.build, axes, data=data.kind, **runs)
+        shared={"data": data},
+        per_seed={"draw": np.arange(config.num_seeds)},
+        record_every=config.record_every,
+        prepare=config.prepare,
+        data=data.kind,
+    )
+    result = sweep(grid, execution)
     result.attrs["manifest"] |= {"datasets": [data.name], "population": population._asdict()}
     return result.assign_coords(question=("model", list(QUESTIONS)))
 

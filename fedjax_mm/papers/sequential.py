@@ -120,11 +120,9 @@ def _end(still: list[str], more: int, *, is_time: bool) -> str:
 
 def _batch(item: Item, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:
     """Returns the result of some seeds, which an interrupted run may have left."""
-    first, report = config.first_seed, execution.progress
+    first = config.first_seed
     label = f"seeds {first} to {first + config.num_seeds - 1}"
-    if report:
-        execution = execution._replace(progress=lambda what, *of: report(f"{label}, {what}", *of))
-    return staged(f"seeds-{first}", config, execution, make)
+    return staged(f"seeds-{first}", config, execution._replace(label=label), make)
 
 
 def staged(stage: str, config: Seeded, execution: Execution, make: Make) -> xr.Dataset:

@@ -1,31 +1,36 @@
-"""Execution of a sweep: reports, checkpoints, devices and memory."""
+"""Execution of a sweep: callbacks, checkpoints, devices and memory."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.plan import Plan
-
-Progress = Callable[[str, int, int], None]
-"""Receives the label of the batch in progress, the finished work and the total work."""
 
 
 class Execution(NamedTuple):
     """Options for carrying out a sweep, on which its results do not depend.
 
     Attributes:
-      progress: called with the label of the work in progress, and the local trainings done and to
-        do.
+      callbacks: called before the sweep and after each segment, such as `progress`.
       checkpoints: the store of unfinished work, which the caller opens, and discards at the end.
       save_every: seconds between two saves.
       split: "replicas" or "clients", the axis that is split over devices; see `layout`.
       memory: bytes that may be used; by default 60 % of the free memory.
-      announce: called with the plan before the first run.
+      label: comes before the labels of work in progress, for one of several sweeps.
     """
 
-    progress: Progress | None = None
+    callbacks: Sequence[Callback] = ()
     checkpoints: Checkpoints | None = None
     save_every: float = 30.0
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
-    announce: Callable[[Plan], None] | None = None
+    label: str = ""
+
+    def in_words(self, what: str) -> str:
+        """Returns the label of some work in progress."""
+        return ", ".join(filter(None, (self.label, what)))
+
+    def report(self, what: str) -> None:
+        """Tells the callbacks what is done before the plan is known."""
+        for callback in self.callbacks:
+            callback.on_preparation(self.in_words(what))

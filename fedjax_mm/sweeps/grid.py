@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
 from numbers import Real
-from typing import Any, Literal, NamedTuple, Required, TypedDict
+from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
@@ -48,26 +47,46 @@ class Setup(NamedTuple):
     num_models: int | Int[Array, ""] | None = None
 
 
-class Runs(TypedDict, total=False):
-    """Fields of a grid other than `build` and its axes."""
-
-    num_rounds: Required[int]
-    num_seeds: int
-    first_seed: int
-    seed: int
-    shared: Mapping[str, Any]
-    per_seed: Mapping[str, Any]
-    prepare: Callable[..., Any] | None
-    record_every: int
-    client_map: ClientMap
-    until: Until | None
-    together: Mapping[str, Callable[[Any], Hashable]]
-    cost: Callable[..., float] | None
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-    """All points of a sweep, each with all seeds, with the arguments of `sweep` as fields."""
+    """The runs of a sweep: all points that some axes span, each with all seeds.
+
+    The values on axes of floats are arguments of a compiled program. Every value on another axis
+    has a separate program, unless `together` groups it.
+
+    Attributes:
+      build: called with one value of every axis and with the shared arguments, by name; returns the
+        `Setup` to simulate. It is traced, so that values of numeric axes are tracers.
+      axes: names and values, in the order of the result's dimensions. A value may be any object
+        that `build` understands.
+      num_rounds: T. With a `Dispatch`, a round is `arrivals_per_round` arrivals (see `fedast`).
+      num_seeds: replicas of each point. All points have the same seeds.
+      seed: the root of all draws.
+      shared: further arguments of `build`, by name, as pytrees of arrays, such as a task with its
+        data. They are arguments of the compiled program instead of constants in it.
+      per_seed: further arguments of `build`, by name, with one number for each seed, such as the
+        index of its draw of the data.
+      record_every: rounds between records; it divides `num_rounds`.
+      client_map: "auto", "vmap", "scan" or a chunk size, as in `simulate`.
+      prepare: computes a pytree of arrays once for every replica, before its first round, such as
+        the models that clients train on their own. It is called with the replica's key and all
+        arguments of `build`, and `build` gets its result as `prepared`. It should use the keys of
+        `keys.preparation_key`.
+      until: a target at which a run ends before its last round. Up to the target the records are,
+        bit for bit, those of a run without it. After the target metrics are NaN and counts stay.
+        Runs that are computed side by side go on until all have ended.
+      together: a function for each axis whose values may share a program. Values for which it
+        returns equal results share one, and `build` gets a `OneOf`, whose number is traced.
+      cost: the relative work of a local training at a point, for the forecast of the time.
+      first_seed: the number of the first seed, with which a run can add seeds to an earlier one.
+      data: "real", "synthetic" or "surrogate", for the manifest.
+      config: the settings that describe the runs, for the manifest and to compare an unfinished run
+        with; by default the axes.
+      keep: "params" keeps the final parameters, as the argument of `sweep` does.
+
+    Raises:
+      ValueError, TypeError: if an argument is wrong.
+    """
 
     build: Callable[..., Setup]
     axes: Mapping[str, Sequence[Any]]
@@ -83,6 +102,8 @@ class Grid:
     together: Mapping[str, Callable[[Any], Hashable]] = dataclasses.field(default_factory=dict)
     cost: Callable[..., float] | None = None
     first_seed: int = 0
+    data: str = "synthetic"
+    config: Mapping[str, Any] | None = None
     keep: Literal["params"] | None = None
 
     def __post_init__(self) -> None:
@@ -212,8 +233,3 @@ def label_of(value: Any) -> Any:
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))
-
-
-def seed_keys(seed: int, num_seeds: int) -> jax.Array:
-    """Returns the keys of a point's seeds, which do not depend on the number of seeds."""
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), jnp.arange(num_seeds))

@@ -1,5 +1,6 @@
 """Records of all batches as one labelled result, cut at targets, with diverged runs marked."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,13 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params, Trace
-from fedjax_mm.record import Counts
+from fedjax_mm.record import Counts, Record
 from fedjax_mm.results.dataset import manifest, to_dataset
 from fedjax_mm.stacks import each_params, with_params
+from fedjax_mm.sweeps.callbacks import Segment
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Program, Record
+from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
 
 
@@ -22,8 +24,8 @@ class Result:
     """Records of all points, ``[*axes, seeds, records, models, ...]``, filled batch by batch."""
 
     def __init__(self, plan: Plan) -> None:
-        """Allocates the result."""
-        self.plan, grid = plan, plan.grid
+        """Allocates the result, and starts the clock."""
+        self.plan, self.clock, grid = plan, time.perf_counter(), plan.grid
         programs = plan.programs
         shape = (*grid.shape, grid.num_records + 1, max(each.num_models for each in programs))
         # The metrics of an absent model are NaN, so metrics of integers and booleans become floats.
@@ -32,7 +34,7 @@ class Result:
             for name, (each, dtype) in metric_shapes(programs).items()
         }
         counts = Counts(*np.zeros((len(Counts._fields), *shape), np.int32))
-        self.records = Record(metrics, counts, np.ones(shape, bool))
+        self.records = Record(metrics, counts, is_finite=np.ones(shape, bool))
         self.ended = np.full(grid.shape, -1, np.int32)
         self.params = (
             None if grid.keep is None else jax.tree.map(self._empty, kept_shapes(programs))
@@ -43,33 +45,39 @@ class Result:
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
-    def keep(
-        self, program: Program, replicas: np.ndarray, params: Sequence[Params], records: Record
-    ) -> None:
-        """Writes the final parameters of a batch's models into the result."""
-        index = tuple(each[replicas] for each in program.index)
+    def place(self, segment: Segment) -> None:
+        """Writes the records of a batch, and its final parameters if they are kept."""
+        program, grid = segment.program, self.plan.grid
+        index = tuple(each[segment.replicas] for each in program.index)
+        records, ends = cut(segment.records, grid)
+        self.ended[index] = np.where(ends < 0, -1, ends * grid.record_every)
         is_used = _is_used(program, records)
-        each = each_params(with_params(program.traced.carry.models, params), 1)
+        records = _of_those(is_used, records)
+        # Write only the metrics that the program's tasks have.
+        mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
+        for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
+            # Padding repeats the last replica, so it writes the same values again.
+            cells = (*index, slice(len(values)), *map(slice, values.shape[2:]))
+            array[cells] = np.swapaxes(values, 0, 1)
+        if self.params is not None and segment.replica is not None:
+            params = self.plan.where.fetch([each.params for each in segment.replica.models])
+            self._keep(program, index, params, is_used)
+
+    def _keep(
+        self,
+        program: Program,
+        index: tuple[np.ndarray, ...],
+        params: Sequence[Params],
+        is_used: np.ndarray,
+    ) -> None:
+        """Writes the final parameters of a batch's models."""
+        each = each_params(with_params(program.traced.replica.models, params), 1)
         # `zip` stops after the program's models, so that further models stay empty.
         for model, (kept, given) in enumerate(zip(self.params or (), each, strict=False)):
             mine = is_used[:, model]
             there = tuple(place[mine] for place in index)
             for array, values in zip(jax.tree.leaves(kept), jax.tree.leaves(given), strict=True):
                 array[there] = np.asarray(values)[mine]
-
-    def place(self, program: Program, replicas: np.ndarray, records: Record, done: int) -> None:
-        """Writes the records of a batch's first rounds into the result."""
-        every, index = self.plan.grid.record_every, tuple(each[replicas] for each in program.index)
-        rows = slice(1 + done // every)
-        records, ends = cut(records, self.plan.grid, done)
-        self.ended[index] = np.where(ends < 0, -1, ends * every)
-        records = _of_those(_is_used(program, records), records)
-        # Write only the metrics that the program's tasks have.
-        mine = self.records._replace(metrics={n: self.records.metrics[n] for n in records.metrics})
-        for array, values in zip(jax.tree.leaves(mine), jax.tree.leaves(records), strict=True):
-            # Padding repeats the last replica, so it writes the same values again.
-            cells = (*index, rows, *map(slice, values.shape[2:]))
-            array[cells] = np.swapaxes(values[rows], 0, 1)
 
     def _message_sizes(self) -> dict[str, Any]:
         """Returns the sizes at every point, ``[*axes, seeds, 1, models]``."""
@@ -81,8 +89,8 @@ class Result:
             sizes["download_size"][cells] = program.traced.facts.message_sizes.down
         return sizes
 
-    def dataset(self, data: str, config: Any, run_seconds: float) -> xr.Dataset:
-        """Returns the labelled result."""
+    def dataset(self, **about: Any) -> xr.Dataset:
+        """Returns the labelled result, with more entries of its manifest."""
         grid, records = self.plan.grid, self.records
         rounds: Any = np.arange(grid.num_records + 1) * grid.record_every
         metrics: Any = records.metrics
@@ -99,10 +107,10 @@ class Result:
         if grid.until is not None:
             words = {"long_name": "first recorded round that met the target, or -1"}
             dataset["ended"] = dims, self.ended, words
-        about = {"axes": grid.labels} if config is None else config
-        dataset.attrs["manifest"] = manifest(about, seed=grid.seed, data=data) | {
-            "wall_seconds": {"compile": self.plan.compile_seconds, "run": run_seconds}
-        }
+        seconds = {"compile": self.plan.compile_seconds, "run": time.perf_counter() - self.clock}
+        config = {"axes": grid.labels} if grid.config is None else grid.config
+        made = manifest(config, seed=grid.seed, data=grid.data)
+        dataset.attrs["manifest"] = made | {"wall_seconds": seconds} | about
         return dataset
 
 
@@ -129,17 +137,15 @@ def _of_those(is_used: np.ndarray, records: Record) -> Record:
         for name, x in records.metrics.items()
     }
     counts = jax.tree.map(lambda x: np.where(is_used, x, 0), records.counts)
-    return Record(metrics, counts, records.is_finite | ~is_used)
+    return Record(metrics, counts, is_finite=records.is_finite | ~is_used)
 
 
-def cut(records: Record, grid: Grid, done: int) -> tuple[Record, np.ndarray]:
+def cut(records: Record, grid: Grid) -> tuple[Record, np.ndarray]:
     """Empties the records after each replica's end, and returns them with the ends, or -1."""
     if grid.until is None:
         return records, np.full(records.is_finite.shape[1], -1)
-    rows = slice(1 + done // grid.record_every)
-    values = {name: x[rows] for name, x in records.metrics.items()}
-    values |= {name: x[rows].cumsum(0) for name, x in records.counts._asdict().items()}
-    ends = grid.until.first_record(values)
+    totals = {name: x.cumsum(0) for name, x in records.counts._asdict().items()}
+    ends = grid.until.first_record(records.metrics | totals)
     # A replica that has ended is computed further until all replicas of its batch have ended.
     is_over = (np.arange(len(records.is_finite))[:, None] > ends) & (ends >= 0)
     metrics = {
@@ -158,20 +164,21 @@ def first_not_finite(is_finite: np.ndarray) -> np.ndarray:
     return np.where(is_finite.all(0), -1, np.argmin(is_finite, axis=0))
 
 
-def divergence(program: Program, replicas: np.ndarray, records: Record, done: int) -> str | None:
-    """Returns a message on the first model that stopped being finite, or None."""
-    grid = program.grid
-    up_to_ends, _ = cut(records, grid, done)
-    record = first_not_finite(up_to_ends.is_finite[: 1 + done // grid.record_every])
+def divergence(segment: Segment) -> str | None:
+    """Returns a message on the first model of a batch that stopped being finite, or None."""
+    program, grid = segment.program, segment.plan.grid
+    up_to_ends, _ = cut(segment.records, grid)
+    record = first_not_finite(up_to_ends.is_finite)
     if np.all(record < 0):
         return None
     first = np.where(record < 0, np.iinfo(record.dtype).max, record)
     row, model = np.unravel_index(np.argmin(first), first.shape)
-    places = dict(zip(grid.axes, (each[replicas[row]] for each in program.index), strict=False))
+    number = segment.replicas[row]
+    places = dict(zip(grid.axes, (each[number] for each in program.index), strict=False))
     at = {name: grid.labels[name][places[name]] for name in grid.axes if name in program.numbers}
     point = "".join(f", {n}={x if isinstance(x, str) else format(x, 'g')}" for n, x in at.items())
     return (
         f"{program.label}{point} diverged: the loss or a parameter of model {model + 1}, "
-        f"seed {grid.first_seed + program.index[-1][replicas[row]]}, is not finite in round "
+        f"seed {grid.first_seed + program.index[-1][number]}, is not finite in round "
         f"{record[row, model] * grid.record_every}; lower the learning rate"
     )

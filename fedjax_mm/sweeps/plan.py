@@ -330,7 +330,7 @@ def _room(result: int, where: Layout, limit: float | None) -> tuple[float, float
 
 def _batch_size(program: Program, where: Layout, room: float) -> int:
     """Returns the number of replicas at once: as fits the memory and, on CPUs, the caches."""
-    state, most = num_bytes(program.traced.carry), room / _replica_bytes(program)
+    state, most = num_bytes(program.traced.replica), room / _replica_bytes(program)
     if state > room:  # refuse now, because compiling would take time and more memory
         raise ValueError(
             f"{program.label}: the state of one run takes {_in_gib(state)} and {_in_gib(room)} are "
@@ -346,24 +346,26 @@ def _batch_size(program: Program, where: Layout, room: float) -> int:
 
 
 def _replica_bytes(program: Program) -> float:
-    """Returns a guess before compiling: old and new carry, temporaries, and rows to be fetched."""
-    state, record = num_bytes(program.traced.carry), num_bytes(program.traced.record)
+    """Returns a guess before compiling: old and new state, temporaries, and rows to be fetched."""
+    state, record = num_bytes(program.traced.replica), num_bytes(program.traced.record)
     return 3 * state + (2 * program.records_kept + program.grid.num_records) * record
 
 
 def jitted(program: Program, where: Layout) -> Any:
-    """Returns `Program.segment` on all devices, as a jitted function of `Program.inputs`."""
+    """Returns `Program.segment` on all devices, as a jitted function."""
     segment = where.over(
         partial(program.segment, where.client_axis),
-        in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), 0, None),
+        in_axes=(Given(seeds=0, numbers=0, shared=None, root=None), None, 0),
         out_axes=(0, 1),
     )
-    # Donate the old carry, so that the new one reuses its memory.
-    return jax.jit(segment, donate_argnums=1)
+    # Donate the old state, so that the new one reuses its memory.
+    return jax.jit(segment, donate_argnums=2)
 
 
 def _lower(program: Program, size: int, where: Layout) -> Any:
-    return jitted(program, where).lower(*program.inputs(where, np.zeros(size, int)))
+    given, replica = program.inputs(where, np.zeros(size, int))
+    rounds = where.put((np.int32(0), np.int32(0)), None)
+    return jitted(program, where).lower(given, rounds, replica)
 
 
 def memory_of(call: Any) -> float:

@@ -1,7 +1,4 @@
-"""Programs: runs that differ in numbers and seeds only, compiled once and computed in segments.
-
-A segment takes the constant `Given`, the `Carry` of the segment before it, and its `Rounds`.
-"""
+"""Programs: runs that differ in numbers and seeds only, compiled once and computed in segments."""
 
 import dataclasses
 import math
@@ -16,6 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from fedjax_mm import keys
 from fedjax_mm.base import AnalyticTask
 from fedjax_mm.checks import tracing
 from fedjax_mm.chunks import chunk_size_of, vmap_unless_one
@@ -23,6 +21,7 @@ from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.record import (
     Counts,
     MessageSizes,
+    Record,
     Work,
     add_counts,
     measure,
@@ -69,49 +68,24 @@ class Given(NamedTuple):
     root: Any
 
 
-class Rounds(NamedTuple):
-    """The number of rounds before a segment, and the number of rounds that it computes."""
-
-    done: Any
-    count: Any
-
-
-class Ending(NamedTuple):
-    """Whether a record of a replica met the target, and counts up to its last record."""
-
-    is_met: Any
-    total: Counts
-
-
-class Carry(NamedTuple):
-    """State of a replica between two segments.
+class Replica(NamedTuple):
+    """State of a run between two segments.
 
     Attributes:
       models: the state of each stack.
       assignment: the assignment's state, or the clock's.
       since: work since the last record.
       prepared: the result of the grid's `prepare`.
-      ending: None without a target.
+      total: counts up to the last record, if there is a target.
+      has_ended: whether a record met the target, if there is one.
     """
 
     models: tuple[StackState, ...]
     assignment: Any
     since: Work
     prepared: Any
-    ending: Ending | None
-
-
-class Record(NamedTuple):
-    """A replica's record, as in a `Trace`, ``[models]`` each.
-
-    `is_finite` is False for a model with a parameter or loss that is not finite. `is_used` marks
-    the models in use, and is () if all are.
-    """
-
-    metrics: dict[str, Any]
-    counts: Counts
-    is_finite: Any
-    is_used: Any = ()
+    total: Counts | tuple[()] = ()
+    has_ended: Any = ()
 
 
 @jax.tree_util.register_static
@@ -159,12 +133,12 @@ class Traced(NamedTuple):
     """Result of tracing a program, before it is compiled.
 
     Attributes:
-      carry: shapes and types of the carry of one replica.
+      replica: shapes and types of the state of one replica.
       record: shapes and types of one record of one replica.
       facts: the static facts.
     """
 
-    carry: Carry
+    replica: Replica
     record: Record
     facts: Facts
 
@@ -219,15 +193,17 @@ class Program:
         setup = self.setup(numbers, shared, prepared)
         return engine_of(*setup[:3], self.grid.client_map, client_axis), setup
 
-    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Carry:
+    def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Returns one replica before round 1."""
         return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
 
-    def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Carry:
+    def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Replica:
         engine, setup = self._engine(numbers, shared, prepared)
         state, no_work = engine.start(rng_key, setup.params), engine.no_work()
-        ending = None if self.grid.until is None else Ending(jnp.zeros((), bool), no_work.counts)
-        return Carry(state.models, state.assignment, no_work, prepared, ending)
+        replica = Replica(state.models, state.assignment, no_work, prepared)
+        if self.grid.until is None:
+            return replica
+        return replica._replace(total=no_work.counts, has_ended=jnp.zeros((), bool))
 
     def advance(
         self,
@@ -235,28 +211,33 @@ class Program:
         rng_key: PRNGKeyArray,
         numbers: Any,
         shared: Any,
-        carry: Carry,
+        replica: Replica,
         round: Int[Array, ""],
-    ) -> Carry:
+    ) -> Replica:
         """Computes one more round of one replica."""
-        engine, _ = self._engine(numbers, shared, carry.prepared, client_axis)
-        # Leave the key and the round out of the carry, because a segment has them as arguments.
-        state, done = engine.rounds(State(rng_key, round, carry.models, carry.assignment), 1)
-        since = add_counts(carry.since, done)
-        if self.grid.keep is not None and carry.ending is not None:
+        engine, _ = self._engine(numbers, shared, replica.prepared, client_axis)
+        # Leave the key and the round out of the state, because a segment has them as arguments.
+        state, done = engine.rounds(State(rng_key, round, replica.models, replica.assignment), 1)
+        models, since = state.models, add_counts(replica.since, done)
+        if self.grid.keep is not None and self.grid.until is not None:
             # Keep the models of a replica that has met the target, because other replicas go on.
-            stay = partial(jnp.where, carry.ending.is_met)
-            state = state._replace(models=jax.tree.map(stay, carry.models, state.models))
-        return carry._replace(models=state.models, assignment=state.assignment, since=since)
+            stay = partial(jnp.where, replica.has_ended)
+            models = jax.tree.map(stay, replica.models, models)
+        return replica._replace(models=models, assignment=state.assignment, since=since)
 
     def measure(
-        self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, carry: Carry, round: Int[Array, ""]
+        self,
+        rng_key: PRNGKeyArray,
+        numbers: Any,
+        shared: Any,
+        replica: Replica,
+        round: Int[Array, ""],
     ) -> Record:
         """Returns the record of one replica."""
-        engine, setup = self._engine(numbers, shared, carry.prepared)
-        own = engine.metrics(carry.assignment, carry.since)
-        measured = measure(engine.stacks, rng_key, round, carry.models, self.grid.client_map, own)
-        record = Record(measured.metrics, carry.since.counts, measured.is_finite)
+        engine, setup = self._engine(numbers, shared, replica.prepared)
+        own = engine.metrics(replica.assignment, replica.since)
+        measured = measure(engine.stacks, rng_key, round, replica.models, self.grid.client_map, own)
+        record = Record(measured.metrics, replica.since.counts, is_finite=measured.is_finite)
         if setup.num_models is None:
             return record
         is_used = jnp.arange(len(record.is_finite)) < setup.num_models
@@ -268,16 +249,16 @@ class Program:
 
         return jax.tree.map(repeat, record)._replace(is_used=is_used)
 
-    def note(self, carry: Carry, record: Record, is_record: Any) -> Carry:
+    def note(self, replica: Replica, record: Record, is_record: Any) -> Replica:
         """Resets the counts after a record, and compares the record with the target."""
-        since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), carry.since)
-        carry, ending, until = carry._replace(since=since), carry.ending, self.grid.until
-        if ending is None or until is None:
-            return carry
+        since = jax.tree.map(lambda x: jnp.where(is_record, 0, x), replica.since)
+        replica, until = replica._replace(since=since), self.grid.until
+        if until is None:
+            return replica
         counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
-        total = add_counts(ending.total, counts)
+        total = add_counts(replica.total, counts)
         is_met = is_record & until.is_met(record.metrics | total._asdict())
-        return carry._replace(ending=Ending(ending.is_met | is_met, total))
+        return replica._replace(total=total, has_ended=replica.has_ended | is_met)
 
     @cached_property
     def traced(self) -> Traced:
@@ -290,10 +271,10 @@ class Program:
         def first_record(
             rng_key: Any, numbers: Any, round: Any, shared: Any, prepared: Any
         ) -> Traced:
-            carry = self._start(rng_key, numbers, shared, prepared)
+            replica = self._start(rng_key, numbers, shared, prepared)
             engine, _ = self._engine(numbers, shared, prepared)
-            facts = Facts.of(engine, State(rng_key, round, carry.models, carry.assignment))
-            return Traced(carry, self.measure(rng_key, numbers, shared, carry, round), facts)
+            facts = Facts.of(engine, State(rng_key, round, replica.models, replica.assignment))
+            return Traced(replica, self.measure(rng_key, numbers, shared, replica, round), facts)
 
         # Use shapes alone, so that nothing is computed or compiled, even for large data.
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -337,87 +318,92 @@ class Program:
         return max(1, min(self.grid.num_records, _BUFFER_BYTES // num_bytes(self.traced.record)))
 
     def inputs(
-        self, where: Layout, replicas: np.ndarray, carry: Carry | None = None
-    ) -> tuple[Given, Carry, Rounds]:
-        """Returns the arguments of `segment` for some replicas on their devices, with 0 rounds."""
-        carry = self.no_carry(len(replicas)) if carry is None else carry
+        self, where: Layout, replicas: np.ndarray, state: Replica | None = None
+    ) -> tuple[Given, Replica]:
+        """Returns the arguments of `segment` for some replicas on their devices.
+
+        Args:
+          where: the devices.
+          replicas: the numbers of the replicas.
+          state: their state; by default zeros, for the first segment.
+        """
+        state = self.no_replica(len(replicas)) if state is None else state
         # Use int32 with and without x64, because a seed's draws depend on its type.
         seeds = (self.grid.first_seed + self.index[-1][replicas]).astype(np.int32)
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
-        seeds, numbers, carry = where.put((seeds, numbers, carry), 0)
-        root, rounds = np.uint32(self.grid.seed), Rounds(np.int32(0), np.int32(0))
-        shared, root, rounds = where.put((without_keys(self.grid.shared), root, rounds), None)
-        return Given(seeds, numbers, shared, root), carry, rounds
+        seeds, numbers, state = where.put((seeds, numbers, state), 0)
+        shared, root = where.put((without_keys(self.grid.shared), np.uint32(self.grid.seed)), None)
+        return Given(seeds, numbers, shared, root), state
 
-    def no_carry(self, size: int) -> Carry:
-        """Returns the carry of `size` replicas, filled with zeros."""
-        plain = jax.eval_shape(without_keys, self.traced.carry)
-        empty: Carry = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
+    def no_replica(self, size: int) -> Replica:
+        """Returns the state of `size` replicas, filled with zeros."""
+        plain = jax.eval_shape(without_keys, self.traced.replica)
+        empty: Replica = jax.tree.map(lambda x: np.zeros((size, *x.shape), x.dtype), plain)
         return empty
 
     def segment(
-        self, client_axis: str | None, given: Given, carry: Carry, rounds: Rounds
-    ) -> tuple[Carry, Record]:
+        self, client_axis: str | None, given: Given, rounds: tuple[Array, Array], replica: Replica
+    ) -> tuple[Replica, Record]:
         """Computes further rounds of a share of the replicas, as one compiled program.
 
         Args:
           client_axis: see `simulate`.
           given: of the replicas.
-          carry: of the replicas, with keys as plain arrays. It is ignored before the first round.
-          rounds: which rounds to compute.
+          rounds: the number of rounds before the segment, and the number of its own rounds.
+          replica: the state of the replicas, with keys as plain arrays. It is ignored before the
+            first round.
 
         Returns:
-          The new carry, and the new records ``[1 + kept, replicas, models]``. In the first segment
+          The new state, and the new records ``[1 + kept, replicas, models]``. In the first segment
           they begin with the record of the start. Once all replicas have met the target no more
           rounds are computed, and their records are zeros.
         """
         (done, count), every, size = rounds, self.grid.record_every, len(given.seeds)
-        root = jax.random.key(given.root)
         # Make keys from a seed's number only, so that a replica has equal draws in any batch and on
         # any device.
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(root, given.seeds)
+        rng_keys = keys.seed_keys(given.root, given.seeds)
         shared = with_keys(given.shared, self.grid.shared)
         last, first = done + count, jnp.where(done == 0, 0, done // every + 1)
 
-        def each(function: Any, *carries: Carry, round: tuple[Any, ...] = ()) -> Any:
-            def one(key: Any, numbers: Any, *carry: Carry) -> Any:
-                return function(key, numbers, shared, *carry, *round)
+        def each(function: Any, *states: Replica, round: tuple[Any, ...] = ()) -> Any:
+            def one(rng_key: Any, numbers: Any, *state: Replica) -> Any:
+                return function(rng_key, numbers, shared, *state, *round)
 
-            return vmap_unless_one(size, one)(keys, given.numbers, *carries)
+            return vmap_unless_one(size, one)(rng_keys, given.numbers, *states)
 
-        def one_round(now: tuple[Any, Carry]) -> tuple[Any, Carry]:
-            so_far, carry = now
-            return so_far + 1, each(partial(self.advance, client_axis), carry, round=(so_far,))
+        def one_round(now: tuple[Any, Replica]) -> tuple[Any, Replica]:
+            so_far, replica = now
+            return so_far + 1, each(partial(self.advance, client_axis), replica, round=(so_far,))
 
-        def goes_on(now: tuple[Any, Carry, Record]) -> Any:
-            is_left, ending = (now[0] - 1) * every < last, now[1].ending
-            return is_left if ending is None else is_left & ~jnp.all(ending.is_met)
+        def goes_on(now: tuple[Any, Replica, Record]) -> Any:
+            is_left = (now[0] - 1) * every < last
+            return is_left if self.grid.until is None else is_left & ~jnp.all(now[1].has_ended)
 
-        def one_record(now: tuple[Any, Carry, Record]) -> tuple[Any, Carry, Record]:
-            number, carry, records = now
+        def one_record(now: tuple[Any, Replica, Record]) -> tuple[Any, Replica, Record]:
+            number, replica, records = now
             stop = jnp.minimum(number * every, last)
             # Record the start here, after 0 rounds, because a separate record would be compiled
             # again.
-            start = jnp.maximum((number - 1) * every, done), carry
-            _, carry = lax.while_loop(lambda now: now[0] < stop, one_round, start)
+            start = jnp.maximum((number - 1) * every, done), replica
+            _, replica = lax.while_loop(lambda now: now[0] < stop, one_round, start)
             is_record = stop == number * every
             record = lax.cond(
-                is_record, lambda: each(self.measure, carry, round=(stop,)), lambda: nothing
+                is_record, lambda: each(self.measure, replica, round=(stop,)), lambda: nothing
             )
             # Update a slice, because `records.at[place].set` is a scatter, which compiles longer.
             put = partial(lax.dynamic_update_index_in_dim, index=number - first, axis=0)
             records = jax.tree.map(put, records, record)
-            return number + 1, self.note(carry, record, is_record), records
+            return number + 1, self.note(replica, record, is_record), records
 
         kept = (1 + self.records_kept, size)
         records = jax.tree.map(lambda x: jnp.zeros(kept + x.shape, x.dtype), self.traced.record)
         nothing = jax.tree.map(itemgetter(0), records)
-        carry = with_keys(carry, self.traced.carry)
+        replica = with_keys(replica, self.traced.replica)
         # Start in a branch of this program, because a separate one would be compiled, too.
-        carry = lax.cond(done == 0, lambda: each(self.start), lambda: carry)
+        replica = lax.cond(done == 0, lambda: each(self.start), lambda: replica)
         # Use `while_loop`, because `lax.fori_loop` with a traced bound becomes one anyway.
-        _, carry, records = lax.while_loop(goes_on, one_record, (first, carry, records))
-        return without_keys(carry), records
+        _, replica, records = lax.while_loop(goes_on, one_record, (first, replica, records))
+        return without_keys(replica), records
 
 
 def num_bytes(tree: Any) -> int:

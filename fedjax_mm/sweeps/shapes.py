@@ -42,7 +42,7 @@ def kept_shapes(programs: Sequence[Program]) -> list[Params]:
       ValueError: if the structure of a model's parameters differs between programs.
     """
     each = [
-        jax.eval_shape(each_params, program.traced.carry.models)
+        jax.eval_shape(each_params, program.traced.replica.models)
         for program in programs
         if program.grid.keep is not None
     ]

@@ -27,10 +27,11 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Cohort
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time
 from fedjax_mm.sweeps import Setup
 from fedjax_mm.sweeps.devices import layout
-from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
 from fedjax_mm.sweeps.structures import programs_of
@@ -350,7 +351,7 @@ def test_a_file_has_all_settings(text):
         strategy = variance_reduced(6, 2, expected_trainings=expected, **how)
         _, trace = jax.jit(
             lambda key, who=strategy: simulate(key, task, algorithm, who, 4, params=start)
-        )(seed_keys(0, 1)[0])
+        )(seed_keys(0, range(1))[0])
         found = result.sel(expected_trainings=expected).isel(seed=0, algorithm=0)
         np.testing.assert_allclose(found.loss.values, trace.metrics["loss"], rtol=1e-5)  # float32
         drawn = np.cumsum(trace.client_updates, axis=0)
@@ -367,7 +368,7 @@ def test_the_memory_of_all_updates_is_said_before_the_run(algorithm):
         return Setup(quadratic(50, 1, mu=0.1), how, mfa_rand(50, 2, unbiased=True))
 
     (program,) = programs_of(Grid(build, {"learning_rate": [0.1]}, 2))
-    carried = num_bytes(program.traced.carry)
+    carried = num_bytes(program.traced.replica)
     assert bytes_of_updates < carried < 1.2 * bytes_of_updates
     outline = make_outline(program.grid)
     assert outline.batch_bytes > 2 * bytes_of_updates

@@ -7,7 +7,7 @@ from flax import nnx
 
 from fedjax_mm import fedavg, full_participation, mfa_rr, sweep
 from fedjax_mm.data import FederatedData, client_data, federate
-from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.tasks import LogisticRegression, classification, quadratic
 
 RNG = np.random.default_rng(0)
@@ -121,7 +121,9 @@ def swept(build=None, axes=None, **options):
         return Setup(QUADRATIC, fedavg(rate, local_steps=2), EVERYBODY)
 
     return sweep(
-        build or usual,
-        {"rate": [0.1, 0.2]} if axes is None else axes,
-        **{"num_rounds": 2, **options},
+        Grid(
+            build or usual,
+            {"rate": [0.1, 0.2]} if axes is None else axes,
+            **{"num_rounds": 2, **options},
+        )
     )

@@ -220,14 +220,16 @@ def test_a_sweep_takes_seeds_and_counts_of_any_type():
     def build(rate):
         return Setup(QUADRATIC, fedavg(rate, local_steps=2), EVERYBODY)
 
-    plain = sweep(build, {"rate": [0.1, 0.2]}, num_rounds=2, num_seeds=2, seed=3)
+    plain = sweep(Grid(build, {"rate": [0.1, 0.2]}, num_rounds=2, num_seeds=2, seed=3))
     other = sweep(
-        build,
-        {"rate": np.array([0.1, 0.2])},
-        num_rounds=np.int8(2),
-        num_seeds=np.uint8(2),
-        seed=np.uint32(3),
-        first_seed=np.int64(0),
+        Grid(
+            build,
+            {"rate": np.array([0.1, 0.2])},
+            num_rounds=np.int8(2),
+            num_seeds=np.uint8(2),
+            seed=np.uint32(3),
+            first_seed=np.int64(0),
+        )
     )
     np.testing.assert_array_equal(plain["loss"], other["loss"])
     assert Grid(build, {"rate": [0.1]}, num_rounds=2, seed=2**32 - 1).seed == 2**32 - 1

@@ -76,7 +76,7 @@ def test_labels_are_shown_as_they_are(capsys, label):
 def test_a_bar_shows_labels_as_they_are(monkeypatch, capsys):
     screen = terminal.Console(force_terminal=True, width=200, markup=False)
     monkeypatch.setattr(terminal, "notes", screen)
-    with terminal.progress() as report:
+    with terminal.shown_progress() as report:
         report("[/x]", 1, 2)
     assert "[/x]" in capsys.readouterr().out
 

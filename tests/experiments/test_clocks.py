@@ -7,7 +7,7 @@ import xarray as xr
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.experiments.overrides import validate
-from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 
@@ -42,7 +42,7 @@ def by_hand(algorithm, mean=2.0):
 
 def test_a_file_describes_asynchronous_runs_and_clocks():
     result = run(experiment())
-    expected = sweep(by_hand, {"algorithm": ["jobs", "rounds"]}, num_rounds=4, num_seeds=2)
+    expected = sweep(Grid(by_hand, {"algorithm": ["jobs", "rounds"]}, num_rounds=4, num_seeds=2))
     xr.testing.assert_equal(result, expected)
     assert result.staleness.sel(algorithm="jobs").isel(round=-1).notnull().all()
     assert (result.time.isel(round=-1) > 0).all()

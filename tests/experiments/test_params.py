@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, fedavg, mfa_rr, params_of, run, simulate, sweep
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.results.params import load_params, save_params
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
-from fedjax_mm.sweeps.grid import seed_keys
+from fedjax_mm.sweeps import (
+    Checkpoints,
+    Execution,
+    Grid,
+    InterruptedRunError,
+    Setup,
+    Until,
+    progress,
+)
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, traced_once
 
@@ -49,7 +57,7 @@ def test_the_parameters_are_those_of_single_runs(kept):
         start = config.task.initial_params()
         return params_of(simulate(rng_key, *how, ROUNDS, params=start)[0])
 
-    alone = program(seed_keys(0, 2)[1])
+    alone = program(seed_keys(0, range(2))[1])
     for model in range(2):
         np.testing.assert_allclose(params[model][1, 1], alone[model], rtol=1e-5, atol=1e-6)
     saved = load_params(path)
@@ -152,12 +160,12 @@ AXES = {"num_models": [3, 1], "learning_rate": [0.1, 0.2]}
 
 
 def test_a_sweep_keeps_the_parameters_of_models_that_differ():
-    result, params = sweep(build, AXES, num_rounds=3, num_seeds=2, keep="params")
+    result, params = sweep(Grid(build, AXES, num_rounds=3, num_seeds=2), keep="params")
     assert [x["w"].shape for x in params] == [(2, 2, 2, 3), (2, 2, 2, 2), (2, 2, 2, 3)]
     norms = np.stack([np.linalg.norm(x["w"], axis=-1) for x in params], axis=-1)
     np.testing.assert_allclose(norms, result.norm.sel(round=3), rtol=1e-6)
     assert np.isnan(params[1]["w"][1]).all(), "the second point has one model"
-    plain = sweep(build, AXES, num_rounds=3, num_seeds=2)
+    plain = sweep(Grid(build, AXES, num_rounds=3, num_seeds=2))
     assert plain.drop_attrs().identical(result.drop_attrs())
 
 
@@ -165,7 +173,7 @@ def test_parameters_with_a_target_are_those_that_met_it():
     """Rates differ, and so do the rounds; beside each other both are computed to the last."""
     until = Until("norm", at_least=2.3)
     sizes = {"num_rounds": 60, "num_seeds": 2, "until": until, "keep": "params"}
-    result, params = sweep(build, AXES | {"num_models": [1]}, **sizes)
+    result, params = sweep(Grid(build, AXES | {"num_models": [1]}, **sizes))
     ended = result.ended.values
     assert len(np.unique(ended)) > 1
     assert (ended > 0).any()
@@ -178,7 +186,7 @@ def test_parameters_with_a_target_are_those_that_met_it():
 def test_parameters_of_finished_batches_are_saved_with_an_unfinished_run(tmp_path, monkeypatch):
     """The first program ends, the second is stopped: what the first left is not lost."""
     sizes = {"num_rounds": 3, "num_seeds": 2, "keep": "params"}
-    _, whole = sweep(build, AXES, **sizes)
+    _, whole = sweep(Grid(build, AXES, **sizes))
     monkeypatch.setattr("fedjax_mm.sweeps.execute._SEGMENT_SECONDS", 0)
 
     def stop(label, done, total):
@@ -186,13 +194,13 @@ def test_parameters_of_finished_batches_are_saved_with_an_unfinished_run(tmp_pat
             os.kill(os.getpid(), signal.SIGTERM)
 
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
-        sweep(build, AXES, **sizes, execution=Execution(stop, checkpoints))
+        sweep(Grid(build, AXES, **sizes), execution=Execution([progress(stop)], checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
         assert checkpoints.load(0).rounds == 3
-        _, rest = sweep(build, AXES, **sizes, execution=Execution(checkpoints=checkpoints))
+        _, rest = sweep(Grid(build, AXES, **sizes), execution=Execution(checkpoints=checkpoints))
         without = sizes | {"keep": None}
         with pytest.raises(ValueError, match='keep was "params", is null'):
-            sweep(build, AXES, **without, execution=Execution(checkpoints=checkpoints))
+            sweep(Grid(build, AXES, **without), execution=Execution(checkpoints=checkpoints))
     for one, other in zip(jax.tree.leaves(rest), jax.tree.leaves(whole), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -202,6 +210,6 @@ def test_points_with_other_parameters_are_refused_before_anything_is_compiled():
         return Setup(Towards(jax.numpy.zeros(4), dim=dim), fedavg(0.1, local_steps=1), mfa_rr(4, 1))
 
     with pytest.raises(ValueError, match=r"those of model 1 are others in dim=3 than elsewhere"):
-        sweep(other, {"dim": [2, 3]}, num_rounds=1, keep="params")
+        sweep(Grid(other, {"dim": [2, 3]}, num_rounds=1), keep="params")
     with pytest.raises(ValueError, match="keep is 'all'; it must be None or 'params'"):
-        sweep(other, {"dim": [2]}, num_rounds=1, keep="all")
+        sweep(Grid(other, {"dim": [2]}, num_rounds=1), keep="all")

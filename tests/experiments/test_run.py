@@ -7,10 +7,11 @@ import xarray as xr
 
 from fedjax_mm import Experiment, run, simulate, to_dataset
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import DivergenceError
+from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.sweeps.program import Program
 from tests.helpers import share_grids
 
@@ -52,7 +53,7 @@ def shared_grids():
 def result():
     """The experiment as it stands, and the progress that was reported."""
     reports = []
-    dataset = run(experiment(), Execution(lambda *report: reports.append(report)))
+    dataset = run(experiment(), Execution([progress(lambda *report: reports.append(report))]))
     return dataset, reports
 
 
@@ -76,7 +77,7 @@ def test_run_equals_a_loop_over_seeds(result, label):
     )
     start = config.task.initial_params()
     one_run = jax.jit(lambda key: simulate(key, *built, config.num_rounds, params=start)[1])
-    loop = [to_dataset(one_run(key)) for key in seed_keys(config.seed, config.num_seeds)]
+    loop = [to_dataset(one_run(key)) for key in seed_keys(config.seed, range(config.num_seeds))]
     dataset, _ = result
     actual = dataset.sel(algorithm=label, drop=True)
     assert np.all(actual.diverged == -1)
@@ -94,7 +95,7 @@ def test_segments_do_not_change_results(monkeypatch, result, kept):
     """Of one record each; growing to at most 4; growing without bound."""
     monkeypatch.setattr(Program, "records_kept", kept)
     reports = []
-    dataset = run(experiment("RR"), Execution(lambda *report: reports.append(report)))
+    dataset = run(experiment("RR"), Execution([progress(lambda *report: reports.append(report))]))
     check_close(dataset, result[0].sel(algorithm=["RR"]))
     assert dataset["round"].values.tolist() == list(range(13))
     updates = [done for label, done, _ in reports if label == "RR"]
@@ -174,7 +175,7 @@ def test_the_precision_is_left_alone_after_an_error():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(experiment(precision="float64"), Execution(interrupt))
+        run(experiment(precision="float64"), Execution([progress(interrupt)]))
     assert jax.config.jax_enable_x64 == before
 
 

@@ -27,6 +27,7 @@ class Loaded(NamedTuple):
         examples: tuple = ()
 
     train: Train
+    kind: str = "synthetic"
 
 
 MOST, GIB = 2**31 - 1, 2**30

@@ -16,7 +16,7 @@ from fedjax_mm.papers.bhuyan2022.accuracy import TARGETS, rounds_to_targets
 from fedjax_mm.papers.bhuyan2022.fig6_and_7 import median
 from fedjax_mm.papers.bhuyan2022.gains import Limits
 from fedjax_mm.plots import save_figure
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, progress
 from tests.helpers import traced_once
 
 ROUNDS = 10
@@ -455,10 +455,10 @@ def test_an_interrupted_gain_figure_goes_on_with_several_models(tmp_path, monkey
             signal.raise_signal(signal.SIGINT)
 
     with Checkpoints(tmp_path / "saved") as saved, pytest.raises(InterruptedRunError):
-        item.run(config, Execution(checkpoints=saved, progress=stop, save_every=0))
+        item.run(config, Execution(checkpoints=saved, callbacks=[progress(stop)], save_every=0))
     seen = []
     with Checkpoints(tmp_path / "saved", resume=True) as saved:
-        how = Execution(checkpoints=saved, progress=lambda *each: seen.append(each))
+        how = Execution(checkpoints=saved, callbacks=[progress(lambda *each: seen.append(each))])
         result = item.run(config, how)
         saved.discard()
     assert not list((tmp_path / "saved").rglob("part-*"))

@@ -20,6 +20,7 @@ from fedjax_mm.papers.cho2022.clients import POPULATIONS, classifier, draw_clien
 from fedjax_mm.papers.cho2022.runs import run_comparison, run_grid, select, warm_up
 from fedjax_mm.plots import save_figure
 from fedjax_mm.sweeps import execute
+from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.structures import programs_of
@@ -150,12 +151,12 @@ def stop_and_continue(which, tmp_path):
                 raise StoppedError
 
     with Checkpoints(tmp_path, resume=False).open() as checkpoints, pytest.raises(StoppedError):
-        run_comparison(config, Execution(stop_halfway, checkpoints, save_every=0.0))
+        run_comparison(config, Execution([progress(stop_halfway)], checkpoints, save_every=0.0))
     first, seen[:] = max(seen), []
     with Checkpoints(tmp_path, resume=True).open() as checkpoints:
         result = run_comparison(
             config,
-            Execution(lambda what, done, total: seen.append((what, done)), checkpoints),
+            Execution([progress(lambda what, done, total: seen.append((what, done)))], checkpoints),
         )
     assert min(done for what, done in seen if what.startswith("variant")) > 0
     assert first > 0

@@ -15,7 +15,7 @@ from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.batches import relative_variance
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Assignment, Batching, Cohort
-from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.tasks import least_squares, quadratic, with_metrics
 from tests.helpers import Towards, replay, slow_unless
@@ -453,7 +453,7 @@ def test_a_round_lasts_as_long_as_its_slowest_client():
     expected = np.cumsum([0.0, *(longest(t) for t in (1, 2, 3))])
     np.testing.assert_allclose(time, np.stack([expected] * 2, 1), rtol=1e-6)
     result = sweep(
-        lambda rate: Setup(TASK, fed(rate=rate), rounds), {"rate": [0.1, 0.2]}, num_rounds=3
+        Grid(lambda rate: Setup(TASK, fed(rate=rate), rounds), {"rate": [0.1, 0.2]}, num_rounds=3)
     )
     assert result["time"].dims == ("rate", "seed", "round", "model")
     assert (np.diff(result["time"].values, axis=2)[:, :, :2] > 0).all()

@@ -14,8 +14,8 @@ from jax import lax
 
 from fedjax_mm import fedprox, full_participation, local_sgd, simulate, sweep, to_dataset
 from fedjax_mm.base import Cohort
-from fedjax_mm.sweeps import Execution, Setup, layout
-from fedjax_mm.sweeps.grid import seed_keys
+from fedjax_mm.keys import seed_keys
+from fedjax_mm.sweeps import Execution, Grid, Setup, layout
 from fedjax_mm.tasks import MLP, classification
 from tests.helpers import (
     NOTHING_TO_SEE,
@@ -84,7 +84,7 @@ def one_run(page, client_map, client_axis=None):
 def expected(page, tasks):
     """All clients and seeds at once, on one device: so much is so little by default."""
     program = jax.jit(jax.vmap(one_run(page, "auto"), (0, None)))
-    return jax.device_get(program(seed_keys(0, SEEDS), tasks))
+    return jax.device_get(program(seed_keys(0, range(SEEDS)), tasks))
 
 
 def close(actual, expected):
@@ -147,7 +147,7 @@ def test_seeds_and_clients_in_turn_agree_with_all_at_once(page, tasks, expected)
     (controls,) = jax.tree.leaves(expected[0].models[0].clients)
     assert np.all(np.abs(controls).max((2, 3)) > 0.1)  # every model has moved clients' states
     program = jax.jit(one_run(page, "scan"))
-    for seed, key in enumerate(seed_keys(0, SEEDS)):
+    for seed, key in enumerate(seed_keys(0, range(SEEDS))):
         close(program(key, tasks), jax.tree.map(itemgetter(seed), expected))
 
 
@@ -156,7 +156,7 @@ def test_clients_on_two_devices_agree_with_one(page, tasks, expected):
     """Each device computes its share of a group two clients at a time."""
     where = layout(SEEDS, jax.devices()[:2], "clients")
     seeds = jax.vmap(one_run(page, 2, where.client_axis), (0, None))
-    close(jax.jit(where.over(seeds, (0, None)))(seed_keys(0, SEEDS), tasks), expected)
+    close(jax.jit(where.over(seeds, (0, None)))(seed_keys(0, range(SEEDS)), tasks), expected)
 
 
 @pytest.mark.slow  # by default of methods of the library, in test_devices
@@ -168,13 +168,15 @@ def test_replicas_of_a_sweep_on_two_devices_agree_with_one(page, tasks, expected
     devices = jax.devices()[:2]
     monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, devices, axis))
     swept = sweep(
-        build,
-        {"learning_rate": [0.05, 0.1], "gamma": [0.5, 0.9]},
-        num_rounds=ROUNDS,
-        num_seeds=SEEDS,
-        record_every=9,
-        client_map="vmap",
-        shared={"tasks": tasks},
+        Grid(
+            build,
+            {"learning_rate": [0.05, 0.1], "gamma": [0.5, 0.9]},
+            num_rounds=ROUNDS,
+            num_seeds=SEEDS,
+            record_every=9,
+            client_map="vmap",
+            shared={"tasks": tasks},
+        ),
         execution=Execution(split="replicas"),
     )
     same = swept.sel(learning_rate=0.1, gamma=0.9)

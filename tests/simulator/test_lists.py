@@ -24,7 +24,7 @@ from fedjax_mm import (
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
-from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.program import OneOf
@@ -267,8 +267,10 @@ def test_models_that_are_not_there_are_not_in_a_sweep():
     axes = {"num_models": [1, 3, 4], "learning_rate": [0.1, 0.3, 1e6]}
     target = Until("distance", at_most=0.7 * float(jnp.linalg.norm(task.minimizer)))
     how = {"num_rounds": 20, "num_seeds": 2, "until": target}
-    apart, params_apart = sweep(build, axes, keep="params", **how)
-    one, params = sweep(build, axes, keep="params", together={"num_models": lambda _: 0}, **how)
+    apart, params_apart = sweep(Grid(build, axes, **how), keep="params")
+    one, params = sweep(
+        Grid(build, axes, together={"num_models": lambda _: 0}, **how), keep="params"
+    )
     xr.testing.assert_allclose(one, apart, rtol=1e-5)
     xr.testing.assert_equal(one.diverged, apart.diverged)
     for each, other in zip(params, params_apart, strict=True):

@@ -16,7 +16,14 @@ import pytest
 from fedjax_mm import fedavg, local_sgd, mfa_rand, mfa_rr, simulate, sweep
 from fedjax_mm.data.federated import stack_data
 from fedjax_mm.stacks import by_model, stacks_of
-from fedjax_mm.sweeps import Checkpoints, DivergenceError, Execution, InterruptedRunError, Setup
+from fedjax_mm.sweeps import (
+    Checkpoints,
+    DivergenceError,
+    Execution,
+    InterruptedRunError,
+    Setup,
+    progress,
+)
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.tasks import quadratic
@@ -253,7 +260,7 @@ MIXED_GRID = Grid(build_mixed, {"learning_rate": [0.1, 0.2]}, **SIZES)
 def carried_out(how):
     """The sweep of stacks, which is traced once however often it runs."""
     plan = plan_for(MIXED_GRID, how)
-    return carry_out(plan, how, data="synthetic", on_divergence="mark")
+    return carry_out(plan, how)[0]
 
 
 @functools.cache
@@ -285,12 +292,12 @@ def test_divergence_of_one_stack_is_marked_and_stops():
         return Setup(towards_and_quadratic()[:2], algorithms, mfa_rr(N, 2))
 
     plan = plan_for(Grid(build, {"learning_rate": [0.1, 1e6]}, **SIZES), Execution())
-    result = carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
+    result = carry_out(plan, Execution())[0]
     assert (result.diverged.sel(learning_rate=0.1) == -1).all()
     assert (result.diverged.sel(learning_rate=1e6) == [-1, 1]).all()
     assert np.isfinite(result.norm.sel(model=1)).all()
     with pytest.raises(DivergenceError) as error:
-        carry_out(plan, Execution(), data="synthetic", on_divergence="stop")
+        carry_out(plan, Execution(), on_divergence="stop")
     assert error.value.partial.diverged.max() > 0
 
 
@@ -303,7 +310,7 @@ def test_a_sweep_of_stacks_continues(tmp_path, monkeypatch):
             os.kill(os.getpid(), signal.SIGTERM)
 
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
-        carried_out(Execution(checkpoints=checkpoints, save_every=0, progress=stop))
+        carried_out(Execution(checkpoints=checkpoints, save_every=0, callbacks=[progress(stop)]))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
         rest = carried_out(Execution(checkpoints=checkpoints))
     for name in whole.data_vars:
@@ -318,12 +325,14 @@ def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
         return Setup(classification(data.select(draw), LINEAR), FAST, mfa_rand(N, 2))
 
     together = sweep(
-        build,
-        {},
-        num_rounds=4,
-        num_seeds=2,
-        shared={"data": stack_data(draws)},
-        per_seed={"draw": [1, 0]},
+        Grid(
+            build,
+            {},
+            num_rounds=4,
+            num_seeds=2,
+            shared={"data": stack_data(draws)},
+            per_seed={"draw": [1, 0]},
+        )
     )
     for seed, draw in enumerate([1, 0]):
         key = jax.random.fold_in(jax.random.key(0), seed)
@@ -343,11 +352,13 @@ def test_data_per_seed_vmapped_are_those_of_runs_one_by_one():
 def test_one_number_per_seed(numbers):
     with pytest.raises(ValueError, match=r"per_seed\['draw'\] has shape"):
         sweep(
-            lambda draw: build_mixed(0.1),
-            {},
-            num_rounds=1,
-            num_seeds=3,
-            per_seed={"draw": numbers},
+            Grid(
+                lambda draw: build_mixed(0.1),
+                {},
+                num_rounds=1,
+                num_seeds=3,
+                per_seed={"draw": numbers},
+            )
         )
 
 

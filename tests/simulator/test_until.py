@@ -10,9 +10,9 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until
+from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, Until, progress
 from fedjax_mm.sweeps.grid import Grid
-from fedjax_mm.sweeps.program import Given, Rounds
+from fedjax_mm.sweeps.program import Given
 from fedjax_mm.sweeps.structures import programs_of
 from fedjax_mm.tasks import quadratic
 from tests.helpers import slow_unless
@@ -27,7 +27,7 @@ def build(learning_rate):
 
 def swept(**options):
     axes = {"learning_rate": RATES}
-    return sweep(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options)
+    return sweep(Grid(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options))
 
 
 @functools.cache
@@ -86,10 +86,10 @@ def test_a_batch_that_has_ended_computes_no_more():
     """All meet the target at once: no round after the first segment is computed."""
     seen = []
 
-    def progress(label, done, total):
+    def report(label, done, total):
         seen.append((label, done))
 
-    execution = Execution(progress=progress)
+    execution = Execution(callbacks=[progress(report)])
     result = swept(until=Until("excess_loss", at_most=1e9), execution=execution)
     assert (result.ended == 0).all()
     assert result.excess_loss.isel(round=0).notnull().all()
@@ -121,8 +121,8 @@ def test_a_batch_that_has_done_so_much_computes_no_more():
     seeds = program.index[-1].astype(np.int32)
     given = Given(seeds, program.numbers, {}, root=np.uint32(0))
     segment = jax.jit(functools.partial(program.segment, None))
-    carry, *_ = segment(given, program.no_carry(runs), Rounds(0, ROUNDS))
-    np.testing.assert_array_equal(carry.ending.total.client_updates, np.full((runs, 2), 45))
+    replica, _ = segment(given, (0, ROUNDS), program.no_replica(runs))
+    np.testing.assert_array_equal(replica.total.client_updates, np.full((runs, 2), 45))
 
 
 def test_a_value_equal_to_the_bound_meets_it():
@@ -144,7 +144,10 @@ def test_resuming_across_an_end_changes_nothing(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with Checkpoints(tmp_path / "saved") as saved, pytest.raises(InterruptedRunError):
-        swept(until=until, execution=Execution(checkpoints=saved, progress=stop, save_every=0))
+        swept(
+            until=until,
+            execution=Execution(checkpoints=saved, callbacks=[progress(stop)], save_every=0),
+        )
     with Checkpoints(tmp_path / "saved", resume=True) as saved:
         result = swept(until=until, execution=Execution(checkpoints=saved))
     xr.testing.assert_identical(result.drop_attrs(deep=False), expected.drop_attrs(deep=False))

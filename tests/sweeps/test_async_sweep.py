@@ -12,9 +12,10 @@ import xarray as xr
 
 from fedjax_mm import fedavg, mfa_rand, simulate, sweep, to_dataset
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
-from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, state_bytes
+from fedjax_mm.keys import seed_keys
+from fedjax_mm.sweeps import Checkpoints, InterruptedRunError, Setup, Until, progress, state_bytes
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_outline
 from fedjax_mm.sweeps.program import num_bytes
 from fedjax_mm.sweeps.structures import programs_of
@@ -70,7 +71,7 @@ def single_runs():
     one = run_of(parts)
     for rate in AXES["learning_rate"]:
         for mean in AXES["mean"]:
-            for number, key in enumerate(seed_keys(SEED, SEEDS)):
+            for number, key in enumerate(seed_keys(SEED, range(SEEDS))):
                 at = {"learning_rate": rate, "mean": mean, "seed": number}
                 yield at, to_dataset(one(key, rate, mean))
 
@@ -109,7 +110,7 @@ def single_runs_of_unlike():
     """`simulate` with both rates and every seed."""
     one, found = run_of(unlike), []
     for rate in AXES["learning_rate"]:
-        for number, key in enumerate(seed_keys(SEED, SEEDS)):
+        for number, key in enumerate(seed_keys(SEED, range(SEEDS))):
             found.append(({"learning_rate": rate, "seed": number}, to_dataset(one(key, rate))))
     return found
 
@@ -127,7 +128,7 @@ def test_models_of_several_structures_are_single_runs_however_jobs_are_computed(
 
 
 def test_a_run_that_is_stopped_between_records_ends_bit_by_bit_the_same(tmp_path):
-    how = Execution(signalling(signal.SIGTERM, 0.1, []))
+    how = Execution([progress(signalling(signal.SIGTERM, 0.1, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(GRID, how._replace(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
@@ -151,7 +152,7 @@ def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
         return Setup(Towards(jnp.arange(6.0)), algorithm, rules[rule])
 
     until = Until("time", at_least=5.0)
-    result = sweep(build, {"rule": list(rules)}, num_rounds=30, num_seeds=2, until=until)
+    result = sweep(Grid(build, {"rule": list(rules)}, num_rounds=30, num_seeds=2, until=until))
     assert result["staleness"].sel(rule="rounds").isnull().all()
     ended = result["ended"]
     assert (ended > 0).all()
@@ -170,7 +171,7 @@ def test_methods_with_and_without_rounds_share_a_grid_and_a_target():
 def test_the_plan_knows_the_versions_before_anything_is_compiled():
     (program,) = programs_of(GRID)
     given = parts(0.1, 1.0)
-    assert num_bytes(program.traced.carry) >= state_bytes(*given)
+    assert num_bytes(program.traced.replica) >= state_bytes(*given)
     outline = make_outline(GRID)
     assert outline.client_updates == 4 * SEEDS * ROUNDS * EACH
     alone = Grid(build, {"learning_rate": [0.1], "mean": [1.0]}, ROUNDS)
@@ -190,7 +191,7 @@ def test_numbers_of_a_dispatch_do_not_share_a_program():
         return Setup(Towards(jnp.arange(6.0)), fedavg(0.1, local_steps=2), dispatch)
 
     with pytest.raises(ValueError, match="ratio is traced; a dispatch needs whole numbers: give"):
-        sweep(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0})
+        sweep(Grid(build, {"ratio": [1, 2]}, num_rounds=2, together={"ratio": lambda ratio: 0}))
 
 
 def test_arrivals_that_cannot_be_counted_are_refused():

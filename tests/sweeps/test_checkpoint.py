@@ -27,7 +27,7 @@ from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.cli import terminal
 from fedjax_mm.files import sealed
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.sweeps import Setup, plan
+from fedjax_mm.sweeps import Setup, callbacks, plan
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.execute import carry_out, plan_for
@@ -103,20 +103,20 @@ import json
 import sys
 from fedjax_mm import cli
 from fedjax_mm.cli import terminal
+from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
 plan._lower = functools.cache(plan._lower)
 plan.programs_of = functools.cache(plan.programs_of)
 importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
-runs = importlib.import_module("fedjax_mm.experiments.run")
-grids, grid_of = [], runs._grid
+grids, grid_of = [], Experiment.grid
 
 def shared(*of):
     grids[:] = grids or [grid_of(*of)]
     return grids[0]
 
-runs._grid = shared
+Experiment.grid = shared
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
@@ -503,21 +503,21 @@ def test_other_data_closed_over_are_refused(tmp_path, jit):
         return lambda: Setup(*setup)
 
     ones, twos = np.ones(4, np.float32), np.full(4, 2, np.float32)
-    how = Execution(signalling(signal.SIGTERM, 0.3, []))
+    how = Execution([callbacks.progress(signalling(signal.SIGTERM, 0.3, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
-        sweep(build(ones), {}, num_rounds=9, execution=how._replace(checkpoints=checkpoints))
+        sweep(Grid(build(ones), {}, num_rounds=9), execution=how._replace(checkpoints=checkpoints))
     for data, expected in (
         (twos, pytest.raises(ValueError, match=r"program run was .*, is ")),
         (ones, contextlib.nullcontext()),
     ):
         with Checkpoints(tmp_path, resume=True) as checkpoints, expected:
-            sweep(build(data), {}, num_rounds=9, execution=Execution(checkpoints=checkpoints))
+            sweep(Grid(build(data), {}, num_rounds=9), execution=Execution(checkpoints=checkpoints))
 
 
 def sweep_of(grid, how=None):
     """What `sweep` does with a grid, which is traced once however often it runs."""
     how = how or Execution()
-    return carry_out(plan_for(grid, how), how, data="synthetic", on_divergence="mark")
+    return carry_out(plan_for(grid, how), how)[0]
 
 
 def test_a_run_stops_between_two_records_and_continues(tmp_path):
@@ -530,7 +530,7 @@ def test_a_run_stops_between_two_records_and_continues(tmp_path):
 
     grid = Grid(build, {}, num_rounds=9, record_every=9, num_seeds=2)
     whole = sweep_of(grid)
-    how = Execution(signalling(signal.SIGTERM, 0.3, []))
+    how = Execution([callbacks.progress(signalling(signal.SIGTERM, 0.3, []))])
     with Checkpoints(tmp_path) as checkpoints, pytest.raises(InterruptedRunError):
         sweep_of(grid, how._replace(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
@@ -932,25 +932,27 @@ def test_a_second_signal_is_obeyed_at_once(tmp_path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path) as checkpoints:
-            sweep_of(wander(), Execution(twice, checkpoints))
+            sweep_of(wander(), Execution([callbacks.progress(twice)], checkpoints))
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 def test_random_keys_in_states_and_shared_data_are_continued(tmp_path):
     before, after = [], []
+    report = callbacks.progress(signalling(signal.SIGINT, 0.6, before))
     with (
         pytest.raises(InterruptedRunError, match="continue with --resume"),
         Checkpoints(tmp_path) as checkpoints,
     ):
-        sweep_of(wander(), Execution(signalling(signal.SIGINT, 0.6, before), checkpoints))
+        sweep_of(wander(), Execution([report], checkpoints))
     with (
         pytest.raises(RefusedError, match="shared data was"),
         Checkpoints(tmp_path, resume=True) as checkpoints,
     ):
         sweep_of(wander(7.0), Execution(checkpoints=checkpoints))
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        continued = sweep_of(wander(), Execution(signalling(None, 2, after), checkpoints))
+        report = callbacks.progress(signalling(None, 2, after))
+        continued = sweep_of(wander(), Execution([report], checkpoints))
         checkpoints.discard()
     assert files(tmp_path) == []
     check_goes_on(before, after)

@@ -16,8 +16,8 @@ import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
 from fedjax_mm.experiments.overrides import load
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
-from fedjax_mm.sweeps.grid import seed_keys
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Towards, counting, slow_unless
 
@@ -57,7 +57,7 @@ def alone(name, precision):
     """Four replicas on one device."""
     with jax.enable_x64(precision == "float64"):
         program = jax.jit(quadratic_run(name))
-        return jax.device_get(program(seed_keys(0, 4), quadratic(N, 2, mu=0.01)))
+        return jax.device_get(program(seed_keys(0, range(4)), quadratic(N, 2, mu=0.01)))
 
 
 QUICK = {("mfa_rand", "float32"): LAYOUTS[2:], ("mfa_rr", "float64"): LAYOUTS[:2]}
@@ -77,7 +77,7 @@ def test_devices_agree(count, axis, name, precision):
     replicas = where.padded(3)
     expected = jax.tree.map(lambda x: x[:replicas], alone(name, precision))
     with jax.enable_x64(precision == "float64"):
-        task, keys = quadratic(N, 2, mu=0.01), seed_keys(0, replicas)
+        task, keys = quadratic(N, 2, mu=0.01), seed_keys(0, range(replicas))
         program = where.over(quadratic_run(name, where.client_axis), (0, None))
         actual = jax.jit(program)(keys, task)
         close(actual, expected, 1e-6 if precision == "float32" else 1e-12)
@@ -96,7 +96,7 @@ def counting_run(client_axis=None):
 @functools.cache
 def counted_alone():
     """Two replicas on one device."""
-    return jax.jit(counting_run())(seed_keys(1, 2), Towards(jnp.arange(float(N))))
+    return jax.jit(counting_run())(seed_keys(1, range(2)), Towards(jnp.arange(float(N))))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def counted_alone():
 )
 def test_client_states_come_home_from_every_device(count, axis):
     where = layout(2, jax.devices()[:count], axis)
-    task, keys = Towards(jnp.arange(float(N))), seed_keys(1, 2)
+    task, keys = Towards(jnp.arange(float(N))), seed_keys(1, range(2))
     program = where.over(counting_run(where.client_axis), (0, None))
     close(jax.jit(program)(keys, task), counted_alone(), 0)
 
@@ -130,7 +130,7 @@ def test_dense_updates_and_gradients_are_summed_once():
             .params["w"]
         )
 
-    moved = jax.jit(where.over(jax.vmap(one, (0, None)), (0, None)))(seed_keys(0, 1), task)
+    moved = jax.jit(where.over(jax.vmap(one, (0, None)), (0, None)))(seed_keys(0, range(1)), task)
     np.testing.assert_allclose(moved, np.full((1, 1, 3), (N - 1) / 2), rtol=1e-6)
 
 
@@ -269,7 +269,7 @@ for arguments in json.loads(sys.argv[1]):
 
 STRUCK = """
 import signal
-from fedjax_mm.sweeps import journal, plan
+from fedjax_mm.sweeps import plan, saving
 
 def struck(number, usual):
     def then(*args):
@@ -363,7 +363,7 @@ def test_two_processes_agree_with_one(tmp_path, cases):
             id="stopped while it compiles",
         ),
         pytest.param(
-            "journal.Journal.note = struck(signal.SIGKILL, journal.Journal.note)\n",
+            "saving.Saving.save = struck(signal.SIGKILL, saving.Saving.save)\n",
             [1, -9],
             "if another process has ended, start all of them again with --resume\n",
             id="killed while it computes",

@@ -28,12 +28,14 @@ from fedjax_mm import (
 )
 from fedjax_mm.base import Algorithm, Assignment, Cohort
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps import DivergenceError, Setup
+from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.execute import carry_out, plan_for
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Grid, seed_keys
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.sweeps.program import OneOf, Program
 from fedjax_mm.sweeps.structures import programs_of
@@ -66,7 +68,7 @@ ONE_GRID = Grid(build, ONE, **SIZES)
 def follow(grid, on_divergence="mark", **how):
     """What `sweep` does with a grid."""
     how = Execution(**how)
-    return carry_out(plan_for(grid, how), how, data="synthetic", on_divergence=on_divergence)
+    return carry_out(plan_for(grid, how), how, on_divergence=on_divergence)[0]
 
 
 def single_runs(setup, num_rounds=ROUNDS, num_seeds=SEEDS):
@@ -84,7 +86,7 @@ def runs_at(points, build, num_rounds=ROUNDS, num_seeds=SEEDS):
         return simulate(key, tasks, algorithm, assignment, num_rounds, params=params)[1]
 
     for point in points:
-        runs = [to_dataset(one(key, point)) for key in seed_keys(SEED, num_seeds)]
+        runs = [to_dataset(one(key, point)) for key in seed_keys(SEED, range(num_seeds))]
         yield xr.concat(runs, xr.Variable("seed", range(num_seeds)))
 
 
@@ -143,7 +145,7 @@ def whole():
             how = Execution()
             plan = plan_for(Grid(planning.build, AXES, ROUNDS, SEEDS, SEED), how)
         with Work(patch) as running:
-            result = carry_out(plan, how, data="synthetic", on_divergence="mark")
+            result = carry_out(plan, how)[0]
     return result, plan, planning, running
 
 
@@ -171,7 +173,7 @@ def test_tracing_does_not_grow_with_the_points(monkeypatch, whole):
     """As many calls of the build function for 1 rate and 1 seed as for 3 and 3."""
     one_batch_at_a_time(monkeypatch)
     work = Work(monkeypatch)
-    sweep(work.build, ONE | {"learning_rate": [0.1]}, num_rounds=2)
+    sweep(Grid(work.build, ONE | {"learning_rate": [0.1]}, num_rounds=2))
     assert whole[2].builds == 4 * work.builds
 
 
@@ -227,9 +229,9 @@ def test_values_that_are_together_share_a_program():
     ]
     # Replicas that run at once are of equal length.
     np.testing.assert_array_equal(programs[1].index[1], [1] * 4 + [2] * 4)
-    expected = sweep(steps_apart, axes, **runs)
+    expected = sweep(Grid(steps_apart, axes, **runs))
     for classes in (together, {"local_steps": lambda _: None}):
-        shared = sweep(steps_apart, axes, **runs, together=classes)
+        shared = sweep(Grid(steps_apart, axes, **runs, together=classes))
         np.testing.assert_allclose(shared["loss"], expected["loss"], rtol=2e-6)
         np.testing.assert_array_equal(shared["gradients"], expected["gradients"])
     assert len(programs_of(Grid(steps_apart, axes, **runs, together=classes))) == 1
@@ -256,7 +258,7 @@ def test_only_axes_are_together():
 
 def test_every_point_equals_a_single_run_in_double_precision(x64):
     axes = ONE | {"learning_rate": [0.1, 0.2], "assignment": [mfa_rand]}
-    result = sweep(build, axes, **SIZES)
+    result = sweep(Grid(build, axes, **SIZES))
     rates = axes["learning_rate"]
     runs = runs_at([(rate,) for rate in rates], lambda rate: build(rate, mfa_rand, 2))
     for learning_rate, expected in zip(rates, runs, strict=True):
@@ -272,7 +274,7 @@ def test_batches_devices_and_their_axis_do_not_change_results(monkeypatch, part,
     devices = jax.devices()[:count]
     monkeypatch.setattr("fedjax_mm.sweeps.plan.layout", lambda n, axis: layout(n, devices, axis))
     plans = []
-    result = follow(ONE_GRID, split=split, announce=plans.append)
+    result = follow(ONE_GRID, split=split, callbacks=[Callback(on_start=plans.append)])
     assert plans[0].where.axis == split
     assert plans[0].where.mesh.size == count
     padded = 16 if (split, count) == ("replicas", 8) else 9
@@ -287,7 +289,7 @@ def test_segments_do_not_change_results(monkeypatch, part):
 
 def test_records_are_thinned_out(part):
     """Every fourth round is what recording all rounds has there, counts included."""
-    result = sweep(build, ONE, **SIZES, record_every=4)
+    result = sweep(Grid(build, ONE, **SIZES, record_every=4))
     assert result["round"].values.tolist() == [0, 4, 8, 12]
     check_close(result, part.sel(round=result["round"]))
 
@@ -315,7 +317,7 @@ def rotating():
 def test_idle_rounds_are_those_of_single_runs(monkeypatch, build, idle):
     """Summed up between records, in segments of any length."""
     monkeypatch.setattr(Program, "records_kept", 2)
-    result = sweep(build, {}, **SIZES, record_every=3)
+    result = sweep(Grid(build, {}, **SIZES, record_every=3))
     check_close(result, single_runs(build()).sel(round=result["round"]))
     for seed in range(SEEDS):
         np.testing.assert_array_equal(result.idle_rounds.sel(seed=seed), idle)
@@ -355,7 +357,7 @@ def test_models_that_are_not_there_are_nan_without_counts(whole):
 
 def test_a_grid_without_axes_is_its_seeds(part):
     """The same whatever runs beside them; the rate is a Python float."""
-    result = sweep(lambda: build(0.1, mfa_rr, 2), {}, **SIZES | {"num_seeds": 2})
+    result = sweep(Grid(lambda: build(0.1, mfa_rr, 2), {}, **SIZES | {"num_seeds": 2}))
     alone = part.sel(learning_rate=0.1, drop=True).isel(assignment=0, num_models=0, drop=True)
     check_close(result, alone.isel(seed=[0, 1]))
 
@@ -374,7 +376,9 @@ def test_axes_of_a_file_take_tables_and_name_their_parts():
         "axes": {"task": {"mu": [0.05, 1]}, "learning_rate": rates},
     }
     plans = []
-    result = run(validate(Experiment, config), Execution(announce=plans.append))
+    result = run(
+        validate(Experiment, config), Execution(callbacks=[Callback(on_start=plans.append)])
+    )
     assert [len(each.program) for each in plans[0].compiled] == [4, 4]
     assert result.distance.dims[:3] == ("algorithm", "mu", "learning_rate")
     assert result.learning_rate.values.tolist() == [
@@ -400,7 +404,9 @@ def test_the_parts_of_a_rate_are_numbers():
         "axes": {"learning_rate": {"beta": [3, 1.5], "gamma": [20], "per": ["frame"]}},
     }
     plans = []
-    result = run(validate(Experiment, config), Execution(announce=plans.append))
+    result = run(
+        validate(Experiment, config), Execution(callbacks=[Callback(on_start=plans.append)])
+    )
     assert len(plans[0].compiled) == 1
     rate = per_frame(inverse_time(1.5, 20.0), 2)
     setup = Setup(quadratic(N, 2, mu=0.05), fedavg(rate, local_steps=2), mfa_rr(N, 2))
@@ -451,7 +457,7 @@ def test_divergence_leaves_the_other_points_alone(hot, part):
 
 def test_divergence_is_marked_at_records_only():
     axes = ONE | {"learning_rate": [0.05, HOTTER]}
-    result = sweep(build, axes, **SIZES, record_every=4).isel(assignment=0, num_models=0)
+    result = sweep(Grid(build, axes, **SIZES, record_every=4)).isel(assignment=0, num_models=0)
     np.testing.assert_array_equal(
         result.diverged, first_not_finite(result).transpose(*result.diverged.dims)
     )
@@ -509,7 +515,7 @@ def test_divergence_is_of_parameters_and_absent_counts_are_nan():
         return Setup(Hits(jnp.arange(4.0)), fedavg(learning_rate, local_steps=3), assignment)
 
     axes = {"num_models": [1, 2], "learning_rate": [0.1, 1e9]}
-    result = sweep(build, axes, num_rounds=6)
+    result = sweep(Grid(build, axes, num_rounds=6))
     assert np.all(result.diverged.sel(learning_rate=0.1) == -1)
     hot = result.diverged.sel(learning_rate=1e9)
     assert 0 < hot.sel(num_models=1, model=1).item() <= 6
@@ -526,11 +532,11 @@ def test_keys_and_data_may_be_closed_over_or_shared():
         params = {"w": jax.random.normal(key, (3,), jnp.float32)}
         return Setup(task, fedavg(0.1, local_steps=1), mfa_rand(4, 2), params)
 
-    shared = sweep(lambda key: setup(key), {}, num_rounds=3, shared={"key": start})
-    closed = sweep(lambda: setup(start), {}, num_rounds=3)
+    shared = sweep(Grid(lambda key: setup(key), {}, num_rounds=3, shared={"key": start}))
+    closed = sweep(Grid(lambda: setup(start), {}, num_rounds=3))
     xr.testing.assert_allclose(shared, closed)
     single = jax.jit(lambda key: simulate(key, *setup(start)[:3], 3, params=setup(start).params))
-    _, trace = single(seed_keys(0, 1)[0])
+    _, trace = single(seed_keys(0, range(1))[0])
     np.testing.assert_allclose(closed.norm.squeeze(), trace.metrics["norm"], rtol=1e-6)
 
 
@@ -545,12 +551,12 @@ def test_keys_and_data_may_be_closed_over_or_shared():
 )
 def test_what_is_no_axis_or_no_setup_is_refused_in_words(axes, message):
     with pytest.raises(ValueError, match=message):
-        sweep(lambda **point: (1, 2, 3), axes, num_rounds=2)
+        sweep(Grid(lambda **point: (1, 2, 3), axes, num_rounds=2))
 
 
 def test_what_to_do_on_divergence_is_checked():
     with pytest.raises(ValueError, match="on_divergence is 'halt'; it must be 'mark' or 'stop'"):
-        sweep(build, ONE, num_rounds=2, on_divergence="halt")
+        sweep(Grid(build, ONE, num_rounds=2), on_divergence="halt")
 
 
 # Memory
@@ -619,9 +625,11 @@ def test_shared_data_are_arguments_and_change_nothing():
     data, results = re.compile(r"f32\[1000\]\S* constant\("), {}
     for name, shared in (("closed over", {}), ("shared", {"task": Towards(jnp.asarray(TARGETS))})):
         plans = []
-        how = Execution(announce=plans.append)
+        how = Execution(callbacks=[Callback(on_start=plans.append)])
         axes = {"learning_rate": [0.1, 0.2]}
-        results[name] = sweep(towards, axes, num_rounds=4, seed=SEED, shared=shared, execution=how)
+        results[name] = sweep(
+            Grid(towards, axes, num_rounds=4, seed=SEED, shared=shared), execution=how
+        )
         (compiled,) = plans[0].compiled
         assert bool(data.search(compiled.call.as_text())) == (name == "closed over")
     check_close(results["shared"], results["closed over"])
@@ -665,7 +673,7 @@ def test_parts_of_ones_own_keep_their_states(monkeypatch):
         return Setup(task, remembering(), keyed(6, 2))
 
     axes = {"dim": [2, 3], "scale": [1.0, 2.0]}
-    result = sweep(own, axes, **SIZES)
+    result = sweep(Grid(own, axes, **SIZES))
     assert result.norm.isel(round=-1).std("seed").min() > 0
     for dim in (2, 3):
         expected = single_runs(own(1.0, dim))
@@ -712,14 +720,14 @@ def test_a_wrong_grid_is_refused(change, message):
 def test_an_axis_is_not_called_like_a_metric(monkeypatch):
     work = Work(monkeypatch)
     with pytest.raises(ValueError, match="called 'loss', like one of the task's metrics; rename"):
-        sweep(lambda loss: build(loss, mfa_rr, 2), {"loss": [0.1]}, num_rounds=2)
+        sweep(Grid(lambda loss: build(loss, mfa_rr, 2), {"loss": [0.1]}, num_rounds=2))
     assert work.programs == 0
 
 
 def test_a_point_that_does_not_fit_is_named_before_anything_is_compiled(monkeypatch):
     work = Work(monkeypatch)
     with pytest.raises(ValueError, match="num_models is 9, more than the clients there are"):
-        sweep(build, ONE | {"num_models": [2, 9]}, num_rounds=2)
+        sweep(Grid(build, ONE | {"num_models": [2, 9]}, num_rounds=2))
     assert work.programs == 0
 
 
@@ -731,8 +739,8 @@ def test_every_run_of_the_benchmark_sweep_is_its_single_run(x64, tolerance):
         grid = WORKLOADS["S1"].grid()
         plan = make_plan(grid)
         assert len(plan.compiled) == 4
-        result = carry_out(plan, Execution(), data="synthetic", on_divergence="mark")
-        keys = seed_keys(grid.seed, grid.num_seeds)
+        result = carry_out(plan, Execution())[0]
+        keys = seed_keys(grid.seed, range(grid.num_seeds))
         for program in programs_of(grid):
 
             @jax.jit

@@ -36,7 +36,15 @@ from fedjax_mm.base import Batching, ClientContext, Cohort, DemandingTask, Look
 from fedjax_mm.data import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.local import train_locally
-from fedjax_mm.sweeps import Checkpoints, Execution, InterruptedRunError, Setup, layout
+from fedjax_mm.sweeps import (
+    Checkpoints,
+    Execution,
+    Grid,
+    InterruptedRunError,
+    Setup,
+    layout,
+    progress,
+)
 from fedjax_mm.tasks import (
     LogisticRegression,
     OwnModels,
@@ -709,7 +717,7 @@ def one_device(monkeypatch):
 def swept():
     """The sweep in one go."""
     prepared_for.clear()
-    result = sweep(build, AXES, **SIZES, **MORE)
+    result = sweep(Grid(build, AXES, **SIZES, **MORE))
     jax.effects_barrier()
     return result, [tuple(map(float, each)) for each in prepared_for]
 
@@ -757,13 +765,15 @@ def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
 
     prepared_for.clear()
     with Checkpoints(tmp_path) as checkpoints:
-        how = Execution(checkpoints=checkpoints, save_every=0, progress=stop)
+        how = Execution(checkpoints=checkpoints, save_every=0, callbacks=[progress(stop)])
         with pytest.raises(InterruptedRunError):
-            sweep(build, AXES, **SIZES, **MORE, execution=how)
+            sweep(Grid(build, AXES, **SIZES, **MORE), execution=how)
     jax.effects_barrier()
     assert len(prepared_for) == 4
     with Checkpoints(tmp_path, resume=True) as checkpoints:
-        rest = sweep(build, AXES, **SIZES, **MORE, execution=Execution(checkpoints=checkpoints))
+        rest = sweep(
+            Grid(build, AXES, **SIZES, **MORE), execution=Execution(checkpoints=checkpoints)
+        )
     jax.effects_barrier()
     assert len(prepared_for) == 4
     for name in expected.data_vars:
@@ -772,7 +782,7 @@ def test_a_prepared_sweep_continues(whole, tmp_path, monkeypatch):
 
 def test_an_axis_may_not_be_called_prepared():
     with pytest.raises(ValueError, match="an axis is called 'prepared'"):
-        sweep(build, {"prepared": [1.0]}, num_rounds=1)
+        sweep(Grid(build, {"prepared": [1.0]}, num_rounds=1))
 
 
 # What does not fit.

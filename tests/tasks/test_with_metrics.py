@@ -11,7 +11,7 @@ import pytest
 from fedjax_mm import fedavg, mfa_rr, params_of, simulate, sweep
 from fedjax_mm import to_dataset as labelled
 from fedjax_mm.base import AnalyticTask
-from fedjax_mm.sweeps import Setup, Until
+from fedjax_mm.sweeps import Grid, Setup, Until
 from fedjax_mm.tasks import quadratic
 from fedjax_mm.tasks.view import client_losses
 from fedjax_mm.tasks.with_metrics import with_metrics
@@ -84,7 +84,7 @@ AXES = {"num_clients": [N, 3], "learning_rate": [0.05, 0.1]}
 
 def test_a_sweep_has_a_dimension_of_clients():
     """Where there are fewer of them, the others are NaN."""
-    result = sweep(build, AXES, num_rounds=ROUNDS, num_seeds=2)
+    result = sweep(Grid(build, AXES, num_rounds=ROUNDS, num_seeds=2))
     dims = ("num_clients", "learning_rate", "seed", "round", "model")
     assert result.client_loss.dims == (*dims, "client")
     assert result.pair.dims == (*dims, "pair_0")
@@ -99,14 +99,14 @@ def test_a_sweep_has_a_dimension_of_clients():
 def test_records_after_a_target_are_left_out_of_arrays_too():
     until = Until("client_updates", at_least=2)
     only = {name: values[:1] for name, values in AXES.items()}
-    result = sweep(build, only, num_rounds=ROUNDS, until=until)
+    result = sweep(Grid(build, only, num_rounds=ROUNDS, until=until))
     is_there = np.isfinite(result.client_loss).all(("model", "client")).squeeze()
     assert is_there.values.tolist() == [True, True, False, False]
 
 
 def test_targets_are_numbers():
     with pytest.raises(ValueError, match=r"until.metric is 'pair', an array \[2\] for each model"):
-        sweep(build, AXES, num_rounds=1, until=Until("pair", at_least=1))
+        sweep(Grid(build, AXES, num_rounds=1, until=Until("pair", at_least=1)))
 
 
 def test_models_without_a_metric_have_nan_in_its_shape():

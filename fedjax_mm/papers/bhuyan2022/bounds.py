@@ -36,7 +36,7 @@ from fedjax_mm.results.labels import describe, label, places
 from fedjax_mm.schedules import inverse_time, per_frame
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants
@@ -178,7 +178,7 @@ def run_bounds(config: Bounds, execution: Execution | None = None) -> xr.Dataset
     axes = {"algorithm": list(config.algorithms)} | axes
     how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
     with jax.enable_x64(config.precision == "float64"):
-        result = sweep(build, axes, **how, on_divergence="stop", execution=execution)
+        result = sweep(Grid(build, axes, **how), execution, on_divergence="stop")
     words = "distance |w_t - w*|, mean over models"
     measured = {
         "distance": result.distance.mean("model").assign_attrs(long_name=words),

@@ -35,7 +35,7 @@ from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import number
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.until import Until
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")
@@ -119,7 +119,7 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
 
     def runs(name: str, num_models: Sequence[int], rounds: int, targets: np.ndarray) -> xr.Dataset:
         with stage(execution, f"{name}-{config.learners.index(learner)}") as how:
-            return sweep(
+            grid = Grid(
                 partial(config.setup, learner),
                 {"algorithm": list(_ALGORITHMS), "num_models": list(num_models)},
                 num_rounds=rounds,
@@ -129,8 +129,8 @@ def _run_on(learner: Learner, config: GainVersusModels, execution: Execution) ->
                 record_every=config.resolution,
                 until=Until("shortfall", at_most=0.0) if config.stop else None,
                 data=data.kind,
-                execution=how,
             )
+            return sweep(grid, how)
 
     # Run FedAvg on one model first, with unreachable targets, because its accuracies after T_1
     # rounds are the targets at which the runs of several models end.

@@ -19,7 +19,7 @@ from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate
@@ -230,16 +230,15 @@ def run_growing(
     axes = {"num_models": config.num_models, "local_steps": config.local_steps}
     with jax.enable_x64(True):
         how = config.model_dump(include={"num_rounds", "num_seeds", "seed", "record_every"})
-        return sweep(
+        grid = Grid(
             build,
             {"sample": list(config.samples)}
             | {name: list(values) for name, values in axes.items()}
             | {"left_out": list(config.left_out)},
             **how,
             shared={"data": config.task()},
-            on_divergence="stop",
-            execution=execution,
         )
+        return sweep(grid, execution, on_divergence="stop")
 
 
 def theorem_2(t: xr.DataArray, config: Growing, cases: xr.Dataset) -> xr.DataArray:

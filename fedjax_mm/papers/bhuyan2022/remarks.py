@@ -36,7 +36,7 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.least_squares import LeastSquares
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics
@@ -232,7 +232,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
     rounds = config.num_rounds // clusters * clusters
     # Do not pass the execution, because its checkpoints belong to one sweep. This takes seconds.
     with jax.enable_x64(True):
-        result = sweep(
+        grid = Grid(
             build,
             {"local_steps": [steps]},
             num_rounds=rounds,
@@ -240,6 +240,7 @@ def _fedcluster(config: Remarks) -> xr.Dataset:
             shared={"data": config.task()},
             **how,
         )
+        result = sweep(grid)
     # w_{jM} for j = 0, ..., T - 1.
     result = result.isel(local_steps=0, model=0, round=slice(-1), drop=True)
     count = np.arange(1, result.sizes["round"] + 1)

@@ -27,7 +27,7 @@ from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.program import OneOf
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.view import View
@@ -169,27 +169,27 @@ def run_together(config: Together, execution: Execution | None = None) -> xr.Dat
         "data": min(kinds, key=("surrogate", "real", "synthetic").index),
     }
     with stage(execution, "alone") as how:
-        alone = sweep(
+        grid = Grid(
             config.alone,
             {"which": list(range(len(models)))},
             num_rounds=config.num_rounds,
             together={"which": lambda number: models[number].learner},
             shared={"data": stacks},
-            execution=how,
             **runs,
         )
+        alone = sweep(grid, how)
     curves = by_part(alone.isel(model=0, drop=True).rename(which="model"), "accuracy")
     targets = aims(curves).transpose("model", "seed", "part").values.astype(np.float32)
     with stage(execution, "together") as how:
-        several = sweep(
+        grid = Grid(
             config.together,
             {"algorithm": list(config.algorithms), "num_models": list(config.at_once)},
             num_rounds=config.most_rounds,
             shared={"data": stacks, "targets": targets},
             until=Until("shortfall", at_most=0.0) if config.stop else None,
-            execution=how,
             **runs,
         )
+        several = sweep(grid, how)
     about, first = several.attrs["manifest"], alone.attrs["manifest"]["wall_seconds"]
     seconds = {name: about["wall_seconds"][name] + first[name] for name in ("compile", "run")}
     several.attrs["manifest"] = about | {"wall_seconds": seconds}

@@ -29,7 +29,7 @@ from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -164,14 +164,14 @@ def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = N
     """Returns every variant at every point with every seed: ``(*config.axes, seed, round)``."""
     largest = largest_batches(config.batch_sizes)
     data, own, is_flipped, _ = drawn
-    result = sweep(
+    grid = Grid(
         _builder(config),
         config.axes,
         num_rounds=config.num_rounds,
         **config.replicas,
         shared={"drawn": (data, own, is_flipped)},
         per_seed={"draw": np.arange(config.num_seeds)},
-        # In an order that lets replicas of equal length run at the same time.
+        # Group the axes in an order that lets replicas of equal length run at the same time.
         together={
             "demand_rate": lambda _: None,
             "warm_up_steps": lambda _: None,
@@ -182,8 +182,8 @@ def run_grid(config: Comparison, drawn: Clients, execution: Execution | None = N
         cost=lambda local_steps, batch_size, **_: local_steps * largest[batch_size],
         record_every=math.gcd(config.record_every, config.num_rounds),
         data=data.kind,
-        execution=execution,
     )
+    result = sweep(grid, execution)
     result.attrs["manifest"] |= {
         "config": config.model_dump(mode="json"),
         "datasets": [data.name],
@@ -255,8 +255,8 @@ def warm_up(config: Comparison, data: FederatedData, execution: Execution | None
     kinds = (demand.num_steps, demand.learning_rates, range(num_draws))
     mesh = [each.ravel() for each in np.meshgrid(*kinds, indexing="ij")]
     number = len(mesh[0])
-    if execution and execution.progress:
-        execution.progress(f"warm-up of {number} x {data.num_clients} clients", 0, 1)
+    if execution:
+        execution.report(f"warm-up of {number} x {data.num_clients} clients")
     where = layout(number)
     # Fill up the last device with the first ones, so that all devices get equal numbers.
     numbers = [np.resize(each, where.padded(number)) for each in mesh]

@@ -28,7 +28,7 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem
@@ -236,7 +236,7 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
         return Setup(task, algorithm, mfa_rand(config.num_clients, 1, cohort_size=C))
 
     with jax.enable_x64(True):
-        result = sweep(
+        grid = Grid(
             build,
             {
                 "participation": list(config.participation),
@@ -245,10 +245,9 @@ def run(config: Bounded, execution: Execution | None = None) -> xr.Dataset:
             },
             num_rounds=max(config.num_rounds),
             shared={"task": make_task(config)},
-            on_divergence="stop",
-            execution=execution,
             **config.model_dump(include={"num_seeds", "seed"}),
         )
+        result = sweep(grid, execution, on_divergence="stop")
     return _reduced(result, config)
 
 

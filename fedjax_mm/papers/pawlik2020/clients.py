@@ -25,7 +25,9 @@ from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMor
 from fedjax_mm.local import local_sgd
 from fedjax_mm.shuffles import hash_words, shuffled
 from fedjax_mm.sweeps.execute import sweep
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN
 from fedjax_mm.tasks.view import View
@@ -131,13 +133,27 @@ class Trained(Seeded):
         )
         return Setup(mine, algorithm, mfa_rand(self.clients, 1, cohort_size=C))
 
-    def train(self, build: Callable[..., Setup], axes: Mapping[str, Any], **how: Any) -> xr.Dataset:
+    def train(
+        self,
+        build: Callable[..., Setup],
+        axes: Mapping[str, Any],
+        num_rounds: int,
+        until: Until | None,
+        execution: Execution | None,
+    ) -> xr.Dataset:
         """Returns the sweep of `build` over the cohort sizes, more axes and the seeds."""
         pool = self.pool()
-        how |= {**self.replicas, "data": pool.kind}
-        how["shared"] = {"task": images(pool, self.deals(pool))}
-        how["per_seed"] = {"seed_number": np.arange(self.num_seeds)}
-        result = sweep(build, {"C": self.sizes, **axes}, **how)
+        grid = Grid(
+            build,
+            {"C": self.sizes, **axes},
+            num_rounds=num_rounds,
+            **self.replicas,
+            shared={"task": images(pool, self.deals(pool))},
+            per_seed={"seed_number": np.arange(self.num_seeds)},
+            until=until,
+            data=pool.kind,
+        )
+        result = sweep(grid, execution)
         about = result.attrs["manifest"] | {"datasets": [pool.name]}
         return result.isel(model=0).assign_attrs(manifest=about)
 

@@ -67,8 +67,8 @@ def run(config: CohortRounds, execution: Execution | None = None) -> xr.Dataset:
 
     scored = EVALUATIONS[config.evaluation]
     until = Until(scored, at_least=config.targets[-1]) if config.stop else None
-    how = {"num_rounds": config.max_rounds, "until": until, "execution": execution}
-    result = config.train(build, {"percent": list(config.percents)}, **how)
+    axes = {"percent": list(config.percents)}
+    result = config.train(build, axes, config.max_rounds, until, execution)
     return result[list(EVALUATIONS.values())]
 
 

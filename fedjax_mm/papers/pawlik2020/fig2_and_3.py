@@ -88,7 +88,7 @@ def run(config: CohortAccuracy, execution: Execution | None = None) -> xr.Datase
         return config.setup(C, task, seed_number, config.num_updates // C)
 
     until, rounds = Until("client_updates", at_least=contacts), contacts // config.sizes[0]
-    result = config.train(build, {}, num_rounds=rounds, until=until, execution=execution)
+    result = config.train(build, {}, rounds, until, execution)
     return result[list(EVALUATIONS.values())]
 
 

@@ -25,7 +25,7 @@ from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.shuffles import permutation
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
 from fedjax_mm.theory.problem import Problem
 
@@ -159,9 +159,14 @@ def run(config: OptimalCohort, execution: Execution | None = None) -> xr.Dataset
 
     # Integers would make a program each; floats are arguments of one.
     axes = {"heterogeneity": scales, "cohort": [float(C) for C in sizes]}
-    how: dict[str, Any] = config.model_dump(include={"num_seeds", "seed"})
-    how["shared"] = {"H": H.astype(np.float32), "b": b.astype(np.float32)}
-    result = sweep(build, axes, num_rounds=config.contacts, execution=execution, **how)
+    grid = Grid(
+        build,
+        axes,
+        num_rounds=config.contacts,
+        **config.model_dump(include={"num_seeds", "seed"}),
+        shared={"H": H.astype(np.float32), "b": b.astype(np.float32)},
+    )
+    result = sweep(grid, execution)
     runs = result.isel(model=0).rename(cohort="C").assign_coords(C=sizes)
     rounds = config.contacts // runs.C
     # Read larger cohorts up to their R rounds, at the model before each of them, because in one

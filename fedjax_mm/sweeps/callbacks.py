@@ -1,0 +1,112 @@
+"""Callbacks: what else happens while a sweep is prepared and carried out."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_mm.record import Record
+from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.program import Program, Replica
+
+
+class Segment(NamedTuple):
+    """A batch of a sweep between two segments of its rounds.
+
+    Attributes:
+      label: what is computed, in words.
+      plan: the plan of the sweep.
+      batch: the number of the batch in `Plan.batches`.
+      rounds: the number of finished rounds of the batch.
+      records: the records up to this round, ``[records, replicas, models, ...]``, on the host.
+      replica: the state of the batch, ``[replicas, ...]``, on the devices, where the next segment
+        overwrites it; None before the first round.
+      seconds: the time that the segment took, in the slowest process.
+    """
+
+    label: str
+    plan: Plan
+    batch: int
+    rounds: int
+    records: Record
+    replica: Replica | None
+    seconds: float = 0.0
+
+    @property
+    def program(self) -> Program:
+        """The program whose replicas the batch has."""
+        return self.plan.batches[self.batch][0].program
+
+    @property
+    def replicas(self) -> np.ndarray:
+        """The numbers of the batch's replicas in the program, with padding at the end."""
+        compiled, number = self.plan.batches[self.batch]
+        return compiled.replicas(number)
+
+    @property
+    def work_done(self) -> float:
+        """The finished part of `total_work`."""
+        work = self.plan.work
+        part = self.rounds / self.plan.grid.num_rounds
+        return sum(work[: self.batch]) + part * work[self.batch]
+
+    @property
+    def total_work(self) -> float:
+        """The work of all batches, in local trainings."""
+        return sum(self.plan.work)
+
+
+def _ignore(given: Any) -> None:
+    """Does nothing."""
+
+
+class Callback(NamedTuple):
+    """Functions that a sweep calls. They cannot change it, but an exception ends it.
+
+    With checkpoints a callback is called before the state is saved, and an exception loses what is
+    not saved yet. Of several processes each calls its own callbacks.
+
+    Attributes:
+      on_preparation: called with what is done before the plan is known, in words.
+      on_start: called with the compiled plan before the first round.
+      on_batch: called before a batch's first segment.
+      on_segment: called after each segment, which takes about a second.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Execution, Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
+      >>> def report(segment):
+      ...     losses = segment.records.metrics["loss"][-1]  # the last record's, [replicas, models]
+      ...     print(segment.rounds, losses.shape)
+      >>> watched = Execution(callbacks=[Callback(on_segment=report)])
+      >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=1, num_seeds=2)
+      >>> result = sweep(grid, watched)  # doctest: +ELLIPSIS
+      1 ...
+    """
+
+    on_preparation: Callable[[str], None] = _ignore
+    on_start: Callable[[Plan], None] = _ignore
+    on_batch: Callable[[Segment], None] = _ignore
+    on_segment: Callable[[Segment], None] = _ignore
+
+
+Report = Callable[[str, int, int], None]
+"""Receives the label of the work in progress, the finished work and the total work."""
+
+
+def progress(report: Report) -> Callback:
+    """Returns a callback that reports progress, before the first round and after each segment.
+
+    Example:
+      >>> progress(print).on_preparation("compiling 3 programs")
+      compiling 3 programs 0 1
+    """
+
+    def of(segment: Segment) -> None:
+        report(segment.label, int(segment.work_done), int(segment.total_work))
+
+    return Callback(lambda what: report(what, 0, 1), on_batch=of, on_segment=of)

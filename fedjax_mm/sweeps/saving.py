@@ -1,0 +1,151 @@
+"""Saving a sweep's unfinished work, and continuing with it."""
+
+import hashlib
+import time
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm.checks import check_alike
+from fedjax_mm.record import Record
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.stacks import with_params
+from fedjax_mm.sweeps.callbacks import Segment
+from fedjax_mm.sweeps.checkpoint import Checkpoints, Saved
+from fedjax_mm.sweeps.devices import agree, flags_of_user
+from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.plan import Compiled, Plan
+from fedjax_mm.sweeps.program import Replica, without_keys
+
+_UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
+
+
+def identity(grid: Grid, split: str | None) -> dict[str, Any]:
+    """Returns everything but the programs on which the bits of a sweep's result depend."""
+    # Include versions, devices, threads and flags of XLA, because each may change the last bit of a
+    # sum.
+    about = manifest({}, seed=grid.seed, data="")
+    device = about["device"]
+    shared = hashlib.sha256()
+    for leaf in jax.tree.leaves(without_keys(grid.shared)):
+        shared.update(np.asarray(leaf).tobytes())
+    names = ("num_rounds", "num_seeds", "seed", "record_every", "client_map")
+    described = {name: getattr(grid, name) for name in names} | {
+        "axes": grid.labels,
+        "per_seed": {name: np.asarray(x).tolist() for name, x in grid.per_seed.items()},
+        "until": grid.until and grid.until._asdict(),
+    }
+    return {
+        **({"config": grid.config} if grid.config else described),
+        "first_seed": grid.first_seed,
+        "split": split,
+        "precision": str(jnp.result_type(float)),
+        **{name: about[name] for name in ("versions", "prng")},
+        "device": {name: device[name] for name in ("platform", "kind")},
+        "--devices": device["count"],
+        # XLA's CPU client has a thread for each core, and for each device if they are more.
+        "threads": device["platform"] == "cpu" and max(device["cpu_cores"], device["count"]),
+        "XLA_FLAGS": flags_of_user(),
+        "shared data": shared.hexdigest(),
+        "keep": grid.keep,
+    }
+
+
+def claim_program(checkpoints: Checkpoints, label: str, text: str) -> None:
+    """Checks that a program is that of the unfinished run."""
+    # Hash the text, because it has the code and, as constants, the data that it closes over.
+    checkpoints.claim({f"program {label}": hashlib.sha256(text.encode()).hexdigest()})
+
+
+class Saving:
+    """The saved work of a plan, and the signals that end it after a segment.
+
+    Batches are numbered as in `Plan.batches`. Finished batches are saved together with the current
+    one, every `save_every` seconds.
+    """
+
+    def __init__(
+        self, plan: Plan, checkpoints: Checkpoints, save_every: float, signals: list[int]
+    ) -> None:
+        """Begins with nothing saved."""
+        self.plan, self.checkpoints = plan, checkpoints
+        self.save_every, self.signals = save_every, signals
+        self.finished: dict[int, list[np.ndarray]] = {}
+        self.last_save = time.perf_counter()
+
+    def load(self, batch: int, records: Record) -> tuple[int, Replica | None]:
+        """Returns a batch's finished rounds and its state, and fills in its records."""
+        rows, (compiled, _) = jax.tree.leaves(records), self.plan.batches[batch]
+        saved = self.checkpoints.load(batch, partial(self._check_records, rows))
+        if not saved:
+            return 0, None
+        for row, array in zip(rows, saved.arrays, strict=False):  # then comes the state
+            row[: len(array)] = array
+        rest = saved.arrays[len(rows) :]
+        if saved.rounds < self.plan.grid.num_rounds:
+            return saved.rounds, _unfinished(compiled, rest)
+        return saved.rounds, _finished(compiled, rest) if self.plan.grid.keep else None
+
+    def _check_records(self, rows: list[np.ndarray], saved: Saved) -> None:
+        """Raises `ValueError` unless a saved batch begins with its records up to its round."""
+        grid = self.plan.grid
+        wanted = [x[: 1 + saved.rounds // grid.record_every].shape for x in rows]
+        # An unfinished batch has its state after its records, and a finished one has its parameters
+        # there if they are kept.
+        is_all = saved.rounds == grid.num_rounds and grid.keep is None
+        given = saved.arrays if is_all else saved.arrays[: len(rows)]
+        if wanted != [x.shape for x in given]:
+            raise ValueError("its records are not those of the batch")
+
+    def save(self, segment: Segment) -> None:
+        """Saves what is due, or everything before a signal ends the sweep.
+
+        Raises:
+          InterruptedRunError: if a signal came.
+        """
+        is_due = time.perf_counter() - self.last_save >= self.save_every
+        number = self.signals[-1] if self.signals else 0
+        # Agree first, because saving is collective but a signal may reach one process only.
+        due, stop = agree(is_due, number)
+        grid, fetch = self.plan.grid, self.plan.where.fetch
+        rows = jax.tree.leaves(segment.records)
+        is_last = segment.rounds == grid.num_rounds
+        # Keep finished batches for the next save, because short batches end many times a second.
+        if is_last:
+            models = segment.replica.models if segment.replica and grid.keep else ()
+            kept = fetch([state.params for state in models])
+            self.finished[segment.batch] = [*rows, *jax.tree.leaves(kept)]
+        is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
+        if due or stop or is_much:
+            for each, arrays in self.finished.items():
+                self.checkpoints.save(each, grid.num_rounds, arrays)
+            self.finished.clear()
+            if not is_last:
+                state = jax.tree.leaves(fetch(segment.replica))
+                self.checkpoints.save(segment.batch, segment.rounds, [*rows, *state])
+            self.last_save = time.perf_counter()
+        if stop:
+            raise InterruptedRunError(int(stop), segment.work_done / segment.total_work)
+
+
+def _unfinished(compiled: Compiled, arrays: list[np.ndarray]) -> Replica:
+    """Returns the state of a batch from its saved arrays."""
+    wanted = jax.eval_shape(lambda: compiled.program.no_replica(compiled.batch_size))
+    try:
+        replica: Replica = jax.tree.unflatten(jax.tree.structure(wanted), arrays)
+        check_alike("states have other shapes", replica, wanted, shapes=True)
+    except ValueError as error:
+        raise RefusedError(f"the saved state is of another run: {error}") from error
+    return replica
+
+
+def _finished(compiled: Compiled, params: list[np.ndarray]) -> Replica:
+    """Returns the state of a finished batch from its parameters, which alone were saved."""
+    replica = compiled.program.no_replica(compiled.batch_size)
+    structure = jax.tree.structure([state.params for state in replica.models])
+    kept = with_params(replica.models, jax.tree.unflatten(structure, params))
+    return replica._replace(models=kept)
