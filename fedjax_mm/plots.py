@@ -308,13 +308,13 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
 
     Example:
       >>> from fedjax_mm import fedavg, full_participation, local_sgd, sweep
-      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.sweeps import Grid, Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(algorithm, learning_rate):
       ...     method = algorithm(local_sgd(learning_rate, steps=2))
       ...     return Setup(quadratic(2, 1, mu=0.5), method, full_participation(2))
       >>> axes = {"algorithm": [fedavg], "learning_rate": [0.1, 0.2]}
-      >>> figure = sweep_overview(sweep(build, axes, num_rounds=5, num_seeds=2))
+      >>> figure = sweep_overview(sweep(Grid(build, axes, num_rounds=5, num_seeds=2)))
       >>> figure.axes[0].get_xlabel()
       'learning rate'
     """

@@ -27,7 +27,6 @@ from fedjax_mm.papers.bhuyan2022 import together
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, beats_majority
 from fedjax_mm.papers.bhuyan2022.gains import gain_panels
 from fedjax_mm.papers.bhuyan2022.together import Together, run_together
-from fedjax_mm.papers.figures import points
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.multi_maxfl import ask
 from fedjax_mm.papers.multi_problems import deal
@@ -194,23 +193,19 @@ def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) -> Figure:
-    """Draws, for train and test, every model's accuracies and the gain against M."""
+    """Draws the gain against M, for train and test."""
     about, panels = result.attrs["manifest"], []
     for part in PARTS:
         here = measured.sel(part=part)
-        series = {name: estimate(here.accuracy.sel(kind=name)) for name in here.kind.values}
-        levels = points(measured.model.values.tolist(), f"{part}: accuracies", series, "percent")
         gains = gain_panels(here.gain, here.gain_standard_error, "gain")
-        panels.append([levels, *(each._replace(title=f"{part}: {each.title}") for each in gains)])
+        panels.append([each._replace(title=f"{part}: {each.title}") for each in gains])
     names = " and ".join(about["datasets"])
     return plots.draw(
         panels,
         title=f"{names} ({about['data']} data), N = {config.num_clients}, "
         f"$T_1$ = {config.num_rounds}",
         caption=f"Means over {config.num_seeds} seeds, each with clients of its own, with standard "
-        f"errors; recorded every {config.resolution} rounds. FedAvg's accuracies are those after "
-        f"$T_1$ rounds, of several models those after $T_M$ with the largest M. "
-        f"{config.about_gains(config.targets)}",
+        f"errors; recorded every {config.resolution} rounds. {config.about_gains(config.targets)}",
     )
 
 

@@ -275,12 +275,12 @@ def open_result(directory: Path | str) -> xr.Dataset:
     Example:
       >>> import pathlib, tempfile
       >>> from fedjax_mm import fedavg, mfa_rr, open_result, sweep
-      >>> from fedjax_mm.sweeps import Setup
+      >>> from fedjax_mm.sweeps import Grid, Setup
       >>> from fedjax_mm.tasks import quadratic
       >>> def build(learning_rate):
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, mfa_rr(24, 2))
-      >>> result = sweep(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20)
+      >>> result = sweep(Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=20))
       >>> with tempfile.TemporaryDirectory() as directory:
       ...     _ = result.to_netcdf(pathlib.Path(directory, "result.nc"))
       ...     opened = open_result(directory)
