@@ -200,7 +200,7 @@ def _segments(first: Segment, records: Record) -> Iterator[Segment]:
     """Computes a batch segment by segment after the first ones, and fills in its records."""
     plan, done = first.plan, first.rounds
     (compiled, number), where, grid = plan.batches[first.batch], plan.where, plan.grid
-    given, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
+    given, _, replica = compiled.program.inputs(where, compiled.replicas(number), first.replica)
     every, count = grid.record_every, 1  # one round at first, to time it
     while done < grid.num_rounds:
         clock = time.perf_counter()

@@ -363,9 +363,7 @@ def jitted(program: Program, where: Layout) -> Any:
 
 
 def _lower(program: Program, size: int, where: Layout) -> Any:
-    given, replica = program.inputs(where, np.zeros(size, int))
-    rounds = where.put((np.int32(0), np.int32(0)), None)
-    return jitted(program, where).lower(given, rounds, replica)
+    return jitted(program, where).lower(*program.inputs(where, np.zeros(size, int)))
 
 
 def memory_of(call: Any) -> float:

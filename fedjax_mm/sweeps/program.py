@@ -319,8 +319,8 @@ class Program:
 
     def inputs(
         self, where: Layout, replicas: np.ndarray, state: Replica | None = None
-    ) -> tuple[Given, Replica]:
-        """Returns the arguments of `segment` for some replicas on their devices.
+    ) -> tuple[Given, Any, Replica]:
+        """Returns the arguments of `segment` for some replicas on their devices, with 0 rounds.
 
         Args:
           where: the devices.
@@ -333,7 +333,8 @@ class Program:
         numbers = {name: x[replicas] for name, x in self.numbers.items()}
         seeds, numbers, state = where.put((seeds, numbers, state), 0)
         shared, root = where.put((without_keys(self.grid.shared), np.uint32(self.grid.seed)), None)
-        return Given(seeds, numbers, shared, root), state
+        rounds = where.put((np.int32(0), np.int32(0)), None)
+        return Given(seeds, numbers, shared, root), rounds, state
 
     def no_replica(self, size: int) -> Replica:
         """Returns the state of `size` replicas, filled with zeros."""

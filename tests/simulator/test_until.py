@@ -25,9 +25,9 @@ def build(learning_rate):
     return Setup(quadratic(6, 2, mu=0.05), algorithm, mfa_rand(6, 2))
 
 
-def swept(**options):
+def swept(execution=None, **options):
     axes = {"learning_rate": RATES}
-    return sweep(Grid(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options))
+    return sweep(Grid(build, axes, num_rounds=ROUNDS, num_seeds=SEEDS, **options), execution)
 
 
 @functools.cache
