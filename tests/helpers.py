@@ -16,6 +16,7 @@ from fedjax_mm.base import Algorithm, Assignment, Cohort, Contribution, Look
 from fedjax_mm.cohorts import by_rows, places_of
 from fedjax_mm.data import ClientData, client_data
 from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.sweeps import plan
 from fedjax_mm.tasks.networks import LogisticRegression
 
@@ -171,7 +172,7 @@ def counting() -> Algorithm:
 
 def share_grids(patch) -> None:
     """Equal experiments have one grid, so that a part of its tracing is done once."""
-    grids, grid_of = {}, Experiment.grid
+    grids = {}
 
     def grid(experiment: Experiment, limit: float | None = None) -> Any:
         name = experiment.model_dump_json()
@@ -179,7 +180,7 @@ def share_grids(patch) -> None:
             grids[name] = grid_of(experiment, limit)
         return grids[name]
 
-    patch.setattr(Experiment, "grid", grid)
+    patch.setattr("fedjax_mm.experiments.run.grid_of", grid)
 
 
 def plain(num_classes: int, *_: Any) -> LogisticRegression:

@@ -17,6 +17,7 @@ import fedjax_mm
 from docs import hooks
 from fedjax_mm import Experiment, sweeps
 from fedjax_mm.cli import app, page
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
@@ -84,15 +85,15 @@ def test_the_documented_experiment_may_be_swept():
         r"^    \[axes\]\n.*?\n\n", EXPERIMENTS, re.DOTALL | re.MULTILINE
     )
     swept = validate(Experiment, tomllib.loads(text + axes))
-    assert len(programs_of(swept.grid())) == 2  # an algorithm each
+    assert len(programs_of(grid_of(swept))) == 2  # an algorithm each
     swept = validate(Experiment, tomllib.loads(text + of_data))
     assert swept.task.data_seed == "seed"
-    assert swept.grid().shape == (2, 2, 3)
-    assert len(programs_of(swept.grid())) == 2
+    assert grid_of(swept).shape == (2, 2, 3)
+    assert len(programs_of(grid_of(swept))) == 2
     optimizers, rate, tasks = re.findall(r"```toml\n(.*?)```", EXPERIMENTS, re.DOTALL)[1:]
     head = 'num_models = 2\nnum_rounds = 20\nassignment = { name = "mfa_rand" }\ntask = {}\n'
     one = validate(Experiment, tomllib.loads(head + optimizers + of_optimizers))
-    assert len(programs_of(one.grid())) == 1
+    assert len(programs_of(grid_of(one))) == 1
     one = validate(
         Experiment, tomllib.loads(head + optimizers.replace("learning_rate = 0.01", rate))
     )
@@ -121,7 +122,7 @@ def test_the_documented_methods_and_settings_are_those_that_there_are():
     }
     for name, cell in rows:
         method = METHOD.validate_python({"name": name, "learning_rate": 0.1} | EXAMPLES[name][1])
-        assert method.asks_for_thresholds == ("needs `[requirement]`" in cell), name
+        assert method.build(1).asks_for_thresholds == ("needs `[requirement]`" in cell), name
 
 
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in (ROOT / "docs").rglob("*.md")}

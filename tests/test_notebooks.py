@@ -13,6 +13,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, run
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.sweeps.structures import programs_of
 from tests.compiling import USUAL
@@ -205,7 +206,7 @@ def test_small_notebooks_run_in_one_kernel_where_warnings_and_errors_are_noticed
         assert complaints(cells) == [], name
         check_its_sweep_is_that_of_the_command_line(cells, tmp_path / name)
         for experiment in (tmp_path / name).glob("*.toml"):
-            assert programs_of(load(experiment, Experiment).grid())
+            assert programs_of(grid_of(load(experiment, Experiment)))
 
 
 @pytest.mark.slow

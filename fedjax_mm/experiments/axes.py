@@ -13,10 +13,11 @@ from fedjax_mm.experiments.errors import closest
 from fedjax_mm.experiments.fields import Config, Number, Numbers
 from fedjax_mm.experiments.methods import Method
 from fedjax_mm.experiments.optimizers import InverseTime
-from fedjax_mm.experiments.overrides import replaced, validate
+from fedjax_mm.experiments.overrides import replaced, settings_of, validate
 from fedjax_mm.experiments.point import Point
 from fedjax_mm.experiments.tasks import QuadraticConfig
 from fedjax_mm.shuffles import RANK_LIMIT
+from fedjax_mm.sweeps.grid import check_values
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
@@ -101,11 +102,9 @@ class Points:
             key: self._range(key, values) if isinstance(values, Range) else values
             for key, values in axes.items()
         }
-        # Give every point a value on every axis, because a rate that is swept inside a table is a
-        # table at all points.
-        self._first = {key: values[0] for key, values in self._raw.items()}
+        self._made = dict[tuple[int, ...], Point]()
         at = {
-            key: [self._at(self._first | {key: value}) for value in values]
+            key: [self._at({key: place}) for place in range(len(values))]
             for key, values in self._raw.items()
         }
         self.values = {key: [self._value(here, key) for here in at[key]] for key in at}
@@ -117,7 +116,7 @@ class Points:
         self.data_axes = [
             key
             for key in at
-            if (key in real or key == "task.data_seed")
+            if ((key in real and key.startswith("task.")) or key == "task.data_seed")
             and any(here.sources != at[key][0].sources for here in at[key])
         ]
         everywhere = [here for each in at.values() for here in each] or [base]
@@ -125,9 +124,16 @@ class Points:
         # An axis is an argument of one program if its values are floats only, without tables.
         self._structural = [key for key in at if key not in (*real, *self.data_axes)]
         self._check_number("programs", self._structural)
-        self._points = {}
-        for choice in itertools.product(*(range(len(at[key])) for key in self._structural)):
-            self._points[choice] = self._at(self._first | self._chosen(choice))
+        self._points = {
+            choice: self._at(dict(zip(self._structural, choice, strict=True)))
+            for choice in itertools.product(*(range(len(at[key])) for key in self._structural))
+        }
+        by_seed = any(each.is_drawn_by_seed for here in self.every for each in here.kinds_of_task)
+        self._check_number("draws of the data", self.data_axes, base.num_seeds if by_seed else 1)
+        for choice in self._points:
+            self.on_data_axes(choice)
+        for name, key in self.names.items():
+            check_values(name, self.values[key])
 
     def _joined(self, everywhere: Sequence[Point], named: Sequence[str] | None) -> list[str]:
         """Returns the axes of counts whose values share a program.
@@ -167,14 +173,10 @@ class Points:
         if not all(number.is_integer() for number in numbers):
             return numbers
         try:
-            self._at({key: numbers[0]})
+            self._checked({key: numbers[0]})
         except ValueError:
             return [int(number) for number in numbers]
         return numbers
-
-    def _chosen(self, choice: tuple[int, ...]) -> dict[str, Any]:
-        """Returns the values at some places on the structural axes."""
-        return {key: self._raw[key][i] for key, i in zip(self._structural, choice, strict=True)}
 
     @property
     def choices(self) -> list[tuple[int, ...]]:
@@ -196,16 +198,9 @@ class Points:
 
     def on_data_axes(self, choice: tuple[int, ...]) -> list[Point]:
         """Returns the checked settings at all values on the axes of the data."""
-        here = self._points[choice]
-        by_seed = any(each.is_drawn_by_seed for each in here.each_task)
-        self._check_number("draws of the data", self.data_axes, here.num_seeds if by_seed else 1)
-        if not self.data_axes:
-            return [here]
-        all_values = itertools.product(*(self._raw[key] for key in self.data_axes))
-        point = self._first | self._chosen(choice)
-        return [
-            self._at(point | dict(zip(self.data_axes, each, strict=True))) for each in all_values
-        ]
+        keys = [*self._structural, *self.data_axes]
+        places = itertools.product(*(range(len(self._raw[key])) for key in self.data_axes))
+        return [self._at(dict(zip(keys, (*choice, *each), strict=True))) for each in places]
 
     def name_of(self, key: str) -> str:
         """Returns the name of the result's dimension for an axis."""
@@ -238,14 +233,24 @@ class Points:
         several = {"num_models": lambda number: number > RANK_LIMIT}
         return alike | {name: key_of for name, key_of in several.items() if name in alike}
 
-    def _at(self, point: Mapping[str, Any]) -> Point:
-        """Returns the checked settings at one point."""
+    def _at(self, places: Mapping[str, int]) -> Point:
+        """Returns the checked settings at some places on the axes, the first place on others."""
+        # Give every point a value on every axis, because a rate that is swept inside a table is a
+        # table at all points.
+        place = tuple(places.get(key, 0) for key in self._raw)
+        if place not in self._made:
+            axes = zip(self._raw.items(), place, strict=True)
+            self._made[place] = self._checked({key: values[i] for (key, values), i in axes})
+        return self._made[place]
+
+    def _checked(self, point: Mapping[str, Any]) -> Point:
+        """Returns the checked settings with some values."""
         base = self.base
         if not point:
             return base
-        # Dump and validate again, so that axis values get the file's error messages. Exclude unset
-        # settings, because other points may not have them, for example with another assignment.
-        values = base.model_dump(include=set(Point.model_fields), exclude_unset=True)
+        # Validate the tables on the paths of the axes alone, because others are checked already.
+        values: Mapping[str, Any] = settings_of(base)
+        values = {key: value for key, value in values.items() if key in Point.model_fields}
         for key, value in point.items():
             for label in base.algorithms:
                 head, *rest = _path_of(key, base, label)
@@ -274,7 +279,7 @@ def _can_join(key: str, here: Point) -> bool:
 
     The counts E and M can with FedAvg in closed form. M also needs an assignment by partitions.
     """
-    in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.each_task)
+    in_closed_form = all(isinstance(each, QuadraticConfig) for each in here.kinds_of_task)
     if not in_closed_form or here.requirement is not None or here.byzantine is not None:
         return False
     if not all(map(_is_plain_fedavg, here.algorithms.values())):

@@ -2,18 +2,11 @@
 
 from typing import Any, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
-from fedjax_mm.base import Task
 from fedjax_mm.experiments.axes import Axes, Points
-from fedjax_mm.experiments.draws import SEED_NUMBER, Data, Draws, kind_of
-from fedjax_mm.experiments.fields import Numbers
 from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.point import Point
-from fedjax_mm.experiments.start import Start, load_start, params_at
-from fedjax_mm.sweeps.grid import Grid, Setup
-from fedjax_mm.sweeps.until import Until
 
 
 class Experiment(Point):
@@ -41,8 +34,8 @@ class Experiment(Point):
       ...         "assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 5}},
       ...     "axes": {"num_models": [2, 12], "learning_rate": [0.05, 0.1]},
       ... })
-      >>> experiment.grid().shape  # algorithms, numbers of models, rates, seeds
-      (1, 2, 2, 20)
+      >>> experiment.points().values
+      {'num_models': [2, 12], 'learning_rate': [0.05, 0.1]}
     """
 
     axes: Axes = Field(default_factory=dict)
@@ -67,78 +60,12 @@ class Experiment(Point):
     @model_validator(mode="after")
     def _points_fit(self) -> Self:
         """Raises `ValueError` for a point that does not fit."""
-        # Check all points without their data, because data take long to load.
-        self._grid(Draws(Points(self, self.axes, self.together)), (), None)
+        self.points()
         return self
 
-    @property
-    def points(self) -> dict[str, list[Any]]:
-        """The checked values on every axis, by its key."""
-        return Points(self, self.axes, self.together).values
-
-    def grid(self, limit: float | None = None) -> Grid:
-        """Returns all runs, over ``algorithm`` and the axes, with the data loaded.
-
-        Args:
-          limit: bytes of memory that may be used; by default 60 % of the free memory.
-
-        Raises:
-          ValueError, OSError: if the data or the initial parameters cannot be loaded or do not fit.
-        """
-        seeds = range(self.first_seed, self.first_seed + self.num_seeds)
-        start = load_start(self.params, list(self.algorithms), seeds) if self.params else None
-        draws = Draws(Points(self, self.axes, self.together))
-        data = draws.load(limit)
-        for here in draws.points.every:
-            here.check_sizes(data, limit)
-        return self._grid(draws, data, start)
-
-    def _grid(self, draws: Draws, data: Data, start: Start | None) -> Grid:
-        """Returns the grid of all runs, with data as an argument of the compiled programs."""
-        points = draws.points
-
-        def at(point: dict[str, Any], data: Data) -> tuple[Point, Numbers, list[Task]]:
-            here, numbers = points.at(point)
-            stores = draws.of(point, data)
-            return here, numbers, here.build_tasks(stores, numbers.get("task", {}))
-
-        def prepare(rng_key: Any, data: Data = (), **point: Any) -> Any:
-            here, numbers, tasks = at(point, data)
-            given = numbers.get("requirement", {})
-            needed = here.requirement
-            return needed and needed.prepare(rng_key, tasks, here.initial_params(), given)
-
-        def build(data: Data = (), prepared: Any = None, **point: Any) -> Setup:
-            here, numbers, tasks = at(point, data)
-            setup = here.setup(point["algorithm"], tasks, prepared, numbers)
-            if start is None:
-                return setup
-            place = point[SEED_NUMBER]
-            return setup._replace(
-                params=params_at(point["start"], point["algorithm"], place, setup)
-            )
-
-        axes = {name: points.values[key] for name, key in points.names.items()}
-        return Grid(
-            build,
-            {"algorithm": list(self.algorithms)} | axes,
-            self.num_rounds,
-            self.num_seeds,
-            self.seed,
-            # Pass data as an argument, because XLA copies constants into every program.
-            shared={"data": data} | ({} if start is None else {"start": start}),
-            per_seed={SEED_NUMBER: np.arange(self.num_seeds)}
-            if draws.are_by_seed or start is not None
-            else {},
-            record_every=self.record_every,
-            client_map=self.client_map,
-            prepare=None if self.requirement is None else prepare,
-            until=None if self.until is None else Until(**dict(self.until)),
-            together=points.together,
-            first_seed=self.first_seed,
-            data=kind_of(data),
-            config=self.model_dump(),
-        )
+    def points(self) -> Points:
+        """Returns all points of the axes, checked, but without their data."""
+        return Points(self, self.axes, self.together)
 
 
 def _with_seeds_of_data(values: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Fields of configurations: plain data, checked when it is read, and the types that check it."""
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import reduce
+from collections.abc import Callable, Mapping, Set
+from functools import cache, reduce
 from operator import or_
 from types import MappingProxyType, NoneType, SimpleNamespace
 from typing import (
@@ -102,9 +102,15 @@ def instantiate(
       >>> instantiate(table, mfa_rand, num_clients=6, num_models=2).num_models
       2
     """
-    takes = inspect.signature(factory).parameters
+    takes = parameters_of(factory)
     settings = {key: numbers.get(key, value) for key, value in table if key in takes}
     return factory(**settings | given)
+
+
+@cache
+def parameters_of(factory: Callable[..., Any]) -> Set[str]:
+    """Returns the names of a function's parameters."""
+    return frozenset(inspect.signature(factory).parameters)
 
 
 class Seeded(Config):

@@ -1,15 +1,14 @@
 """Algorithms of an experiment file: methods, assignments, attackers and requirements."""
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from pydantic import GetPydanticSchema, create_model, model_validator
+from pydantic import GetPydanticSchema, create_model
 
 from fedjax_mm.algorithms import methods
 from fedjax_mm.algorithms.attackers import attacked, noisy
@@ -36,6 +35,7 @@ from fedjax_mm.experiments.fields import (
     instantiate,
     named,
     one_of,
+    parameters_of,
     table_of,
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
@@ -79,7 +79,7 @@ class Assigned(Config):
         factory = _FACTORIES[self.name]
         sizes: dict[str, Any] = {"num_clients": num_clients}
         # A strategy whose factory takes no `num_models` trains one model.
-        if "num_models" in inspect.signature(factory).parameters:
+        if "num_models" in parameters_of(factory):
             sizes["num_models"] = num_models
         elif num_models != 1:
             raise ValueError(
@@ -119,17 +119,11 @@ class Method(OptimizingClients):
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
 
-    @model_validator(mode="after")
-    def _settings_fit(self) -> Self:
-        # Build the method, because its factory checks the numbers.
-        self._of(self._local(1.0, {}), {})
-        return self
-
     def _of(self, local: LocalSGD, numbers: Numbers, server_optimizer: Any = None) -> Algorithm:
         """Returns the algorithm for a local training and a server's optimizer."""
         factory = methods()[self.name]
         # The short form of a factory takes settings of local training, too.
-        short = _LOCAL_KEYS.values() & inspect.signature(factory).parameters.keys()
+        short = {*_LOCAL_KEYS.values()} & parameters_of(factory)
         given: dict[str, Any] = {"local": local} | dict.fromkeys(short)
         if isinstance(self, OptimizingServer):
             given["server_optimizer"] = server_optimizer
@@ -159,11 +153,6 @@ class Method(OptimizingClients):
         local = self._local(self.schedule(num_models, num_rounds, numbers), numbers)
         return self._of(local, numbers, server)
 
-    @property
-    def asks_for_thresholds(self) -> bool:
-        """Whether the method trains only clients with thresholds."""
-        return self._of(self._local(1.0, {}), {}).asks_for_thresholds
-
 
 DEFAULT_METHOD = "fedavg"
 """The name in a table without a `name`."""
@@ -175,7 +164,7 @@ _LOCAL_KEYS = {key: {"steps": "local_steps"}.get(key, key) for key in _LOCAL}
 
 def _method_table(factory: Callable[..., Algorithm]) -> type[Method]:
     """Returns the table of a method: arguments of `local_sgd`, and its own."""
-    mine = OptimizingServer.model_fields.keys() & inspect.signature(factory).parameters
+    mine = OptimizingServer.model_fields.keys() & parameters_of(factory)
     bases = (Method, OptimizingServer) if mine else (Method,)
     columns = {_LOCAL_KEYS[argument]: column for argument, column in _LOCAL.items()}
     base: Any = create_model("Method", __base__=bases, **columns)

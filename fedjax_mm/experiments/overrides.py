@@ -80,13 +80,22 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
     return replaced(values, path.strip().split("."), value)
 
 
-def replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
-    """Returns plain values with another one at the path, after adding tables that are missing."""
+def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Returns settings with another value at the path, after adding tables that are missing.
+
+    Tables on the path become plain values; those beside it stay as they are.
+    """
     head, *rest = path
+    plain = settings_of(values) if isinstance(values, Config) else values
     if rest:
-        inner = values.get(head)
-        value = replaced(inner if isinstance(inner, Mapping) else {}, rest, value)
-    return {**values, head: value}
+        inner = plain.get(head)
+        value = replaced(inner if isinstance(inner, Mapping | Config) else {}, rest, value)
+    return {**plain, head: value}
+
+
+def settings_of(table: Config) -> dict[str, Any]:
+    """Returns the settings that were given in a table, without those of inner tables."""
+    return {key: value for key, value in table if key in table.model_fields_set}
 
 
 def changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:

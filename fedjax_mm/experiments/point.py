@@ -22,7 +22,7 @@ from fedjax_mm.experiments.methods import (
 )
 from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
-from fedjax_mm.sweeps.grid import Setup
+from fedjax_mm.sweeps.grid import Setup, check_records
 from fedjax_mm.sweeps.plan import check_fits
 
 Precision = Literal["float32", "float64"]
@@ -77,6 +77,7 @@ class Point(Seeded):
     @model_validator(mode="after")
     def _all_fits(self) -> Self:
         """Raises `ValueError`, before compilation, for settings with which building would fail."""
+        check_records(self.num_rounds, self.record_every)
         self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():
@@ -89,7 +90,7 @@ class Point(Seeded):
                 self._check_method(method)
             except ValueError as error:
                 raise ValueError(f"algorithms.{label}: {error}") from error
-        is_quadratic = [isinstance(each, QuadraticConfig) for each in self.each_task]
+        is_quadratic = [isinstance(each, QuadraticConfig) for each in self.kinds_of_task]
         if self.precision == "float64" and not all(is_quadratic):
             raise ValueError("precision is 'float64'; classifiers are trained in 'float32'")
         if self.params is not None:
@@ -99,14 +100,17 @@ class Point(Seeded):
     @property
     def each_task(self) -> list[AnyTask]:
         """The task of every model."""
-        if self.task is not None:
-            return [self.task] * self.num_models
-        return list(self.tasks or [])
+        return self.kinds_of_task if self.task is None else [self.task] * self.num_models
+
+    @property
+    def kinds_of_task(self) -> list[AnyTask]:
+        """The tasks, once if all models learn the same."""
+        return list(self.tasks or []) if self.task is None else [self.task]
 
     @property
     def sources(self) -> list[Any]:
-        """The settings of every model's data, or None for a model without data."""
-        return [each.source for each in self.each_task]
+        """The settings of the tasks' data, or None for a task without data."""
+        return [each.source for each in self.kinds_of_task]
 
     def _check_tasks(self) -> None:
         if (self.task is None) == (self.tasks is None):
@@ -137,7 +141,7 @@ class Point(Seeded):
     def _check_requirement(self) -> None:
         if self.requirement is None:
             return
-        for task in self.each_task:
+        for task in self.kinds_of_task:
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(self.requirement, "requirement.")
             elif not task.has_own_tests:
@@ -147,16 +151,16 @@ class Point(Seeded):
                 )
 
     def _check_method(self, method: Method) -> None:
-        method.build(self.num_models, self.num_rounds)
+        algorithm = method.build(self.num_models, self.num_rounds)
         assignment = self._assignment_of(method)
         if self.requirement is None:
             asking = "assignment.appealing asks" if assignment.appealing else f"{method.name} asks"
-            if assignment.appealing or method.asks_for_thresholds:
+            if assignment.appealing or algorithm.asks_for_thresholds:
                 raise ValueError(
                     f"{asking} for clients with thresholds; add a table requirement, such as "
                     "requirement = { num_steps = 100 }"
                 )
-        for task in self.each_task:
+        for task in self.kinds_of_task:
             if task.num_clients is not None:
                 self._assigned(method, task.num_clients, self.num_models)
             if isinstance(task, QuadraticConfig):

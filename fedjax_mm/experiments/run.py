@@ -8,6 +8,7 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
@@ -76,7 +77,7 @@ def run(
     check_instance("experiment", experiment, Experiment, "give one, or the path of a TOML file")
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
-            grid = experiment.grid(how.memory)
+            grid = grid_of(experiment, how.memory)
         end = on_divergence or ("mark" if experiment.axes else "stop")
         return sweep(grid, how, on_divergence=end, keep=keep)
 
@@ -90,5 +91,5 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
-            grid = experiment.grid(how.memory)
+            grid = grid_of(experiment, how.memory)
         return make_outline(grid, split=how.split, limit=how.memory)

@@ -30,6 +30,7 @@ from fedjax_mm.experiments.fields import (
     instantiate,
     named,
     one_of,
+    parameters_of,
     table_of,
 )
 from fedjax_mm.tasks.quadratic import quadratic
@@ -226,7 +227,7 @@ class Partition(Config):
 PARTITION_TABLES = {
     name: table_of(Partition, function, "num_clients", "seed", "overlap")
     for name, function in inspect.getmembers(partition, inspect.isfunction)
-    if "num_clients" in inspect.signature(function).parameters and not name.startswith("_")
+    if "num_clients" in parameters_of(function) and not name.startswith("_")
 }
 """The tables of all partitions in a file, by their `name`."""
 

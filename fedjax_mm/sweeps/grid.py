@@ -128,10 +128,7 @@ class Grid:
                 f"first_seed is {described(self.first_seed)}; seeds are numbered 0 ... {2**31 - 1}"
             )
         object.__setattr__(self, "first_seed", first)
-        if self.num_rounds % self.record_every:
-            raise ValueError(
-                f"record_every is {self.record_every}; it must divide {self.num_rounds} rounds"
-            )
+        check_records(self.num_rounds, self.record_every)
         object.__setattr__(self, "client_map", check_client_map(self.client_map))
         for name, values in self.per_seed.items():
             if np.ndim(values) != 1 or len(values) != self.num_seeds:
@@ -161,25 +158,9 @@ class Grid:
             what = "an argument in shared or per_seed" if is_argument else "a part of every result"
             raise ValueError(f"an axis is called {name!r}, like {what}; rename it")
         check_selectable(name)
-        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
-            raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
-        if len(values) == 0:
-            raise ValueError(f"the axis {name!r} has no values; give at least one")
+        check_values(name, values)
         if self.is_numeric(name) and not np.all(np.isfinite(np.asarray(values, float))):
             raise ValueError(f"the axis {name!r} has values that are not finite: {values}")
-        for value in values:
-            # A label with a memory address differs between processes, so the sweep could not be
-            # resumed.
-            if " at 0x" in str(label_of(value)):
-                raise ValueError(
-                    f"the axis {name!r} has {value!r}, whose name differs in every process; "
-                    "give it a __name__, or use a string that build looks up"
-                )
-        label, count = Counter(map(label_of, values)).most_common(1)[0]
-        if count > 1:
-            raise ValueError(
-                f"the axis {name!r} has {label!r} twice; drop one, or give it another __name__"
-            )
 
     def is_numeric(self, name: str) -> bool:
         """Whether an axis has floats, and possibly integers, so that one program takes all values.
@@ -233,3 +214,30 @@ def label_of(value: Any) -> Any:
     if isinstance(value, str | bool | int | float | np.generic):
         return value
     return getattr(value, "__name__", str(value))
+
+
+def check_records(num_rounds: int, record_every: int) -> None:
+    """Raises `ValueError` unless there is a whole number of records."""
+    if num_rounds % record_every:
+        raise ValueError(f"record_every is {record_every}; it must divide {num_rounds} rounds")
+
+
+def check_values(name: str, values: Any) -> None:
+    """Raises `ValueError` unless the values of an axis have labels that differ."""
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        raise ValueError(f"the axis {name!r} is {values!r}; give a list of values")
+    if len(values) == 0:
+        raise ValueError(f"the axis {name!r} has no values; give at least one")
+    for value in values:
+        # A label with a memory address differs between processes, so the sweep could not be
+        # resumed.
+        if " at 0x" in str(label_of(value)):
+            raise ValueError(
+                f"the axis {name!r} has {value!r}, whose name differs in every process; "
+                "give it a __name__, or use a string that build looks up"
+            )
+    label, count = Counter(map(label_of, values)).most_common(1)[0]
+    if count > 1:
+        raise ValueError(
+            f"the axis {name!r} has {label!r} twice; drop one, or give it another __name__"
+        )

@@ -26,6 +26,7 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.base import Cohort
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.schedules import inverse_time
@@ -342,7 +343,7 @@ SHARED = FILE.replace("[algorithms.A.assignment]", "[assignment]")
 def test_a_file_has_all_settings(text):
     """Expected trainings are an axis that costs no program, of each algorithm or of all."""
     experiment = validate(Experiment, tomllib.loads(text))
-    assert len(programs_of(experiment.grid())) == 1
+    assert len(programs_of(grid_of(experiment))) == 1
     result = run(experiment)
     algorithm = stalevr(local_sgd(0.1, steps=2), beta="exact")
     task, start = quadratic(6, 2, mu=0.1), experiment.task.initial_params()

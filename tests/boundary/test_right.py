@@ -244,9 +244,7 @@ def test_run_takes_a_path(tmp_path, monkeypatch):
     )
     seen = []
     # Equal experiments have equal results: they need not be computed.
-    monkeypatch.setattr(
-        "fedjax_mm.experiments.experiment.Experiment.grid", lambda self, limit: seen.append(self)
-    )
+    monkeypatch.setattr("fedjax_mm.experiments.run.grid_of", lambda each, _: seen.append(each))
     for each in (path, str(path), load(Path(path), Experiment)):
         with pytest.raises(TypeError):
             run(each)

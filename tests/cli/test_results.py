@@ -73,7 +73,7 @@ def test_init_writes_an_experiment_to_start_from(monkeypatch, tmp_path):
         return validate(Experiment, tomllib.loads("\n".join(parts)))
 
     everything = read(numbers, quadratic, rand, rr, axes)
-    assert everything.points.keys() == {"num_models", "learning_rate"}
+    assert everything.points().values.keys() == {"num_models", "learning_rate"}
     assert everything.algorithms["MFA-RR"].server_optimizer.momentum == 0.9
     assert everything.algorithms["MFA-RR"].schedule(3, 200)(1) == pytest.approx(0.1)
     assert read(numbers, digits, rand, rr).task.data_seed == "seed"

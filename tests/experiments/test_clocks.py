@@ -6,6 +6,7 @@ import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
 from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.structures import programs_of
@@ -50,7 +51,7 @@ def test_a_file_describes_asynchronous_runs_and_clocks():
 
 def test_the_law_of_delays_is_an_axis_of_numbers():
     swept = experiment(axes={"assignment.delay.mean": [1.0, 2.0]})
-    assert len(programs_of(swept.grid())) == 2  # one for each algorithm
+    assert len(programs_of(grid_of(swept))) == 2  # one for each algorithm
     time = run(swept).time.isel(round=-1)
     xr.testing.assert_equal(time.sel(mean=2.0, drop=True), run(experiment()).time.isel(round=-1))
     assert (time.sel(mean=1.0) < time.sel(mean=2.0)).all()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fedjax_mm import Experiment, run
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps.structures import programs_of
 
@@ -41,7 +42,7 @@ def test_a_point_on_the_axes_of_the_data_is_that_experiment():
     axes = {"task": {"partition": {"alpha": ALPHAS}, "data_seed": "seed"}}
     experiment = validate(Experiment, values(axes=axes))
     assert validate(Experiment, experiment.model_dump()) == experiment
-    grid = experiment.grid()
+    grid = grid_of(experiment)
     assert (grid.shape, len(programs_of(grid))) == ((1, 2, 2), 1)
     result = run(experiment)
     assert result.attrs["manifest"]["data"] == "real"
@@ -60,7 +61,7 @@ def test_every_seed_has_its_own_draw_without_axes_too():
         experiment = validate(Experiment, values(**text))
         assert (experiment.axes, experiment.task.data_seed) == ({}, "seed")
     more = experiment.with_seeds(1, 3)  # numbered 1, 2 and 3: the second seed comes first
-    stores = [each.grid().shared["data"][0].train.counts for each in (experiment, more)]
+    stores = [grid_of(each).shared["data"][0].train.counts for each in (experiment, more)]
     assert [len(store) for store in stores] == [2, 3]
     np.testing.assert_array_equal(stores[0][1], stores[1][0])
 
@@ -82,14 +83,14 @@ def test_numbers_of_the_data_share_a_program(axes, num_programs, num_draws):
         with pytest.raises(ValueError, match="run one for each"):
             validate(Experiment, text)
         return
-    grid = validate(Experiment, text).grid()
+    grid = grid_of(validate(Experiment, text))
     assert len(programs_of(grid)) == num_programs
     sizes = [store.train.counts.shape for store in grid.shared["data"]]
     assert [1 if len(size) == 1 else size[0] for size in sizes] == num_draws
 
 
 def test_a_draw_of_an_axis_is_the_one_of_its_value():
-    grid = validate(Experiment, values(axes={"task.num_clients": [6, 8]})).grid()
+    grid = grid_of(validate(Experiment, values(axes={"task.num_clients": [6, 8]})))
     clients = [store.num_clients for store in grid.shared["data"]]
     for program, expected in zip(programs_of(grid), clients, strict=True):
         tasks = program.setup({}, grid.shared, ()).tasks
@@ -104,7 +105,7 @@ def test_models_have_tasks_of_their_own():
     experiment = validate(Experiment, values(task=..., num_models=..., tasks=tasks))
     assert validate(Experiment, experiment.model_dump()) == experiment
     assert experiment.num_models == 3
-    grid = experiment.grid()
+    grid = grid_of(experiment)
     assert [store.kind for store in grid.shared["data"]] == ["real", "synthetic"]
     result = run(experiment)
     assert result.attrs["manifest"]["data"] == "real and synthetic"
@@ -123,7 +124,7 @@ def test_quadratics_differ_and_share_an_axis():
     both = run(validate(Experiment, text))
     assert len(np.unique(both.loss.isel(round=-1, seed=0))) == 2
     swept = validate(Experiment, text | {"axes": {"task.block_size": [2, 3]}})
-    assert [task.block_size for task in programs_of(swept.grid())[1].setup({}, {}, ()).tasks] == [
+    assert [task.block_size for task in programs_of(grid_of(swept))[1].setup({}, {}, ()).tasks] == [
         3,
         3,
     ]
@@ -150,8 +151,8 @@ def test_clients_may_require_something_of_different_tasks():
 
 def test_the_number_of_models_is_given_once():
     experiment = validate(Experiment, values(num_models=..., axes={"num_models": [2, 3]}))
-    assert (experiment.num_models, experiment.points) == (2, {"num_models": [2, 3]})
-    assert len(programs_of(experiment.grid())) == 2
+    assert (experiment.num_models, experiment.points().values) == (2, {"num_models": [2, 3]})
+    assert len(programs_of(grid_of(experiment))) == 2
 
 
 # Errors

@@ -13,6 +13,7 @@ from fedjax_mm import Experiment, fedcluster, mfa_rand, mfa_rr, sequential
 from fedjax_mm.base import ClientContext, ServerContext
 from fedjax_mm.experiments import tasks
 from fedjax_mm.experiments.axes import Range
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import InverseTime
 from fedjax_mm.experiments.overrides import load, validate
@@ -541,7 +542,7 @@ def test_a_network_for_images_refuses_vectors(tmp_path):
 def test_what_leaves_the_data_alone_may_be_an_axis():
     axes = {"task.sigmoid_head": [True, False], "learning_rate": [0.1, 0.2], "epochs": [1, 2]}
     task = {"name": "synthetic", "num_clients": 3}
-    grid = validate(Experiment, learning(task) | {"axes": axes}).grid()
+    grid = grid_of(validate(Experiment, learning(task) | {"axes": axes}))
     assert grid.shape == (1, 2, 2, 2, 20)
     assert len(programs_of(grid)) == 4
 
@@ -627,7 +628,7 @@ ONE_TO_3 = {"start": 1, "stop": 3, "num": 3}
 )
 def test_axes_become_values_and_programs(axes, expected, num_programs):
     """Real numbers share a program, also where they are written as whole ones; M and E do, too."""
-    grid = swept(**axes).grid()
+    grid = grid_of(swept(**axes))
     assert grid.axes == {"algorithm": ["A"]} | expected
     assert [type(v) for x in list(grid.axes.values())[1:] for v in x] == [
         float
@@ -643,14 +644,14 @@ def test_assignments_on_an_axis_need_no_keys_that_nobody_wrote():
     """Full participation has no cohort_size, and the file says none."""
     axes = {"assignment.name": ["mfa_rand", "full_participation"]}
     experiment = validate(Experiment, values(num_models=1) | {"axes": axes})
-    assert experiment.points == axes
+    assert experiment.points().values == axes
 
 
 def test_an_axis_of_one_algorithm_leaves_the_others_alone():
     two = values()
     two["algorithms"] = dict.fromkeys("AB", two["algorithms"]["A"])
     for key, expected in (("local_steps", [5, 5]), ("algorithms.B.local_steps", [3, 5])):
-        grid = validate(Experiment, two | {"axes": {key: [5]}}).grid()
+        grid = grid_of(validate(Experiment, two | {"axes": {key: [5]}}))
         params, client = jnp.ones(8 * 4 + 1), jnp.int32(0)
         steps = []
         for program in programs_of(grid):
@@ -666,13 +667,13 @@ def test_a_sweep_survives_a_round_trip():
     sweep = swept(learning_rate=[0.1, RATE], task={"mu": {"start": 1, "stop": 2, "num": 2}})
     again = validate(Experiment, sweep.model_dump())
     assert again == sweep
-    assert again.points == sweep.points
+    assert again.points().values == sweep.points().values
 
 
 def test_overrides_reach_axes(file):
     overrides = ["axes.task.mu=[1, 2]", "axes.learning_rate={start=1, stop=2, num=5}"]
     sweep = load(file, Experiment, [*overrides, "axes.learning_rate.num=3"])
-    assert sweep.points == {"task.mu": [1, 2], "learning_rate": [1, 1.5, 2]}
+    assert sweep.points().values == {"task.mu": [1, 2], "learning_rate": [1, 1.5, 2]}
 
 
 @pytest.mark.parametrize(

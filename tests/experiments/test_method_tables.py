@@ -37,6 +37,7 @@ from fedjax_mm.algorithms import methods
 from fedjax_mm.base import Algorithm, ClientContext, Look, ServerContext
 from fedjax_mm.data import digits, federate, flip_labels, partition
 from fedjax_mm.experiments import methods as tables
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES, Byzantine, MethodConfig, Requirement
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Setup, plan
@@ -187,7 +188,7 @@ def test_every_method_of_a_file_is_that_of_python(label, told):
         return Setup([asked], by_hand, mfa_rand(6, 1, cohort_size=4, unbiased=True), start)
 
     expected = Grid(build, {"algorithm": ["A"]}, 3, shared={"data": None}, prepare=prepare)
-    assert told(experiment.grid()) == told(expected)
+    assert told(grid_of(experiment)) == told(expected)
 
 
 @pytest.mark.parametrize("name", methods())
@@ -317,6 +318,7 @@ def test_methods_that_ask_for_thresholds_say_so(label):
     assert (
         METHOD_TABLES[name]
         .model_validate({"name": name, "learning_rate": 0.1} | settings)
+        .build(1)
         .asks_for_thresholds
         == algorithm.asks_for_thresholds
     )
@@ -448,7 +450,7 @@ def test_a_file_with_everything_is_that_of_python(labels, told):
         record_every=3,
         shared={"data": cho_clients()},
     )
-    assert told(full(*labels).grid()) == told(expected)
+    assert told(grid_of(full(*labels))) == told(expected)
 
 
 def test_a_file_with_everything_runs():
@@ -485,18 +487,18 @@ def test_flips_and_tests_of_their_own_reach_the_data():
 def test_assignments_of_one_and_of_all():
     text = f"{QUADRATIC}{A}local_steps = 1\n"
     text += '[algorithms.B]\nlearning_rate = 0.1\nlocal_steps = 1\nassignment.name = "mfa_rr"\n'
-    programs = programs_of(read(text).grid())
+    programs = programs_of(grid_of(read(text)))
     updates = [program.traced.facts.updates_per_round for program in programs]
     assert updates == [4, 6]
     # An axis is that of the algorithm's own assignment, if it has one, or else that of all.
     swept = read(f"{text}[axes]\nassignment.cohort_size = [2, 5]", Experiment)
-    assert [p.traced.facts.updates_per_round for p in programs_of(swept.grid())] == [2, 5, 2, 5]
-    assert swept.points == {"assignment.cohort_size": [2, 5]}
+    assert [p.traced.facts.updates_per_round for p in programs_of(grid_of(swept))] == [2, 5, 2, 5]
+    assert swept.points().values == {"assignment.cohort_size": [2, 5]}
 
 
 def test_the_assignment_is_for_clients_that_are_seen():
     text = QUADRATIC.replace("num_steps = 3", "num_unseen = 2") + f"{A}local_steps = 1"
-    (program,), own = programs_of(read(text).grid()), OwnModels(jnp.zeros((1, 6)))
+    (program,), own = programs_of(grid_of(read(text))), OwnModels(jnp.zeros((1, 6)))
     assignment = program.setup({}, {"data": None}, own).assignment
     assert assignment.num_clients == 4
     assert roll_out(assignment, jax.random.key(0), 20).max() == 3
@@ -693,10 +695,10 @@ def on_axes(name):
 @pytest.mark.parametrize("name", methods())
 def test_numbers_of_methods_attackers_and_demands_are_axes_of_one_program(name):
     _, base, points = on_axes(name)
-    (program,) = programs_of(base.grid())
+    (program,) = programs_of(grid_of(base))
     assert set(program.numbers) == {key.rpartition(".")[2] for key in points}
     assert "train_loss" in program.traced.record.metrics  # traced, with every number an argument
-    (program,) = programs_of(validate(Experiment, base.model_dump() | {"axes": points}).grid())
+    (program,) = programs_of(grid_of(validate(Experiment, base.model_dump() | {"axes": points})))
     assert len(program) == 2 ** len(points)
 
 
@@ -717,7 +719,7 @@ def test_points_of_an_axis_differ():
     axes = "q = [0, 1, 2]\nbyzantine.fraction = [0.0, 0.5]\nrequirement.learning_rate = [0.01, 0.2]"
     grid = read(f"{text}[axes]\n{axes}", Experiment)
     result = run(grid)
-    assert len(programs_of(grid.grid())) == 1
+    assert len(programs_of(grid_of(grid))) == 1
     last = result.isel(round=-1, seed=0, model=0, algorithm=0)
     assert len(np.unique(last.loss.isel(learning_rate=0))) == 6
     assert np.all(last.loss.isel(learning_rate=0) == last.loss.isel(learning_rate=1))

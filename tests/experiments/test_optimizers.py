@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fedjax_mm import Experiment, fedavg, local_sgd, mfa_rand, run
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.methods import METHOD_TABLES
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SERVER_OPTIMIZER_TABLES
 from fedjax_mm.experiments.overrides import validate
@@ -157,7 +158,7 @@ FILES = {
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_the_program_of_python(name):
     table, algorithm = FILES[name]
-    texts = lowered(validate(Experiment, values(**table)).grid())
+    texts = lowered(grid_of(validate(Experiment, values(**table))))
     expected = program_of(algorithm()) if table else plain_program()
     assert texts["A"] == expected["A"]
     assert (texts["A"] == plain_program()["A"]) == (name in ("nothing", "the default, named"))
@@ -179,7 +180,7 @@ def test_numbers_of_optimizers_and_schedules_are_axes_of_one_program():
         "clip": [1.0, 0.01],
     }
     experiment = validate(Experiment, values(**table) | {"axes": axes})
-    assert len(programs_of(experiment.grid())) == 1
+    assert len(programs_of(grid_of(experiment))) == 1
     result = run(experiment).excess_loss.isel(round=-1, seed=0, model=0, algorithm=0)
     assert len(np.unique(result)) == 2**5
     changes = {"optimizer": {"name": "adam", "b1": 0.5}, "weight_decay": 0.1}
@@ -192,7 +193,7 @@ def test_numbers_of_optimizers_and_schedules_are_axes_of_one_program():
 
 def test_optimizers_are_values_of_an_axis():
     axis = [{"name": "sgd", "momentum": 0.9}, {"name": "adam"}]
-    grid = validate(Experiment, values(optimizer=axis[1]) | {"axes": {"optimizer": axis}}).grid()
+    grid = grid_of(validate(Experiment, values(optimizer=axis[1]) | {"axes": {"optimizer": axis}}))
     assert grid.labels["optimizer"] == ["sgd(momentum=0.9)", "adam"]
     assert len(programs_of(grid)) == 2
 

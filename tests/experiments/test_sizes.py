@@ -9,8 +9,8 @@ import numpy as np
 import psutil
 import pytest
 
-from fedjax_mm.experiments.draws import Draws
 from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.grid import Draws, grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.experiments.run import outline
 from fedjax_mm.experiments.tasks import SyntheticConfig
@@ -119,4 +119,4 @@ def test_local_steps_are_counted(monkeypatch, epochs, is_refused):
     experiment = validate(Experiment, values, settings)
     words = "2,147,483,700 local steps; at most 2,147,483,647 can be counted"
     with pytest.raises(ValueError, match=words) if is_refused else nullcontext():
-        experiment.grid()
+        grid_of(experiment)

@@ -24,6 +24,7 @@ from fedjax_mm import (
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.base import Cohort, Look, Padded
 from fedjax_mm.cohorts import by_rows, by_slots, places_of
+from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.sweeps import Grid, Setup
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
@@ -311,9 +312,9 @@ def test_axes_of_models_and_steps_share_a_program():
     """Also where two devices share each list."""
     axes = {"num_models": [1, 3], "local_steps": [3]}
     joined = experiment(together=BOTH, axes=axes)
-    assert len(programs_of(joined.grid())) == 2  # one for each algorithm
+    assert len(programs_of(grid_of(joined))) == 2  # one for each algorithm
     together = [run(joined, Execution(split=split)) for split in (None, "clients")]
-    assert len(programs_of(experiment(together=[]).grid())) == 8
+    assert len(programs_of(grid_of(experiment(together=[])))) == 8
     apart = run(experiment(together=[], axes=axes))
     for each in together:
         xr.testing.assert_allclose(each, apart, rtol=1e-5, atol=1e-7)
@@ -321,8 +322,8 @@ def test_axes_of_models_and_steps_share_a_program():
 
 def test_steps_share_a_program_by_default():
     """Numbers of models do not, because a list of clients takes longer than groups."""
-    assert len(programs_of(experiment().grid())) == 4
-    assert len(programs_of(experiment(together=["num_models"]).grid())) == 4
+    assert len(programs_of(grid_of(experiment()))) == 4
+    assert len(programs_of(grid_of(experiment(together=["num_models"])))) == 4
 
 
 @pytest.mark.parametrize(
@@ -360,5 +361,5 @@ CHANGES = {
 def test_what_has_no_closed_form_or_no_partition_has_programs_of_its_own(name):
     given = {"algorithms": {"A": {"learning_rate": 0.1, "local_steps": 1}}} | CHANGES[name]
     given = {"assignment": {"name": "mfa_rr"}} | given
-    programs = programs_of(experiment(**given).grid())
+    programs = programs_of(grid_of(experiment(**given)))
     assert len(programs) == (2 if name == "another assignment" else 4)

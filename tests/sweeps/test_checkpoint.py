@@ -103,20 +103,20 @@ import json
 import sys
 from fedjax_mm import cli
 from fedjax_mm.cli import terminal
-from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.sweeps import plan
 
 plan._CACHE_BYTES = 1
 plan._lower = functools.cache(plan._lower)
 plan.programs_of = functools.cache(plan.programs_of)
 importlib.import_module("fedjax_mm.sweeps.execute")._SEGMENT_SECONDS = 0
-grids, grid_of = [], Experiment.grid
+run = importlib.import_module("fedjax_mm.experiments.run")
+grids, grid_of = [], run.grid_of
 
 def shared(*of):
     grids[:] = grids or [grid_of(*of)]
     return grids[0]
 
-Experiment.grid = shared
+run.grid_of = shared
 
 def tell(label, done, total):
     print("progress", done, total, file=sys.stderr, flush=True)
