@@ -19,7 +19,7 @@ import rich.progress
 import xarray as xr
 
 from fedjax_mm import bench, cli, open_result, plots, workloads
-from fedjax_mm.cli import commands, terminal
+from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.papers import ITEMS
 
 
@@ -90,7 +90,7 @@ def test_items_of_the_same_runs_share_them(tmp_path, monkeypatch, two_figures):
     one, two = names = ("mfa-fig1", "mfa-fig2")  # of which the paper states the same
     first = ITEMS[one]._replace(run=run)
     items = {item.id: item for item in (first, first._replace(id=two))}
-    monkeypatch.setattr(commands, "ITEMS", items)
+    monkeypatch.setattr(reproductions, "ITEMS", items)
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.touch())
     command = ("reproduce", *names, "--rounds", 30, "--seeds", 3, "--out", tmp_path)
     assert call(*command).code in (0, 3)
@@ -240,7 +240,7 @@ def gain(tmp_path_factory):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rich.progress, "Progress", Recorder)
             patch.setattr(terminal.notes, "_force_terminal", True)
-            patch.setattr(commands, "ITEMS", {item.id: item._replace(run=run)})
+            patch.setattr(reproductions, "ITEMS", {item.id: item._replace(run=run)})
             command = ("reproduce", "mfa-fig5", *sizes, "--rounds", num_rounds, "--out", out)
             return Gain(call(*command), out / "mfa-fig5", bar)
 

@@ -214,14 +214,14 @@ def reproduce(
     `summary.json` lists under manifest.config, for example `--set task.start=zeros`,
     `--set learning_rate=0.05` or `--set precision=float64`.
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import reproductions, saving
 
-    before = commands.existing(resume, overwrite)
-    how, is_auto = commands.execution(None, None, save_every), seeds == "auto"
-    budget = commands.budget_of(is_auto, max_seeds, max_minutes)
+    before = saving.existing(resume, overwrite)
+    how, is_auto = saving.execution(None, None, save_every), seeds == "auto"
+    budget = reproductions.budget_of(is_auto, max_seeds, max_minutes)
     settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
-    _exit(commands.reproduce(ids, settings, scale, data, out, before, how, budget))
+    _exit(reproductions.reproduce(ids, settings, scale, data, out, before, how, budget))
 
 
 def _exit(none_is: bool) -> NoReturn:
@@ -258,15 +258,15 @@ def bounds(
     recorded round and how loose it is, and writes OUT/bounds-PAPER/ as `reproduce` does. For
     example `fedjax-mm bounds mfa --clients 24 --models 12 --steps 1 --steps 5`.
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import reproductions, saving
 
     lists = {"num_models": models, "local_steps": steps, "mu": mu}
     single = {"num_clients": clients, "num_rounds": rounds, "num_seeds": seeds, "rate": rate}
     given = {key: f"[{', '.join(values)}]" for key, values in lists.items() if values}
     settings = _settings(overrides, **single, **given)
-    before = commands.existing(resume, overwrite)
-    how = commands.execution(None, None, save_every)
-    _exit(commands.bounds(paper, settings, out, before, how))
+    before = saving.existing(resume, overwrite)
+    how = saving.execution(None, None, save_every)
+    _exit(reproductions.bounds(paper, settings, out, before, how))
 
 
 @app.command()
@@ -278,9 +278,9 @@ def judge(
     Reads every `result.nc` below DIR, without computing anything, and writes `summary.json` and
     `figure.png` in the same directory again.
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import reproductions
 
-    _exit(commands.judge(directory))
+    _exit(reproductions.judge(directory))
 
 
 @app.command()

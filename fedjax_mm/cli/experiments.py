@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,8 @@ from fedjax_mm.cli.options import (
     SaveEvery,
     Split,
 )
+from fedjax_mm.cli.terminal import say
+from fedjax_mm.sweeps.errors import RefusedError, refusing
 
 
 def init(
@@ -31,9 +34,14 @@ def init(
         fedjax-mm init mine.toml
         fedjax-mm run mine.toml
     """
-    from fedjax_mm.cli import results
+    from fedjax_mm.files import write_aside
 
-    results.init(file)
+    if file.exists():
+        raise RefusedError(f"{file} exists, and is left as it is; give another FILE, or remove it")
+    text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
+    with refusing((OSError,)):
+        write_aside(file, lambda aside: aside.write_text(text))
+    say(f"{file} is written; change it, and run it with: fedjax-mm run {file}")
 
 
 def run(
@@ -78,14 +86,14 @@ def run(
         learning_rate = { beta = 30, gamma = 100, per = "frame" }
         local_steps = 5
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import runs, saving
 
-    before = commands.existing(resume, overwrite)
-    how = commands.execution(memory, split, save_every)
+    before = saving.existing(resume, overwrite)
+    how = saving.execution(memory, split, save_every)
     if dry_run:
-        commands.outline(config, overrides or [], how)
+        runs.outline(config, overrides or [], how)
     else:
-        commands.run(config, overrides or [], out, before, how, save_params)
+        runs.run(config, overrides or [], out, before, how, save_params)
 
 
 def sweep(
@@ -115,14 +123,14 @@ def sweep(
     values. Runs that diverge are marked in the variable `diverged`, and the others go on.
     `--dry-run` shows the plan of the sweep.
     """
-    from fedjax_mm.cli import commands
+    from fedjax_mm.cli import runs, saving
 
-    before = commands.existing(resume, overwrite)
-    how = commands.execution(memory, split, save_every)
+    before = saving.existing(resume, overwrite)
+    how = saving.execution(memory, split, save_every)
     if dry_run:
-        commands.outline(config, overrides or [], how, is_sweep=True)
+        runs.outline(config, overrides or [], how, is_sweep=True)
     else:
-        commands.sweep(config, overrides or [], out, before, how)
+        runs.sweep(config, overrides or [], out, before, how)
 
 
 def show(

@@ -1,43 +1,20 @@
-"""The commands `show` and `init`: results on the terminal, and an experiment file to start from.
-
-Nothing here computes on a device.
-"""
-
-from __future__ import annotations
+"""Results on the terminal. Nothing here computes on a device."""
 
 import math
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table
-from fedjax_mm.files import write_aside
+from fedjax_mm.results.dataset import open_result
 from fedjax_mm.results.labels import places
 from fedjax_mm.sweeps.errors import RefusedError
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 _FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
 _NO_METRICS = ("diverged", "ended")
 _MOST_ROWS = 40
-
-
-def init(path: Path) -> None:
-    """Writes the experiment file to start from.
-
-    Raises:
-      RefusedError: if the file exists or cannot be written.
-    """
-    if path.exists():
-        raise RefusedError(f"{path} exists, and is left as it is; give another FILE, or remove it")
-    text = resources.files("fedjax_mm.cli").joinpath("templates/experiment.toml").read_text()
-    try:
-        write_aside(path, lambda aside: aside.write_text(text))
-    except OSError as error:
-        raise RefusedError(str(error)) from error
-    say(f"{path} is written; change it, and run it with: fedjax-mm run {path}")
 
 
 def show(path: Path) -> None:
@@ -46,8 +23,6 @@ def show(path: Path) -> None:
     Raises:
       RefusedError: if the path holds no result.
     """
-    from fedjax_mm.results.dataset import open_result
-
     file = path / "result.nc" if path.is_dir() else path
     remedy = "give a directory that run, sweep or reproduce wrote, or its result.nc"
     if not file.is_file():
@@ -135,6 +110,13 @@ def show_last(dataset: xr.Dataset) -> None:
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)
         say(f"  also in result.nc: {rest}", style="dim")
+
+
+def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
+    """Prints the times that a result took, and its files."""
+    wall = dataset.attrs["manifest"]["wall_seconds"]
+    times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
+    say(f"  {times}; in {directory}: {files}\n", style="dim")
 
 
 def _last(dataset: xr.Dataset, metrics: Sequence[str]) -> tuple[xr.Dataset, xr.Dataset]:

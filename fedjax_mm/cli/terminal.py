@@ -1,25 +1,18 @@
-"""Output on the terminal: tables, verdicts, plans, and progress."""
-
-from __future__ import annotations
+"""Output on the terminal: text, tables, and progress."""
 
 import datetime
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-if TYPE_CHECKING:
-    import xarray as xr
-
-    from fedjax_mm.papers import Findings
-    from fedjax_mm.sweeps.callbacks import Report
-    from fedjax_mm.sweeps.plan import Plan
+_Report = Callable[[str, int, int], None]
+"""Receives the label of the work in progress, the finished work and the total work."""
 
 _LOG_SECONDS = 30.0
 _NO_FORECAST = "forecast after a round"
@@ -52,78 +45,8 @@ def show_table(
     on.print(table)
 
 
-_STYLES = {
-    "supported": "green",
-    "contradicted": "bold red",
-    "not settled": "yellow",
-    "not tested": "dim",
-    "passed": "green",
-    "failed": "bold red",
-    "undecided": "yellow",
-}
-_WIDTH = max(map(len, _STYLES))
-
-
-def show_findings(title: str, findings: Findings, remedy: str) -> None:
-    """Prints the tables of an item, the verdicts on its paper's statements, and our own checks.
-
-    Args:
-      title: of a table that has none.
-      findings: of the item.
-      remedy: text on how to settle a statement.
-    """
-    for each in findings.tables:
-        heading = each.title or title
-        show_table(each.header, each.rows, title=heading, title_justify="left", title_style="bold")
-    for statement in findings.statements:
-        _show_verdict(statement.verdict, f"{statement.where}: “{statement.quote}”")
-        for part in statement.parts:
-            words = f"{part.name}: {part.evidence}" if part.name else part.evidence
-            seeds = f", {part.seeds} seeds" if part.seeds else ""
-            many = len(statement.parts) > 1
-            say(
-                f"{'':{_WIDTH + 6}}{f'{part.verdict}: ' if many else ''}{words}{seeds}", style="dim"
-            )
-        needs = f"it would take {statement.remains}" if statement.remains else ""
-        needs += f"; {remedy}" if statement.verdict == "not settled" else ""
-        for line in filter(None, (statement.about, needs)):
-            say(f"{'':{_WIDTH + 6}}{line}", style="dim")
-    for check in findings.checks:
-        _show_verdict(check.outcome, f"{check.text}: {check.evidence}".removesuffix(": "))
-
-
-def _show_verdict(verdict: str, text: str) -> None:
-    say(Text.assemble("  ", (f"{verdict:{_WIDTH}}", _STYLES[verdict]), f"  {text}"))
-
-
-def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
-    """Prints the times that a result took, and its files."""
-    wall = dataset.attrs["manifest"]["wall_seconds"]
-    times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
-    say(f"  {times}; in {directory}: {files}\n", style="dim")
-
-
-def show_plan(plan: Plan) -> None:
-    """Prints programs, batches, memory and work, before they begin."""
-    rows = [
-        (
-            each.program.label,
-            f"{len(each.program):,}",
-            f"{each.num_batches} x {each.batch_size:,}",
-            str(each.program.num_models),
-            f"{each.num_bytes / 2**20:,.0f}",
-        )
-        for each in plan.compiled
-    ]
-    least = "" if plan.is_compiled else ", at least"
-    header = ("program", "runs", "batches", "models", f"MiB a batch{least}")
-    show_table(header, rows, notes, box=None, title="Plan")
-    for line in plan.lines:
-        say(f"  {line}", notes, "dim")
-
-
 @contextmanager
-def shown_progress() -> Iterator[Report]:
+def shown_progress() -> Iterator[_Report]:
     """Shows a bar with the current work, the time since the start and the time left.
 
     Output that is no terminal, such as a cluster's log, gets a line from time to time instead.
@@ -149,7 +72,7 @@ def shown_progress() -> Iterator[Report]:
         yield report
 
 
-def log_lines() -> Report:
+def log_lines() -> _Report:
     """Prints progress at most twice a minute."""
     left, last = time_left(), time.monotonic()
 
@@ -164,7 +87,7 @@ def log_lines() -> Report:
 
 
 @contextmanager
-def reminded(report: Report) -> Iterator[Report]:
+def reminded(report: _Report) -> Iterator[_Report]:
     """Prints a reminder of the current work from time to time while nothing is reported.
 
     One round may take hours without a report if it has many local steps.

@@ -8,9 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
-
-from fedjax_mm.papers.item import Findings, Item
+from typing import Any, NamedTuple
 
 
 class _Place(NamedTuple):
@@ -18,14 +16,15 @@ class _Place(NamedTuple):
     module: str
 
 
-class _Items(Mapping[str, Item]):
-    """Items by name, each imported with its module when it is looked up."""
+# Of Any, because the class `Item` needs JAX and matplotlib, which take a second to import.
+class _Items(Mapping[str, Any]):
+    """Items by name, each an `Item`, imported with its module when it is looked up."""
 
     def __init__(self, places: Mapping[str, _Place], prefix: str = "") -> None:
         """Takes where items are by their ids, and what ids have in front of names."""
         self._places, self._prefix = places, prefix
 
-    def __getitem__(self, name: str) -> Item:
+    def __getitem__(self, name: str) -> Any:
         key = self._prefix + name
         module = import_module(self._places[key].module)
         return next(item for item in module.ITEMS if item.id == key)
@@ -84,4 +83,4 @@ ITEMS = _Items({key: place for key, place in _ALL.items() if not key.startswith(
 BOUNDS = _Items({key: place for key, place in _ALL.items() if key.startswith(_BOUNDS)}, _BOUNDS)
 """The items that `fedjax-mm bounds` shows, by paper."""
 
-__all__ = ["ALL", "BOUNDS", "ITEMS", "Findings", "Item"]
+__all__ = ["ALL", "BOUNDS", "ITEMS"]

@@ -1,11 +1,15 @@
 """An item, a figure or table of a paper: how it is run, measured, judged and shown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import xarray as xr
+from matplotlib.figure import Figure
+
+from fedjax_mm.experiments.fields import Config
+from fedjax_mm.experiments.overrides import changes
 from fedjax_mm.papers.published import published
+from fedjax_mm.papers.rulings import Ruling
 from fedjax_mm.papers.schema import (
     Check,
     Published,
@@ -14,15 +18,7 @@ from fedjax_mm.papers.schema import (
     not_run,
     published_statements,
 )
-
-if TYPE_CHECKING:
-    import xarray as xr
-    from matplotlib.figure import Figure
-
-    from fedjax_mm.experiments.fields import Config
-    from fedjax_mm.papers.rulings import Ruling
-    from fedjax_mm.sweeps.execution import Execution
-
+from fedjax_mm.sweeps.execution import Execution
 
 _LARGEST = 4096
 """Numbers of an array in `summary.json`."""
@@ -98,8 +94,6 @@ class Item(NamedTuple):
 
     def summary(self, result: xr.Dataset, findings: Findings) -> dict[str, Any]:
         """Returns the contents of `summary.json`."""
-        from fedjax_mm.experiments.overrides import changes
-
         about = result.attrs["manifest"]
         return {
             "id": self.id,

@@ -18,10 +18,9 @@ Symbols that are arguments of their own:
 
 import dataclasses
 import difflib
-import functools
 import re
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -114,31 +113,28 @@ def _check_shapes(statement: str, numbers: Mapping[str, ArrayLike]) -> None:
         ) from None
 
 
-def _with_known_symbols(kind: type["Problem"]) -> type["Problem"]:
-    init, known = kind.__init__, [field.name for field in dataclasses.fields(kind)]
-    lower = {symbol.lower(): symbol for symbol in known}
+class _KnownSymbols:
+    """A dataclass that names the field that was probably meant by an unknown one."""
 
-    def hint(name: str) -> str:
-        if name in _ABOVE or name in _AT_LEAST:
-            return "it is an argument of statements, or of Rate"
-        close = difflib.get_close_matches(name.lower(), lower, 1, 0.8)
-        like = _ALSO.get(name) or next(map(lower.get, close), None)
-        return f"did you mean {like}?" if like else f"give any of {', '.join(known)}"
-
-    @functools.wraps(init)
-    def checked(self: "Problem", **given: ArrayLike) -> None:
+    def __new__(cls, **given: ArrayLike) -> Self:
+        known = [field.name for field in dataclasses.fields(cast("Any", cls))]
         for name in given.keys() - set(known):
-            raise TypeError(f"Problem has no symbol {name}; {hint(name)}")
-        init(self, **given)
+            raise TypeError(f"{cls.__name__} has no symbol {name}; {_hint(name, known)}")
+        return super().__new__(cls)
 
-    kind.__init__ = checked  # type: ignore[method-assign, assignment]
-    return kind
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    if name in _ABOVE or name in _AT_LEAST:
+        return "it is an argument of statements, or of Rate"
+    lower = {symbol.lower(): symbol for symbol in known}
+    close = difflib.get_close_matches(name.lower(), lower, 1, 0.8)
+    like = _ALSO.get(name) or next(map(lower.get, close), None)
+    return f"did you mean {like}?" if like else f"give any of {', '.join(known)}"
 
 
 # No generated __eq__, because it would raise for arrays, which have no truth value.
-@_with_known_symbols
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Problem:
+class Problem(_KnownSymbols):
     """Constants of a federated problem and of its training.
 
     Give the constants that a statement needs. All may be arrays, which broadcast. A statement about

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, cli, save_dataset
-from fedjax_mm.cli import commands, results
+from fedjax_mm.cli import results, saving
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.results.dataset import Manifest
 from fedjax_mm.sweeps.execution import Execution
@@ -177,7 +177,7 @@ def test_show_refuses_what_is_no_result(tmp_path, name):
 
 def test_an_interrupt_says_whether_anything_was_saved(tmp_path, capsys):
     def work(before):
-        with commands._saving(tmp_path, before, Execution()) as how:
+        with saving.saving(tmp_path, before, Execution()) as how:
             if before == "resume":
                 how.checkpoints.claim({})
                 how.checkpoints.begin({})

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fedjax_mm import cli
-from fedjax_mm.cli import commands, timing
+from fedjax_mm.cli import reproductions, runs, timing
 from fedjax_mm.data.celeba import load_celeba
 from fedjax_mm.data.idx import load_idx, read_idx
 from fedjax_mm.data.leaf import load_leaf
@@ -178,9 +178,9 @@ def call_words(directory, words):
         for name, content in FILES.items():
             Path(f"{name}.toml").write_text(content)
         Path("file").touch()
-        patch.setattr(commands, "_make", lambda *given: True)
-        patch.setattr(commands, "run", lambda *given: commands._read(*given[:2], is_sweep=False))
-        patch.setattr(commands, "sweep", lambda *given: commands._read(*given[:2], is_sweep=True))
+        patch.setattr(reproductions, "_make", lambda *given: True)
+        patch.setattr(runs, "run", lambda *given: runs._read(*given[:2], is_sweep=False))
+        patch.setattr(runs, "sweep", lambda *given: runs._read(*given[:2], is_sweep=True))
         patch.setattr(timing, "bench", lambda *given: None)
         return command(*words[0], *words[1])
 

@@ -10,7 +10,7 @@ import xarray as xr
 
 from fedjax_mm import fedavg, local_sgd, simulate
 from fedjax_mm.asynchrony import fedast, shifted_exponential
-from fedjax_mm.cli import terminal
+from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS, multi_compare
 from fedjax_mm.plots import save_figure
@@ -265,7 +265,7 @@ def test_tables_are_read_at_80_columns(monkeypatch, capsys):
     data["test_accuracy"].loc[{"algorithm": "FedAST", "seed": [1, 3]}] /= 2
     findings = ITEM.findings(data, FULL)._replace(checks=())
     monkeypatch.setattr(terminal.console, "_width", 80)
-    terminal.show_findings("title", findings, "")
+    reproductions.show_findings("title", findings, "")
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     rows = [row for table in findings.tables for row in table.rows]

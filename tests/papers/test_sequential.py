@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import cli, papers, plots
-from fedjax_mm.cli import commands
+from fedjax_mm.cli import reproductions
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ITEMS
@@ -155,8 +155,8 @@ def test_a_budget_is_not_exceeded(budget, batches, end):
 def coin(monkeypatch):
     """The item, found by the command line."""
     runs = Runs()
-    monkeypatch.setattr(commands, "ITEMS", {"coin": runs.item})
-    monkeypatch.setattr(commands, "ALL", {"coin": runs.item})
+    monkeypatch.setattr(reproductions, "ITEMS", {"coin": runs.item})
+    monkeypatch.setattr(reproductions, "ALL", {"coin": runs.item})
     monkeypatch.setattr(plots, "save_figure", lambda figure, path: path.touch())
     return runs
 

@@ -1,0 +1,128 @@
+"""Directories of results: what is in them before a command, and what is saved while it works."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from fedjax_mm.cli.terminal import notes, say, shown_progress
+from fedjax_mm.experiments.fields import Config
+from fedjax_mm.files import plain, prepare_directory, wanted_for_results
+from fedjax_mm.interrupts import tidy_interrupts
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.finished import find_finished
+from fedjax_mm.sweeps.callbacks import progress
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import DivergenceError, refusing
+from fedjax_mm.sweeps.execution import Execution
+
+Existing = Literal["keep", "resume", "overwrite"]
+"""Treatment of earlier work in a directory: a finished result of another run is kept unless it is
+to be overwritten, and an unfinished run is kept unless it is to be resumed."""
+
+
+def existing(resume: bool, overwrite: bool) -> Existing:
+    """Returns the treatment of a directory's earlier work, from the options."""
+    with refusing():
+        if resume and overwrite:
+            raise ValueError(
+                "--resume keeps a finished result and --overwrite gives it up; give one of them"
+            )
+    return "resume" if resume else "overwrite" if overwrite else "keep"
+
+
+def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
+    """Returns the execution of a run, from the options, with the memory in GiB."""
+    with refusing():
+        if memory is not None and not memory > 0:
+            raise ValueError(f"--memory is {memory:g}; it must be positive")
+        if not save_every >= 0:
+            raise ValueError(f"--save-every is {save_every:g}; it must not be negative")
+    limit = None if memory is None else memory * 2**30
+    return Execution(save_every=save_every, split=split, memory=limit)
+
+
+def finished(
+    path: Path,
+    config: Config,
+    before: Existing,
+    *,
+    seeds_too: bool = True,
+    files: Sequence[str] = (),
+) -> Mapping[str, Any] | None:
+    """Returns this run's finished result if it is to be left alone, else None.
+
+    Args:
+      path: of a result's summary or manifest.
+      config: all settings of the run.
+      before: the treatment of earlier work.
+      seeds_too: whether a result with another number of seeds counts as another result.
+      files: the files that the result must have in addition to its Dataset.
+    """
+    # Unfinished work over a finished result means that `--overwrite` was given when it began.
+    with refusing(), wanted_for_results(path.parent):  # its name may be too long
+        if before == "overwrite" or Checkpoints(path.parent).has_work:
+            return None
+        now = plain(manifest(config.model_dump(mode="json"), seed=0, data=""))
+        free = () if seeds_too or before != "resume" else ("num_seeds",)
+        found = find_finished(path, now, free)
+    if found is None or before != "resume":
+        return None
+    missing = [f"{name} is missing" for name in files if name not in found.content.get("files", ())]
+    if found.damage or missing:
+        say(f"{path.parent}: {found.damage or missing[0]}; made again", notes)
+        return None
+    return found.content
+
+
+def leave_alone(directory: Path) -> None:
+    """Says that there is nothing to do."""
+    say(f"{directory} is complete; nothing to resume")
+
+
+@contextmanager
+def made(directories: Sequence[Path]) -> Iterator[None]:
+    """Makes writable directories, and removes empty ones at the end."""
+    parents = {parent for directory in directories for parent in (directory, *directory.parents)}
+    with refusing(), wanted_for_results(directories[0]):
+        new = sorted((path for path in parents if not path.exists()), reverse=True)
+    with tidy_interrupts():
+        try:
+            with refusing():
+                for directory in directories:
+                    prepare_directory(directory)
+            yield
+        finally:
+            for path in new:
+                with suppress(OSError):  # it holds results, or was never made
+                    path.rmdir()
+
+
+@contextmanager
+def saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
+    """Adds a progress bar, and checkpoints that are discarded when all is written."""
+    try:
+        with _checkpointed(directory, before, how) as saving:
+            yield saving
+    except KeyboardInterrupt:
+        kept, nothing = (
+            "--resume continues what was saved",
+            "there is nothing for --resume to continue",
+        )
+        say(f"interrupted; {kept if Checkpoints(directory).has_work else nothing}", notes)
+        raise
+
+
+@contextmanager
+def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
+    with made([directory]):
+        with refusing():
+            checkpoints = Checkpoints(directory, resume=before == "resume").open()
+        with checkpoints:
+            with shown_progress() as report:
+                try:
+                    yield how._replace(callbacks=[progress(report)], checkpoints=checkpoints)
+                except DivergenceError:  # the run is over, because it would diverge again
+                    checkpoints.discard()
+                    raise
+            checkpoints.discard()
