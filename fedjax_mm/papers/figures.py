@@ -25,7 +25,8 @@ def points(names: Sequence[str], title: str, series: Mapping[str, Any], ylabel: 
       ylabel: on the left.
     """
     places = np.arange(len(names))
-    shifts = np.linspace(-0.24, 0.24, len(series)) if len(series) > 1 else [0.0]
+    most = min(0.24, 0.08 * (len(series) - 1))  # so close that it is clear which belong together
+    shifts = np.linspace(-most, most, len(series))
     pairs = [each if isinstance(each, tuple) else (each, None) for each in series.values()]
     drawn = [
         Line(label, places + shift, np.asarray(y, float), errors, "?")

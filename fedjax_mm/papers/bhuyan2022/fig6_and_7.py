@@ -330,13 +330,15 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: GainVersusModels) -
     about, size = result.attrs["manifest"], config.cohort_size
     who = f"{f'K = {size} of ' if size else ''}N = {config.num_clients} clients"
     names = " and ".join(dict.fromkeys(about["datasets"]))
+    often = f"every {config.resolution} rounds" if config.resolution > 1 else "every round"
     return plots.draw(
         panels,
         title=f"{names} ({about['data']} data), {who}, $T_1$ = {config.num_rounds}",
         caption=f"{config.num_seeds} seeds of training on {about['draws']} draws of the data: mean "
-        "accuracies and median gains, with standard errors; recorded every "
-        f"{config.resolution} rounds. {config.about_gains(config.targets)} A seed that did not "
-        f"reach its targets within {config.most_rounds} rounds counts as the lowest gain.",
+        f"accuracies and median gains, with standard errors; recorded {often}. $g=MT_1/T_M$, where "
+        "$T_M$ is the first recorded round at which every model has at least FedAvg's accuracy "
+        f"after $T_1$ rounds. A seed that did not reach it within {config.most_rounds} rounds "
+        "counts as the lowest gain, and as 0 in means.",
     )
 
 
@@ -372,7 +374,7 @@ def _rows(curves: xr.DataArray, measured: xr.Dataset, source: str) -> list[list[
     shares = plots.Panel(
         f"{source}: test, every seed",
         "largest client's percent of examples",
-        "mean of $g / M$",
+        "mean of $g/M$ over $M>1$",
         [*points, level],
     )
     named = [each._replace(title=f"{source}: gain, {each.title}") for each in gains]

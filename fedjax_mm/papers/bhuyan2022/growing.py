@@ -163,7 +163,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Growing) -> Figure:
         title=f"Theorem 2 with V > 0: MFA-RR with samples that grow, ridge regression, {runs}",
         caption="Solid: measured, mean over seeds and models, with samples that begin with a share "
         "of the examples and grow as Theorem 2 has it, or stay; dashed: the bound. Errors rise and "
-        "fall within a frame of M rounds.",
+        "fall within a frame of M rounds; waves that are longer come from recording every "
+        f"{config.record_every} rounds.",
     )
 
 

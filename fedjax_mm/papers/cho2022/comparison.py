@@ -264,7 +264,7 @@ def _words(settings: Comparison) -> dict[str, Any]:
     if settings.appealing_from:
         invited = f"from round {settings.appealing_from} on only clients train to whom the model "
         invited += "appeals"
-    chosen = "Each method at a point that the settings give"
+    chosen = "Each method at a given rate and number of local steps, which the summary lists"
     if settings.selection:
         chosen = f"Each method at the best of {settings.num_points} points of the grid, by "
         chosen += f"{settings.chosen_by} "

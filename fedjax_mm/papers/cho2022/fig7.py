@@ -40,7 +40,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, settings: Comparison) -> Fi
     """Draws test losses as solid lines and training losses as dashed ones."""
     mean, error = estimate(losses(result, settings))
     test, training = zip(mean, error, strict=True)
-    lines = [*plots.lines(*test, "-"), *plots.lines(*training, "--", label="training, ")]
+    lines = plots.lines(*test, "-?", label="test, ")
+    lines += plots.lines(*training, "--?", label="training, ")
     return draw([[plots.Panel("mean loss over clients", "round", "loss", lines)]], settings)
 
 

@@ -258,7 +258,8 @@ def _reduced(result: xr.Dataset, config: Bounded) -> xr.Dataset:
     inside = result["round"] < result["T"]
     squared = result.squared.where(inside)
     gap = result.objective.isel(round=0, T=0, drop=True).mean("seed")
-    few = np.unique(np.geomspace(1, max(config.num_rounds), 60).round().astype(int))
+    spaced = np.geomspace(1, max(config.num_rounds), 60).round().astype(int)
+    few = np.union1d(spaced, config.num_rounds)
     average = squared.mean("seed").cumsum("round", skipna=False) / (result["round"] + 1)
     bounds = [
         [
@@ -398,7 +399,8 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: Bounded) -> Figure:
         [panels[i : i + width] for i in range(0, len(panels), width)],
         title=f"Theorem 3.1 beside MaxFL on logistic regression, N = {config.num_clients}, "
         f"{config.num_seeds} seeds",
-        caption="Solid: measured; dashed: the bound of the mean over T rounds, at the rates of T.",
+        caption="Solid: measured; dashed: the bound of the mean over T rounds, at the rates of T. "
+        "Full, partial: participation of all clients, or of cohorts.",
     )
 
 

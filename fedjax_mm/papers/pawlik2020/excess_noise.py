@@ -240,13 +240,13 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: CohortNoise) -> Fig
     """Draws the excess noise against the cohort size."""
     some = measured.isel(C=slice(-1))  # for C = N all is 0, which has no logarithm
     lines = [
-        *plots.lines(some.equation_27, label="equation (27)"),
-        *plots.lines(*some.measured, label="measured"),
-        *plots.lines(*some.loss, label="loss that cohorts cost"),
+        *plots.lines(*some.measured, label="measured noise"),
+        *plots.lines(*some.loss, label="measured loss that cohorts cost"),
+        *plots.lines(some.equation_27, label="noise by equation (27)", style="--", color=6),
     ]
-    xlabel, ylabel = "clients in a cohort $C$", "excess noise"
+    xlabel, ylabel = "clients in a cohort $C$", "excess noise, excess loss"
     panel = plots.Panel("one round", xlabel, ylabel, lines, scale="log")
-    title = f"Cohorts of {config.num_clients} clients, quadratic, E = {config.local_steps}"
+    title = f"Cohorts out of {config.num_clients} clients, quadratic, E = {config.local_steps}"
     caption = f"Means and standard errors of {config.num_seeds:,} cohorts of each size."
     return plots.draw([[panel]], title=title, caption=caption)
 

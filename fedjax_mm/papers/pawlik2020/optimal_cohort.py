@@ -249,7 +249,7 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: OptimalCohort) -> F
         xlabel="heterogeneity of the clients",
         ylabel="clients in a cohort $C$",
         label="mean squared gradient, relative to the best $C$",
-        title=f"Cohorts of {config.num_clients} clients at {config.contacts} contacts",
+        title=f"Cohorts out of {config.num_clients} clients at {config.contacts} contacts",
         caption=f"Federated quadratics, {config.local_steps} local steps, {config.num_seeds} runs "
         "of each size and heterogeneity.",
     )
