@@ -309,7 +309,13 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
     owners = [base, *base.algorithms.values()]
     known = sorted({name for owner in owners for name in type(owner).model_fields})
     for key in axes:
-        if (head := key.partition(".")[0]) not in known:
+        head, _, rest = key.partition(".")
+        if head == "algorithms" and (label := rest.partition(".")[0]) not in base.algorithms:
+            raise ValueError(
+                f"axes.{key}: there is no algorithm {label!r}; choose from "
+                f"{', '.join(base.algorithms)}"
+            )
+        if head not in known:
             close = closest(head, known)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
             raise ValueError(f"axes.{key}: unknown key, {hint}")

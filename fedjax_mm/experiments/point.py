@@ -24,6 +24,7 @@ from fedjax_mm.experiments.start import check_file
 from fedjax_mm.experiments.tasks import AnyTask, QuadraticConfig, TaskConfig
 from fedjax_mm.sweeps.grid import Setup, check_records
 from fedjax_mm.sweeps.plan import check_fits
+from fedjax_mm.sweeps.until import Until
 
 Precision = Literal["float32", "float64"]
 
@@ -78,6 +79,8 @@ class Point(Seeded):
     def _all_fits(self) -> Self:
         """Raises `ValueError`, before compilation, for settings with which building would fail."""
         check_records(self.num_rounds, self.record_every)
+        if self.until is not None:
+            Until(**dict(self.until)).check()
         self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():
