@@ -104,12 +104,11 @@ class Together(Trainings):
         pairs = [self._task(model, data, draw) for model in models]
         aims = targets[:, jnp.asarray(draw, int)]
         tasks = [Aiming(task, task.num_clients, aims[i]) for i, (task, _) in enumerate(pairs)]
-        training = [self.learners[model.learner].algorithm(self) for model in models]
-        starts = [start for _, start in pairs]
-        # Models of one learner start alike, and are stacked; those of several have a start each.
-        start = starts if len(self.learners) > 1 else starts[0]
-        assign = _ASSIGNMENTS[algorithm]
-        return Setup(tasks, training, assign(self.num_clients, num_models), start)
+        # Models of one learner are stacked, because they have one algorithm.
+        training = [learner.algorithm(self) for learner in self.learners]
+        each = [training[model.learner] for model in models]
+        assign = _ASSIGNMENTS[algorithm](self.num_clients, num_models)
+        return Setup(tasks, each, assign, [start for _, start in pairs])
 
     def _task(self, model: Model, data: Sequence[FederatedData], draw: Any) -> tuple[Any, Any]:
         """Returns a model's task on a draw of its learner's data, and the start."""
