@@ -715,7 +715,7 @@ WRONG_AXES = {
     "too many models": ("num_models = [2, 9]", ("at num_models = 9", "at most 4 models")),
     "negative": ("learning_rate = [0.1, -1]", ("learning_rate = -1", "greater than 0")),
     "twice": ("local_steps = [2, 3, 2]", ("'local_steps' has 2 twice",)),
-    "empty": ("learning_rate = []", ("axes.learning_rate", "at least 1 item")),
+    "empty": ("learning_rate = []", ("axes.learning_rate", "at least 1 value")),
     "none": ("", ("axes", "at least 1")),
     "rounds": ("num_rounds = [2, 4]", ("axes.num_rounds", "cannot vary within a sweep")),
 }

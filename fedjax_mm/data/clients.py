@@ -22,7 +22,9 @@ class ClientData:
     """Examples of all clients in one array, in the order of the clients, built by `client_data`.
 
     Attributes:
-      examples: a pytree of arrays with a leading axis over all examples.
+      examples: a pytree of arrays with a leading axis over all examples. Those that a draw of a
+        stack leaves out are among them, so that only `counts`, `offsets` and `order` say which
+        examples clients have.
       offsets: ``int32[clients]``, the first place of each client; a stack has a leading axis.
       counts: ``int32[clients]``, n_k >= 1; a stack has a leading axis.
       min_count: a lower bound of all n_k.

@@ -307,17 +307,23 @@ def _is_plain_fedavg(method: Method) -> bool:
 def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
     """Raises `ValueError` for an axis that is neither the experiment's nor any algorithm's."""
     owners = [base, *base.algorithms.values()]
-    known = sorted({name for owner in owners for name in type(owner).model_fields})
+    fields = {name for owner in owners for name in type(owner).model_fields}
+    known = sorted(fields - {"algorithms", "name", *_NOT_SWEPT})
+    tables = {name: each for owner in owners for name, each in owner if isinstance(each, Config)}
     for key in axes:
         head, _, rest = key.partition(".")
-        if head == "algorithms" and (label := rest.partition(".")[0]) not in base.algorithms:
-            raise ValueError(
-                f"axes.{key}: there is no algorithm {label!r}; choose from "
-                f"{', '.join(base.algorithms)}"
-            )
-        if head not in known:
+        if (
+            head == "algorithms"
+            and rest
+            and (label := rest.partition(".")[0]) not in base.algorithms
+        ):
+            labels = ", ".join(base.algorithms)
+            raise ValueError(f"axes.{key}: there is no algorithm {label!r}; choose from {labels}")
+        if head not in fields:
+            inside = [f"{name}.{key}" for name, x in tables.items() if head in type(x).model_fields]
             close = closest(head, known)
             hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+            hint = f"give {' or '.join(inside)}" if inside else hint
             raise ValueError(f"axes.{key}: unknown key, {hint}")
 
 

@@ -76,6 +76,8 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             if inside:
                 hint = f"give {' or '.join(inside[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
+        case "too_short":
+            return f"{path} = {shown}: give at least {problem['ctx']['min_length']} value"
         case "union_tag_invalid":
             context = problem["ctx"]
             return f"{path} = {context['tag']!r}: choose from {context['expected_tags']}"

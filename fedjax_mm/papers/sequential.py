@@ -112,7 +112,7 @@ def decide(
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
     """Returns the reason for adding no seeds, or an empty text if seeds are added."""
     if not still:
-        return "all is settled"
+        return "there is nothing left to settle"
     if more <= 0:
         return "no more are allowed (--max-seeds)"
     return "" if is_time else f"{more} more would take too long (--max-minutes)"

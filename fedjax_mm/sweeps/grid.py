@@ -238,6 +238,5 @@ def check_values(name: str, values: Any) -> None:
             )
     label, count = Counter(map(label_of, values)).most_common(1)[0]
     if count > 1:
-        raise ValueError(
-            f"the axis {name!r} has {label!r} twice; drop one, or give it another __name__"
-        )
+        renamed = ", or give it another __name__" * any(map(callable, values))
+        raise ValueError(f"the axis {name!r} has {label!r} twice; drop one{renamed}")

@@ -172,7 +172,7 @@ def test_the_number_of_models_is_given_once():
             {"task": ..., "tasks": [DIGITS, SYNTHETIC | {"num_clients": 7}]},
             ["tasks of 6 and 7 clients", "give every task the same number of clients"],
         ),
-        ({"task": ..., "tasks": []}, ["tasks = []", "at least 1 item"]),
+        ({"task": ..., "tasks": []}, ["tasks = []", "at least 1 value"]),
         (
             {"task": ..., "tasks": [DIGITS, DIGITS | {"flippd": 1}]},
             ["tasks.1.flippd = 1", "did you mean 'flipped'"],

@@ -680,8 +680,8 @@ def test_overrides_reach_axes(file):
 @pytest.mark.parametrize(
     ("axes", "fragments"),
     [
-        ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 item"]),
-        ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 item"]),
+        ({"learning_rate": []}, ["axes.learning_rate = []", "at least 1 value"]),
+        ({"task": {"mu": []}}, ["axes.task.mu = []", "at least 1 value"]),
         ({"learning_rate": 0.1}, ["axes.learning_rate = 0.1", "list"]),
         ({"learning_rat": [0.1]}, ["learning_rat", "did you mean 'learning_rate'"]),
         ({"task": {"muu": [0.1]}}, ["task.muu = 0.1", "did you mean 'mu'"]),

@@ -114,7 +114,7 @@ def test_seeds_are_doubled_until_all_is_decided(mean, batches, verdict):
     assert runs.item.findings(result, config).statements[0].verdict == verdict
     assert [line.split("; ")[-1] for line in told] == [
         *(f"adding {number} seeds" for _, number in batches[1:]),
-        "all is settled",
+        "there is nothing left to settle",
     ]
     if len(batches) > 1:
         assert told[1] == ("coin: 6 seeds, 1 of 2 statements not settled; above; adding 6 seeds")
