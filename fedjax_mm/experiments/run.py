@@ -1,7 +1,9 @@
 """Running experiments and sweeps that a file describes."""
 
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import xarray as xr
@@ -14,7 +16,9 @@ from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts
 from fedjax_mm.sweeps.plan import Plan, make_outline
+from fedjax_mm.sweeps.structures import Part
 
 
 @overload
@@ -80,6 +84,43 @@ def run(
             grid = grid_of(experiment, how.memory)
         end = on_divergence or ("mark" if experiment.axes else "stop")
         return sweep(grid, how, on_divergence=end, keep=keep)
+
+
+def run_part(
+    experiment: Experiment,
+    part: Part,
+    execution: Execution | None = None,
+    keep: Literal["params"] | None = None,
+) -> Piece:
+    """Computes a share of an experiment's runs, as `compute_part`.
+
+    Args:
+      experiment: what to run.
+      part: one of several, which other processes or machines may compute.
+      execution: how to run, report, save and continue.
+      keep: "params" keeps the final parameters, too.
+
+    Raises:
+      DivergenceError, ValueError, InterruptedRunError, OSError: as `run`.
+    """
+    how = execution or Execution()
+    with jax.enable_x64(experiment.precision == "float64"):
+        with refusing():
+            grid = dataclasses.replace(grid_of(experiment, how.memory), keep=keep)
+        end: Any = "mark" if experiment.axes else "stop"
+        return compute_part(grid, part, how, on_divergence=end)
+
+
+def join(
+    experiment: Experiment, pieces: Iterable[Piece], keep: Literal["params"] | None = None
+) -> tuple[xr.Dataset, list[Params] | None]:
+    """Returns the result of an experiment from those of all its parts, as `join_parts`.
+
+    Raises:
+      ValueError, OSError: as `join_parts`, or if the data are missing.
+    """
+    with jax.enable_x64(experiment.precision == "float64"):
+        return join_parts(dataclasses.replace(grid_of(experiment), keep=keep), pieces)
 
 
 def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_mm.base import Params
 from fedjax_mm.record import Record
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.program import Program, Replica
@@ -42,6 +43,14 @@ class Segment(NamedTuple):
         """The numbers of the batch's replicas in the program, with padding at the end."""
         compiled, number = self.plan.batches[self.batch]
         return compiled.replicas(number)
+
+    @property
+    def params(self) -> list[Params] | None:
+        """The parameters of each stack of models, fetched, if the grid keeps them."""
+        if self.plan.grid.keep is None or self.replica is None:
+            return None
+        fetched: list[Params] = self.plan.where.fetch([each.params for each in self.replica.models])
+        return fetched
 
     @property
     def work_done(self) -> float:

@@ -216,7 +216,7 @@ class Checkpoints:
                 for stale in self._part(part).glob(".*.part"):  # of a save that was killed
                     stale.unlink(missing_ok=True)
                 path = self._part(part) / f"{rounds}.npz"
-                write_aside(path, partial(_write, arrays, _label(path)))
+                write_aside(path, partial(write_arrays, arrays, _label(path)))
                 for old in self._saved(part)[2:]:
                     old.unlink()
         except Exception as error:
@@ -268,8 +268,8 @@ class Checkpoints:
         return sorted(paths, key=lambda path: int(path.stem), reverse=True)
 
 
-def _write(arrays: Sequence[Any], label: str, path: Path) -> None:
-    """Writes arrays after their types and a digest."""
+def write_arrays(arrays: Sequence[Any], label: str, path: Path) -> None:
+    """Writes arrays after their types and a digest of them and of a label."""
     plain = [np.asarray(x) for x in arrays]
     types = [*(str(x.dtype) for x in plain), _digest(label, plain)]
     with path.open("wb") as file:
@@ -279,16 +279,9 @@ def _write(arrays: Sequence[Any], label: str, path: Path) -> None:
 def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
     """Returns a saved state, or None with a warning if the file's content is damaged."""
     # Read first, so that errors of the disk are told apart from errors in the content below.
-    content = BytesIO(path.read_bytes())
+    content = path.read_bytes()
     try:
-        with np.load(content) as saved:
-            types, *arrays = saved.values()
-        # Restore the types, because NumPy's format has no bfloat16 and returns bytes instead.
-        *names, digest = types.tolist()
-        typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
-        if digest != _digest(_label(path), typed):
-            raise ValueError("its digest is another one")
-        state = Saved(int(path.stem), typed)
+        state = Saved(int(path.stem), arrays_in(content, _label(path)))
         check(state)
     except Exception as error:  # damaged content may make its readers raise anything
         # Shorten the message, because NumPy's may quote all that it has read.
@@ -297,6 +290,22 @@ def _read(path: Path, check: Callable[[Saved], None]) -> Saved | None:
         warnings.warn(words, stacklevel=3)
         return None
     return state
+
+
+def arrays_in(content: bytes, label: str) -> list[np.ndarray]:
+    """Returns the arrays in a file that `write_arrays` wrote.
+
+    Raises:
+      Exception: of any type, if the content is damaged or has another label.
+    """
+    with np.load(BytesIO(content)) as saved:
+        types, *arrays = saved.values()
+    # Restore the types, because NumPy's format has no bfloat16 and returns bytes instead.
+    *names, digest = types.tolist()
+    typed = [x.view(name) for x, name in zip(arrays, names, strict=True)]
+    if digest != _digest(label, typed):
+        raise ValueError("its digest is another one")
+    return typed
 
 
 def _label(path: Path) -> str:

@@ -24,6 +24,7 @@ from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
+from fedjax_mm.sweeps.structures import Share
 
 _SEGMENT_SECONDS = 1.0  # aim of a segment's duration
 
@@ -112,8 +113,13 @@ def sweep(
 
 
 @refusing((ValueError, OverflowError))
-def plan_for(grid: Grid, how: Execution) -> Plan:
+def plan_for(grid: Grid, how: Execution, shares: Sequence[Share] | None = None) -> Plan:
     """Returns the compiled plan, which is that of the unfinished run if one is continued.
+
+    Args:
+      grid: the runs.
+      how: the execution.
+      shares: the runs of a part; by default all.
 
     Raises:
       RefusedError: if the grid is wrong, does not fit the memory, or differs from the unfinished
@@ -123,7 +129,8 @@ def plan_for(grid: Grid, how: Execution) -> Plan:
     saved, batch_sizes = how.checkpoints, None
     if saved:
         how.report("looking for what was saved")
-        choices = saved.claim(identity(grid, how.split))
+        mine = [(each.program, each.replicas[[0, -1]].tolist()) for each in shares or ()]
+        choices = saved.claim(identity(grid, how.split) | {"shares": mine})
         batch_sizes = choices["batch_sizes"] if choices else None
     plan = make_plan(
         grid,
@@ -132,6 +139,7 @@ def plan_for(grid: Grid, how: Execution) -> Plan:
         batch_sizes=batch_sizes,
         report=how.report,
         approve=partial(claim_program, saved) if saved else None,
+        shares=shares,
     )
     sizes = [each.batch_size for each in plan.compiled]
     if batch_sizes not in (None, sizes):
@@ -161,7 +169,24 @@ def carry_out(
     Raises:
       DivergenceError, InterruptedRunError, OSError: as `sweep`.
     """
-    result, callbacks = Result(plan), list(how.callbacks)
+    result = Result(plan)
+    try:
+        for last in batches(plan, how, on_divergence):
+            result.place(last.program, last.replicas, last.records, last.params)
+    except DivergenceError as error:
+        raise DivergenceError(str(error), result.dataset(stopped=str(error))) from None
+    return result.dataset(), result.params
+
+
+def batches(
+    plan: Plan, how: Execution, on_divergence: Literal["mark", "stop"]
+) -> Iterator[Segment]:
+    """Computes a plan batch by batch, and yields the last segment of each.
+
+    Raises:
+      DivergenceError, InterruptedRunError, OSError: as `sweep`.
+    """
+    callbacks = list(how.callbacks)
     with noted_signals(how.checkpoints is not None, "saving after this segment") as signals:
         saving = None
         if how.checkpoints:
@@ -178,12 +203,11 @@ def carry_out(
                     callback.on_batch(first)
             for last in _segments(first, records):
                 if on_divergence == "stop" and (words := divergence(last)):
-                    result.place(last)
-                    raise DivergenceError(words, result.dataset(stopped=words))
+                    yield last
+                    raise DivergenceError(words, None)
                 for callback in callbacks:
                     callback.on_segment(last)
-            result.place(last)
-    return result.dataset(), result.params
+            yield last
 
 
 def _first(

@@ -45,11 +45,23 @@ class Result:
         nothing = np.nan if jnp.issubdtype(model.dtype, jnp.inexact) else 0
         return np.full((*self.plan.grid.shape, *model.shape), nothing, model.dtype)
 
-    def place(self, segment: Segment) -> None:
-        """Writes the records of a batch, and its final parameters if they are kept."""
-        program, grid = segment.program, self.plan.grid
-        index = tuple(each[segment.replicas] for each in program.index)
-        records, ends = cut(segment.records, grid)
+    def place(
+        self,
+        program: Program,
+        replicas: np.ndarray,
+        records: Record,
+        params: Sequence[Params] | None = None,
+    ) -> None:
+        """Writes the records of some runs of a program, and their final parameters if kept.
+
+        Args:
+          program: the program.
+          replicas: the numbers of the runs in it.
+          records: ``[records, replicas, models, ...]``.
+          params: of each stack of models, ``[replicas, ...]``.
+        """
+        grid, index = self.plan.grid, tuple(each[replicas] for each in program.index)
+        records, ends = cut(records, grid)
         self.ended[index] = np.where(ends < 0, -1, ends * grid.record_every)
         is_used = _is_used(program, records)
         records = _of_those(is_used, records)
@@ -59,8 +71,7 @@ class Result:
             # Padding repeats the last replica, so it writes the same values again.
             cells = (*index, slice(len(values)), *map(slice, values.shape[2:]))
             array[cells] = np.swapaxes(values, 0, 1)
-        if self.params is not None and segment.replica is not None:
-            params = self.plan.where.fetch([each.params for each in segment.replica.models])
+        if params is not None:
             self._keep(program, index, params, is_used)
 
     def _keep(

@@ -19,7 +19,7 @@ from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
-from fedjax_mm.sweeps.structures import programs_of
+from fedjax_mm.sweeps.structures import Share, programs_of
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
 _CACHE_BYTES = 512 * 2**10  # of states of the replicas that one CPU device computes at a time
@@ -168,6 +168,7 @@ def make_plan(
     batch_sizes: Sequence[int] | None = None,
     report: Callable[[str], None] = lambda _: None,
     approve: Callable[[str, str], None] | None = None,
+    shares: Sequence[Share] | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with batches of a size that is fast and fits the memory.
 
@@ -180,6 +181,7 @@ def make_plan(
       batch_sizes: one for each program, to repeat an earlier plan.
       report: receives messages on progress.
       approve: called with every program's label and text, before it is compiled.
+      shares: the runs to compute; by default all.
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
@@ -189,7 +191,7 @@ def make_plan(
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        plan = _make_plan(grid, split, limit, batch_sizes, report, approve)
+        plan = _make_plan(grid, split, limit, batch_sizes, report, approve, shares)
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
@@ -203,9 +205,10 @@ def _make_plan(
     batch_sizes: Sequence[int] | None,
     report: Callable[[str], None],
     approve: Callable[[str, str], None] | None,
+    shares: Sequence[Share] | None,
 ) -> Plan:
     """Returns the plan of `make_plan`."""
-    programs, where, room, limit = _place(grid, split, limit)
+    programs, where, room, limit = _place(grid, split, limit, shares)
     clock = time.perf_counter()
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in programs]
@@ -259,7 +262,10 @@ def _not_compiled(*_: Any) -> Any:
 
 
 def _place(
-    grid: Grid, split: Literal["replicas", "clients"] | None, limit: float | None
+    grid: Grid,
+    split: Literal["replicas", "clients"] | None,
+    limit: float | None,
+    shares: Sequence[Share] | None = None,
 ) -> tuple[list[Program], Layout, float, float]:
     """Returns the programs, the devices, the bytes for a batch, and those for all of it."""
     # Check the number of runs first, because programs list their runs, and too many would fill the
@@ -288,6 +294,8 @@ def _place(
         for each in programs
     ):
         split = "replicas"
+    if shares is not None:
+        programs = [programs[each.program].some(each.replicas) for each in shares]
     where = layout(len(programs[0]), axis=split)
     return programs, where, *_room(_result_bytes(grid, programs), where, limit)
 
@@ -396,10 +404,11 @@ def _fit(program: Program, size: int, call: Any, where: Layout, room: float) -> 
 
 def _result_bytes(grid: Grid, programs: Sequence[Program]) -> int:
     """Returns the bytes of the labelled result, while it is made."""
-    cells = math.prod(grid.shape) * (grid.num_records + 1)
+    runs = sum(map(len, programs))
+    cells = runs * (grid.num_records + 1)
     shapes = metric_shapes(programs).values()
     metrics = sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
-    kept = math.prod(grid.shape) * num_bytes(kept_shapes(programs))
+    kept = runs * num_bytes(kept_shapes(programs))
     num_models = max(program.num_models for program in programs)
     return cells * num_models * (metrics + _RECORD_BYTES) + kept
 

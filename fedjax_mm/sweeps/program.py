@@ -167,6 +167,14 @@ class Program:
         """The number of replicas."""
         return len(self.index[-1])
 
+    def some(self, replicas: np.ndarray) -> "Program":
+        """Returns the program with some of its replicas, which need not be traced again."""
+        index = tuple(places[replicas] for places in self.index)
+        numbers = {name: x[replicas] for name, x in self.numbers.items()}
+        fewer = dataclasses.replace(self, index=index, numbers=numbers)
+        fewer.__dict__["traced"] = self.traced
+        return fewer
+
     def arguments(self, numbers: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the arguments of `build` for the axes and for the numbers per seed."""
         shared = {name: OneOf(self.fixed[name], numbers[name]) for name in self.grid.together}

@@ -116,9 +116,7 @@ class Saving:
         is_last = segment.rounds == grid.num_rounds
         # Keep finished batches for the next save, because short batches end many times a second.
         if is_last:
-            models = segment.replica.models if segment.replica and grid.keep else ()
-            kept = fetch([state.params for state in models])
-            self.finished[segment.batch] = [*rows, *jax.tree.leaves(kept)]
+            self.finished[segment.batch] = [*rows, *jax.tree.leaves(segment.params)]
         is_much = sum(x.nbytes for rows in self.finished.values() for x in rows) > _UNSAVED_BYTES
         if due or stop or is_much:
             for each, arrays in self.finished.items():

@@ -1,7 +1,11 @@
-"""Structures of a grid: runs that differ in numbers and seeds only share one program."""
+"""Structures of a grid: runs that differ in numbers and seeds only share one program.
+
+A part of a sweep has a share of the runs of some programs.
+"""
 
 import itertools
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +19,52 @@ def programs_of(grid: Grid) -> list[Program]:
     structural = [name for name in grid.axes if not grid.is_numeric(name)]
     choices = itertools.product(*(_classes(grid, name) for name in structural))
     return [_program(grid, dict(zip(structural, choice, strict=True))) for choice in choices]
+
+
+class Part(NamedTuple):
+    """One of several parts of a sweep, which are computed apart.
+
+    Attributes:
+      number: K, from 1.
+      of: N, the number of parts.
+    """
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+
+class Share(NamedTuple):
+    """The runs of one program that a part computes.
+
+    Attributes:
+      program: the number of the program in `programs_of`.
+      replicas: the numbers of its replicas.
+    """
+
+    program: int
+    replicas: np.ndarray
+
+
+def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
+    """Returns what a part computes: neighbouring runs, of about the same cost as any other part's.
+
+    All parts together have every run once. A part has runs of few programs, because each part
+    compiles its own; it may have none. Only the grid and the number of parts decide, so that all
+    machines cut alike.
+    """
+    costs = [
+        np.asarray(each.grid.costs(each.index)) * each.traced.facts.updates_per_round
+        for each in programs
+    ]
+    cost = np.concatenate(costs)
+    middle = np.cumsum(cost) - cost / 2
+    of = np.minimum((middle / cost.sum() * part.of).astype(int), part.of - 1)
+    owners = np.split(of == part.number - 1, np.cumsum([len(each) for each in costs])[:-1])
+    found = [Share(i, np.flatnonzero(mine)) for i, mine in enumerate(owners)]
+    return [share for share in found if len(share.replicas)]
 
 
 def _classes(grid: Grid, name: str) -> list[list[int]]:

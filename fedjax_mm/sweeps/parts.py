@@ -1,0 +1,252 @@
+"""Parts of a sweep: shares of its runs that are computed apart, saved, and joined to its result."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.base import Params
+from fedjax_mm.files import is_sealed, plain, sealed, write_aside
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.finished import differences
+from fedjax_mm.sweeps.checkpoint import arrays_in, write_arrays
+from fedjax_mm.sweeps.errors import refusing
+from fedjax_mm.sweeps.execute import batches, plan_for
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.labelled import Result
+from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.program import Program
+from fedjax_mm.sweeps.saving import identity
+from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+
+# Of an identity; parts may be computed on other devices, whose last bits may differ.
+_ALIKE = (
+    *("config", "axes", "per_seed", "num_rounds", "num_seeds", "seed", "record_every", "until"),
+    *("first_seed", "precision", "versions", "prng", "shared data", "keep", "client_map"),
+)
+
+
+class Runs(NamedTuple):
+    """The finished runs of one program in one batch.
+
+    Attributes:
+      program: the number of the program in `programs_of`.
+      replicas: the numbers of its replicas.
+      arrays: the leaves of their records ``[records, replicas, ...]``, and then, if the grid keeps
+        them, those of their parameters ``[replicas, ...]``.
+    """
+
+    program: int
+    replicas: np.ndarray
+    arrays: list[np.ndarray]
+
+
+class Piece(NamedTuple):
+    """What a part computed.
+
+    Attributes:
+      about: the part, the runs' identity, the devices and the seconds, as plain values.
+      runs: batch by batch.
+    """
+
+    about: Mapping[str, Any]
+    runs: list[Runs]
+
+    @property
+    def part(self) -> Part:
+        """The part."""
+        return Part(*self.about["part"])
+
+
+def part_of(text: str, environ: Mapping[str, str] = os.environ) -> Part:
+    """Returns the part that a text names: "K/N", or "slurm" for a task of an array of Slurm.
+
+    Raises:
+      ValueError: for other texts, or if the environment is not that of a whole array.
+
+    Example:
+      >>> part_of("3/7")
+      Part(number=3, of=7)
+      >>> part_of("slurm", {"SLURM_ARRAY_TASK_ID": "4", "SLURM_ARRAY_TASK_MIN": "0",
+      ...                   "SLURM_ARRAY_TASK_MAX": "6", "SLURM_ARRAY_TASK_COUNT": "7"})
+      Part(number=5, of=7)
+    """
+    if text == "slurm":
+        return _part_of_array(environ)
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, of = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= number <= of:
+        raise ValueError(f"part is {text!r}; give K/N with K from 1 to N, such as 1/4, or slurm")
+    return Part(number, of)
+
+
+def _part_of_array(environ: Mapping[str, str]) -> Part:
+    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT")]
+    if missing := [name for name in names if name not in environ]:
+        raise ValueError(
+            f"part is 'slurm', but {missing[0]} is not set; submit an array (sbatch --array=1-4), "
+            "or give K/N"
+        )
+    here, first, last, count = (int(environ[name]) for name in names)
+    step = int(environ.get("SLURM_ARRAY_TASK_STEP", "1"))
+    if 1 + (last - first) // step != count:
+        raise ValueError(
+            f"part is 'slurm', but the array has {count} tasks, which are not all from {first} to "
+            f"{last}; give K/N, because the number of parts is unknown"
+        )
+    return Part(1 + (here - first) // step, count)
+
+
+def compute_part(
+    grid: Grid,
+    part: Part,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+) -> Piece:
+    """Computes a share of a sweep's runs, the same for every machine.
+
+    The share may be empty, if there are more parts than runs.
+
+    Raises:
+      As `sweep`, except that a `DivergenceError` has no result.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr
+      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
+      >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
+      >>> pieces = [compute_part(grid, Part(number, 3)) for number in (1, 2, 3)]
+      >>> dict(join_parts(grid, pieces)[0].sizes)
+      {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
+    """
+    how, clock = execution or Execution(), time.perf_counter()
+    with refusing():
+        shares = shares_of(programs_of(grid), part)
+    about = {**identity(grid, how.split), "part": tuple(part), "revision": _revision(grid)}
+    if not shares:
+        return Piece(plain(about | {"seconds": {"compile": 0.0, "run": 0.0}}), [])
+    plan = plan_for(grid, how, shares)
+    share = {id(program): mine for program, mine in zip(plan.programs, shares, strict=True)}
+    runs = list[Runs]()
+    for last in batches(plan, how, on_divergence):
+        mine = share[id(last.program)]
+        number = len(np.unique(last.replicas))  # without the padding at the end
+        records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
+        params = [x[:number] for x in jax.tree.leaves(last.params)]
+        runs.append(Runs(mine.program, mine.replicas[last.replicas[:number]], records + params))
+    spent = time.perf_counter() - clock - plan.compile_seconds
+    seconds = {"compile": plan.compile_seconds, "run": spent}
+    return Piece(plain(about | {"seconds": seconds}), runs)
+
+
+def _revision(grid: Grid) -> str | None:
+    """Returns the revision of the source tree, of which parts must be alike."""
+    revision: str | None = manifest({}, seed=grid.seed, data="")["git_revision"]
+    return revision
+
+
+def save_piece(piece: Piece, path: Path) -> None:
+    """Writes what a part computed, whole or not at all, with a digest.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    runs = [(each.program, len(each.arrays)) for each in piece.runs]
+    about = json.dumps(sealed({**piece.about, "runs": runs}))
+    header = np.frombuffer(about.encode(), np.uint8)
+    arrays = [array for each in piece.runs for array in (each.replicas, *each.arrays)]
+    write_aside(path, partial(write_arrays, [header, *arrays], path.name))
+
+
+def load_piece(path: Path) -> Piece:
+    """Returns what `save_piece` wrote.
+
+    Raises:
+      ValueError: if the file is damaged, or was renamed.
+      OSError: if it cannot be read.
+    """
+    content = path.read_bytes()
+    try:
+        header, *arrays = arrays_in(content, path.name)
+        about = json.loads(header.tobytes())
+        if not is_sealed(about):
+            raise ValueError("its digest is another one")
+        rest, runs = iter(arrays), list[Runs]()
+        for program, count in about.pop("runs"):
+            runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
+    except Exception as error:  # damaged content may make its readers raise anything
+        raise ValueError(f"{path} is damaged; compute this part again") from error
+    return Piece({key: x for key, x in about.items() if key != "digest"}, runs)
+
+
+def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Params] | None]:
+    """Returns the result of a sweep from those of all its parts, and the parameters if kept.
+
+    One piece is in memory at a time, if they come from a generator.
+
+    Args:
+      grid: the runs of the sweep.
+      pieces: of all parts, in any order.
+
+    Raises:
+      ValueError: if a piece is not of this grid, version or number of parts, or if one is missing
+        or comes twice.
+    """
+    plan = make_outline(grid)
+    result, programs = Result(plan), plan.programs
+    wanted: dict[str, Any] = {**identity(grid, None), "revision": _revision(grid)}
+    seconds, found, of = {"compile": 0.0, "run": 0.0}, set[int](), 0
+    for piece in pieces:
+        _check_alike(piece, wanted)
+        of = of or piece.part.of
+        if piece.part.of != of or piece.part.number in found:
+            raise ValueError(f"part {piece.part} comes twice, or beside parts of {of}")
+        found.add(piece.part.number)
+        for each in piece.runs:
+            program = programs[each.program]
+            result.place(program, each.replicas, *_placed(program, each.arrays))
+        seconds = {name: seconds[name] + piece.about["seconds"][name] for name in seconds}
+    if missing := sorted(set(range(1, of + 1)) - found):
+        raise ValueError(f"parts {_listed(missing)} of {of} are missing; compute them")
+    if not of:
+        raise ValueError("there are no parts; compute them first")
+    return result.dataset(wall_seconds=seconds, parts=of), result.params
+
+
+def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if a piece is of another run."""
+    names = [name for name in (*_ALIKE, "revision") if name in wanted]
+    mine = {name: piece.about.get(name) for name in names}
+    changes = list(differences(mine, plain({name: wanted[name] for name in names})))
+    if changes:
+        raise ValueError(
+            f"part {piece.part} is of another run: {'; '.join(changes[:3])}; compute it again"
+        )
+
+
+def _placed(program: Program, arrays: Sequence[np.ndarray]) -> Iterator[Any]:
+    """Yields the records and, if any, the parameters of some runs."""
+    leaves, records = jax.tree.flatten(program.traced.record)
+    yield jax.tree.unflatten(records, arrays[: len(leaves)])
+    if program.grid.keep is not None:
+        models = [state.params for state in program.traced.replica.models]
+        yield jax.tree.unflatten(jax.tree.structure(models), arrays[len(leaves) :])
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Returns numbers in words, many of them in short."""
+    shown = ", ".join(map(str, numbers[:8]))
+    return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")
