@@ -18,7 +18,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 import fedjax_mm
-from fedjax_mm.cli.experiments import init, run, show, sweep
+from fedjax_mm.cli.experiments import init, merge, run, show, sweep
 from fedjax_mm.cli.options import Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, say, show_table
 from fedjax_mm.papers import ITEMS
@@ -315,7 +315,7 @@ def report(
     say(f"{counts}, problems: {len(found.problems)}; in {path}")
 
 
-for command in (init, run, sweep, show):
+for command in (init, run, sweep, merge, show):
     app.command()(command)
 
 

@@ -15,6 +15,7 @@ from fedjax_mm.cli.options import (
     Out,
     Overrides,
     Overwrite,
+    PartOf,
     Resume,
     SaveEvery,
     Split,
@@ -53,6 +54,7 @@ def run(
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
+    part: PartOf = None,
     dry_run: DryRun = False,
     save_params: Annotated[
         bool,
@@ -89,11 +91,11 @@ def run(
     from fedjax_mm.cli import runs, saving
 
     before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)
+    how, share = saving.execution(memory, split, save_every), saving.part(part)
     if dry_run:
-        runs.outline(config, overrides or [], how)
+        runs.outline(config, overrides or [], how, part=share)
     else:
-        runs.run(config, overrides or [], out, before, how, save_params)
+        runs.run(config, overrides or [], out, before, how, save_params, share)
 
 
 def sweep(
@@ -105,6 +107,7 @@ def sweep(
     save_every: SaveEvery = 30.0,
     memory: Memory = None,
     split: Split = None,
+    part: PartOf = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run an experiment at all points of a grid.
@@ -126,11 +129,34 @@ def sweep(
     from fedjax_mm.cli import runs, saving
 
     before = saving.existing(resume, overwrite)
-    how = saving.execution(memory, split, save_every)
+    how, share = saving.execution(memory, split, save_every), saving.part(part)
     if dry_run:
-        runs.outline(config, overrides or [], how, is_sweep=True)
+        runs.outline(config, overrides or [], how, is_sweep=True, part=share)
     else:
-        runs.sweep(config, overrides or [], out, before, how)
+        runs.sweep(config, overrides or [], out, before, how, share)
+
+
+def merge(
+    directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Join the parts of a run or a sweep, which were computed apart.
+
+    DIR is the directory of the result, OUT/NAME, in whose folder parts/ each part is a file. The
+    result is the one that a single machine would have written. Parts may be computed anywhere, at
+    any time and in any order, on one file system or copied together:
+
+        fedjax-mm sweep grid.toml --part 1/2
+        fedjax-mm sweep grid.toml --part 2/2
+        fedjax-mm merge results/grid
+
+    Parts of other settings, versions or numbers of parts, damaged ones and missing ones are named,
+    and nothing is joined.
+    """
+    from fedjax_mm.cli import runs, saving
+
+    runs.merge(directory, saving.existing(resume, overwrite))
 
 
 def show(

@@ -46,4 +46,13 @@ Split = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the plan without compiling anything, and stop.")
 ]
+PartOf = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="K/N",
+        help="Compute the K-th of N shares of the runs, which `fedjax-mm merge` joins; slurm: that "
+        "of a task of an array.",
+    ),
+]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

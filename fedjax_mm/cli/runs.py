@@ -1,10 +1,13 @@
-"""The commands `run` and `sweep`: each computes what a file describes, writes its files and prints.
+"""The commands `run`, `sweep` and `merge`: each writes the result of a file, and prints it.
 
 Wrong input is a `RefusedError`, raised before anything is computed or written.
 """
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import jax
 import xarray as xr
@@ -16,17 +19,26 @@ from fedjax_mm.cli.saving import Existing, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
 from fedjax_mm.experiments.experiment import Experiment
-from fedjax_mm.experiments.overrides import load
+from fedjax_mm.experiments.overrides import load, validate
+from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.results.finished import save_about
+from fedjax_mm.results.finished import differences, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
-from fedjax_mm.sweeps.errors import DivergenceError, refusing
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.parts import Piece, listed, load_piece, save_piece
 from fedjax_mm.sweeps.plan import Plan
+from fedjax_mm.sweeps.structures import Part
 
 PARAMS = "params.npz"
 """The file with the models' final parameters, in the directory of a result."""
+
+PARTS = "parts"
+"""The folder of parts that were computed apart, in the directory of a result."""
+
+_FILES = ("figure.png", PARAMS, "result.nc")
 
 
 def run(
@@ -36,44 +48,155 @@ def run(
     before: Existing,
     how: Execution,
     with_params: bool,
+    part: Part | None = None,
 ) -> None:
-    """Runs the experiment in a file, which has no axes."""
+    """Runs the experiment in a file, which has no axes, or a part of it."""
     experiment, directory = _read(path, overrides, is_sweep=False), out / path.stem
     more = [PARAMS] if with_params else []
     if finished(directory / "manifest.json", experiment, before, files=more):
         leave_alone(directory)
         return
+    if part:
+        _compute_part(experiment, directory, part, before, how, with_params)
+        return
     with saving(directory, before, how) as how:
         dataset = _run_and_save(experiment, directory, how, with_params)
-    show_last(dataset)
-    show_end(dataset, directory, ", ".join([*more, "result.nc", "manifest.json"]))
+    _show(dataset, directory)
 
 
 def sweep(
-    path: Path, overrides: Sequence[str], out: Path, before: Existing, how: Execution
+    path: Path,
+    overrides: Sequence[str],
+    out: Path,
+    before: Existing,
+    how: Execution,
+    part: Part | None = None,
 ) -> None:
-    """Runs the experiment in a file at all points of its axes."""
+    """Runs the experiment in a file at all points of its axes, or a part of it."""
     experiment, directory = _read(path, overrides, is_sweep=True), out / path.stem
     if finished(directory / "manifest.json", experiment, before):
         leave_alone(directory)
+        return
+    if part:
+        _compute_part(experiment, directory, part, before, how)
         return
     with saving(directory, before, how) as how:
         plan = Callback(on_start=show_plan)
         how = how._replace(callbacks=[plan, *how.callbacks])
         dataset = _run_and_save(experiment, directory, how)
-    show_last(dataset)
-    diverged = (dataset.diverged >= 0).any("model")
-    if count := int(diverged.sum()):
-        words = f" {count} of {diverged.size:,} runs; see the variable diverged"
-        say(Text.assemble("  ", ("diverged:", "red"), words))
-    show_end(dataset, directory, "figure.png, result.nc, manifest.json")
+    _show(dataset, directory)
 
 
-def outline(path: Path, overrides: Sequence[str], how: Execution, is_sweep: bool = False) -> None:
+def _compute_part(
+    experiment: Experiment,
+    directory: Path,
+    part: Part,
+    before: Existing,
+    how: Execution,
+    with_params: bool = False,
+) -> None:
+    """Computes a part of an experiment's runs, unless it is there, and saves it for `merge`."""
+    place = directory / PARTS / f"{part.number}-of-{part.of}"
+    path = place.with_suffix(".npz")
+    if before != "overwrite" and _has(path, experiment, with_params):
+        leave_alone(path)
+        return
+    with saving(place, before, how) as how:
+        keep: Any = "params" if with_params else None
+        piece = experiments.run_part(experiment, part, how, keep)
+        if jax.process_index() == 0:
+            save_piece(piece, path)
+    with suppress(OSError):
+        place.rmdir()
+    say(f"part {part} is in {path}; when all parts are there: fedjax-mm merge {directory}")
+
+
+def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
+    """Returns whether a file has a part of this experiment, undamaged.
+
+    Raises:
+      RefusedError: if it is a part of another run.
+    """
+    if not path.exists():
+        return False
+    try:
+        piece = load_piece(path)
+    except ValueError as error:
+        say(f"{error}: made again", notes)
+        return False
+    wanted = {"config": experiment.model_dump(), "keep": "params" if with_params else None}
+    found = {name: piece.about[name] for name in wanted}
+    if changes := "; ".join([*differences(found, plain(wanted))][:3]):
+        raise RefusedError(
+            f"{path} is a part of another run: {changes}; choose another directory with --out, or "
+            "give it up with --overwrite"
+        )
+    return True
+
+
+def merge(directory: Path, before: Existing) -> None:
+    """Joins the parts in a directory to the result that one machine would have written."""
+    with refusing():
+        paths = _parts_in(directory)
+        about = load_piece(paths[0]).about
+        experiment = validate(Experiment, about["config"])
+        experiment = experiment.with_seeds(about["first_seed"], experiment.num_seeds)
+    if finished(directory / "manifest.json", experiment, before):
+        leave_alone(directory)
+        return
+    with refusing(), shown_progress() as report:
+
+        def loaded(number: int, path: Path) -> Piece:
+            report(f"joining {path.name}", number, len(paths))
+            return load_piece(path)
+
+        pieces = map(loaded, range(len(paths)), paths)
+        dataset, params = experiments.join(experiment, pieces, about["keep"])
+    _save(experiment, directory, dataset, params)
+    _show(dataset, directory)
+
+
+def _parts_in(directory: Path) -> list[Path]:
+    """Returns the files of all parts of a run, in their order.
+
+    Raises:
+      ValueError: if some are missing, or if there are those of several numbers of parts.
+    """
+    folder = directory / PARTS
+    found = {
+        (int(each[2]), int(each[1])): folder / each[0]
+        for path in folder.glob("*-of-*.npz")
+        if (each := re.fullmatch(r"(\d+)-of-(\d+)\.npz", path.name))
+    }
+    if not found:
+        raise ValueError(f"there are no parts in {folder}; compute them with --part K/N")
+    numbers = sorted({of for of, _ in found})
+    if len(numbers) > 1:
+        raise ValueError(
+            f"{folder} has parts of {' and of '.join(map(str, numbers))}; delete those that you do "
+            "not want"
+        )
+    (of,) = numbers
+    missing = [number for number in range(1, of + 1) if (of, number) not in found]
+    if missing:
+        begun = [number for number in missing if Checkpoints(folder / f"{number}-of-{of}").has_work]
+        words = f"; {listed(begun)} are unfinished: continue with --resume" if begun else ""
+        raise ValueError(f"parts {listed(missing)} of {of} are missing{words}")
+    return [found[each] for each in sorted(found)]
+
+
+def outline(
+    path: Path,
+    overrides: Sequence[str],
+    how: Execution,
+    *,
+    is_sweep: bool = False,
+    part: Part | None = None,
+) -> None:
     """Prints the plan of an experiment, with the numbers that are known before compilation."""
     experiment = _read(path, overrides, is_sweep=is_sweep)
     with refusing(), shown_progress():
-        show_plan(experiments.outline(experiment, how))
+        show_plan(experiments.outline(experiment, how, part))
 
 
 def show_plan(plan: Plan) -> None:
@@ -116,32 +239,44 @@ def _run_and_save(
     Raises:
       DivergenceError: if a model diverged and that ends the run.
     """
-
-    def save(dataset: xr.Dataset, params: list[Params] | None = None) -> None:
-        if jax.process_index() > 0:
-            return
-        save_dataset(dataset, directory / "result.nc")
-        # Remove an earlier run's parameters, which would seem to belong to this result.
-        (directory / PARAMS).unlink(missing_ok=True)
-        if params is not None:
-            save_params(params, dataset, directory / PARAMS)
-        if experiment.axes:
-            _draw_overview(dataset, directory / "figure.png")
-        files = ("result.nc", PARAMS, "figure.png")
-        about = dataset.attrs["manifest"]
-        made = [name for name in files if (directory / name).exists()]
-        save_about(directory / "manifest.json", about, made)
-
     try:
         if with_params:
             dataset, params = experiments.run(experiment, how, keep="params")
-            save(dataset, params)
+            _save(experiment, directory, dataset, params)
         else:
-            save(dataset := experiments.run(experiment, how))
+            _save(experiment, directory, dataset := experiments.run(experiment, how))
     except DivergenceError as error:
-        save(error.partial)
+        _save(experiment, directory, error.partial)
         raise
     return dataset
+
+
+def _save(
+    experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None = None
+) -> None:
+    """Writes the files of a result, in the first process only."""
+    if jax.process_index() > 0:
+        return
+    save_dataset(dataset, directory / "result.nc")
+    # Remove an earlier run's parameters, which would seem to belong to this result.
+    (directory / PARAMS).unlink(missing_ok=True)
+    if params is not None:
+        save_params(params, dataset, directory / PARAMS)
+    if experiment.axes:
+        _draw_overview(dataset, directory / "figure.png")
+    made = [name for name in _FILES if (directory / name).exists()]
+    save_about(directory / "manifest.json", dataset.attrs["manifest"], made)
+
+
+def _show(dataset: xr.Dataset, directory: Path) -> None:
+    """Prints the last values of a result, the runs that diverged, and its files."""
+    show_last(dataset)
+    diverged = (dataset.diverged >= 0).any("model")
+    if count := int(diverged.sum()):
+        words = f" {count} of {diverged.size:,} runs; see the variable diverged"
+        say(Text.assemble("  ", ("diverged:", "red"), words))
+    files = [name for name in (*_FILES, "manifest.json") if (directory / name).exists()]
+    show_end(dataset, directory, ", ".join(files))
 
 
 def _draw_overview(dataset: xr.Dataset, path: Path) -> None:

@@ -15,6 +15,8 @@ from fedjax_mm.sweeps.callbacks import progress
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.parts import part_of
+from fedjax_mm.sweeps.structures import Part
 
 Existing = Literal["keep", "resume", "overwrite"]
 """Treatment of earlier work in a directory: a finished result of another run is kept unless it is
@@ -40,6 +42,12 @@ def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Exe
             raise ValueError(f"--save-every is {save_every:g}; it must not be negative")
     limit = None if memory is None else memory * 2**30
     return Execution(save_every=save_every, split=split, memory=limit)
+
+
+def part(text: str | None) -> Part | None:
+    """Returns the part that an option names, if it is given."""
+    with refusing():
+        return None if text is None else part_of(text)
 
 
 def finished(

@@ -18,7 +18,7 @@ from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts
 from fedjax_mm.sweeps.plan import Plan, make_outline
-from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
 
 
 @overload
@@ -123,8 +123,15 @@ def join(
         return join_parts(dataclasses.replace(grid_of(experiment), keep=keep), pieces)
 
 
-def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
+def outline(
+    experiment: Experiment, execution: Execution | None = None, part: Part | None = None
+) -> Plan:
     """Returns what `run` would do, traced but not compiled: programs, batches and local trainings.
+
+    Args:
+      experiment: what would be run.
+      execution: how it would be run.
+      part: the part that would be computed; by default all.
 
     Raises:
       ValueError, OSError: as `run`, but a batch that does not fit is found by compiling alone.
@@ -133,4 +140,5 @@ def outline(experiment: Experiment, execution: Execution | None = None) -> Plan:
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
             grid = grid_of(experiment, how.memory)
-        return make_outline(grid, split=how.split, limit=how.memory)
+            shares = None if part is None else shares_of(programs_of(grid), part)
+        return make_outline(grid, split=how.split, limit=how.memory, shares=shares)

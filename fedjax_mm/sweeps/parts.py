@@ -220,7 +220,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
             result.place(program, each.replicas, *_placed(program, each.arrays))
         seconds = {name: seconds[name] + piece.about["seconds"][name] for name in seconds}
     if missing := sorted(set(range(1, of + 1)) - found):
-        raise ValueError(f"parts {_listed(missing)} of {of} are missing; compute them")
+        raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     if not of:
         raise ValueError("there are no parts; compute them first")
     return result.dataset(wall_seconds=seconds, parts=of), result.params
@@ -246,7 +246,7 @@ def _placed(program: Program, arrays: Sequence[np.ndarray]) -> Iterator[Any]:
         yield jax.tree.unflatten(jax.tree.structure(models), arrays[len(leaves) :])
 
 
-def _listed(numbers: Sequence[int]) -> str:
+def listed(numbers: Sequence[int]) -> str:
     """Returns numbers in words, many of them in short."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")

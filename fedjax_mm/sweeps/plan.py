@@ -233,6 +233,7 @@ def make_outline(
     *,
     split: Literal["replicas", "clients"] | None = None,
     limit: float | None = None,
+    shares: Sequence[Share] | None = None,
 ) -> Plan:
     """Returns a plan like `make_plan`'s from tracing alone, without compilation.
 
@@ -243,11 +244,12 @@ def make_outline(
       grid: as in `make_plan`.
       split: as in `make_plan`.
       limit: as in `make_plan`.
+      shares: as in `make_plan`.
 
     Raises:
       ValueError: if the result does not fit.
     """
-    programs, where, room, limit = _place(grid, split, limit)
+    programs, where, room, limit = _place(grid, split, limit, shares)
 
     def outlined(program: Program) -> Compiled:
         size = _batch_size(program, where, room)

@@ -1,0 +1,376 @@
+"""Parts of a sweep: computed apart and joined, they are the sweep."""
+
+import functools
+import shutil
+
+import numpy as np
+import pytest
+
+from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, open_result, sweep
+from fedjax_mm.sweeps import Grid, Setup, Until, plan
+from fedjax_mm.sweeps.parts import (
+    compute_part,
+    join_parts,
+    load_piece,
+    part_of,
+    save_piece,
+)
+from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+from fedjax_mm.tasks import quadratic
+from tests.helpers import slow_unless
+
+ASSIGNMENTS = {"RR": mfa_rr, "Rand": mfa_rand}
+
+
+def build(assignment, num_models, mu, **shared):
+    del shared
+    strategy = ASSIGNMENTS[assignment](6, num_models)
+    return Setup(quadratic(6, 2, mu=mu), fedavg(0.1, local_steps=2), strategy)
+
+
+def make(**changes):
+    axes = {"assignment": ["RR", "Rand"], "num_models": [1, 3], "mu": [0.1, 0.2, 0.4]}
+    given = {"num_rounds": 4, "num_seeds": 2, "keep": "params"} | changes
+    return Grid(build, axes, **given)
+
+
+@pytest.fixture(scope="module")
+def grid():
+    return make()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """Programs are traced once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "programs_of", functools.cache(programs_of))
+        patch.setattr("fedjax_mm.sweeps.parts.programs_of", plan.programs_of)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pieces(grid):
+    return [compute_part(grid, Part(number, 3)) for number in (1, 2, 3)]
+
+
+def check_equal(found, expected):
+    assert list(found) == list(expected)
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+        assert found[name].attrs == expected[name].attrs
+
+
+# Shares
+
+
+@pytest.mark.parametrize("of", [1, 2, 7, 24, 30])
+def test_shares_have_every_run_once_in_neighbouring_parts(grid, of):
+    programs = plan.programs_of(grid)
+    owners = [np.zeros(len(each), int) for each in programs]
+    for number in range(1, of + 1):
+        for share in shares_of(programs, Part(number, of)):
+            assert (owners[share.program][share.replicas] == 0).all()
+            owners[share.program][share.replicas] = number
+    order = np.concatenate(owners)
+    assert (order > 0).all()
+    assert (np.diff(order) >= 0).all()
+    if of <= len(order):
+        assert set(order) == set(range(1, of + 1))
+
+
+def test_shares_cost_alike():
+    """Runs of RR with three models cost three times as many local trainings here."""
+
+    def cost(assignment, num_models, mu):
+        return 1.0 if num_models == 1 else 3.0
+
+    programs = programs_of(make(cost=cost))
+
+    def total(number):
+        each = [
+            (programs[share.program], share.replicas)
+            for share in shares_of(programs, Part(number, 4))
+        ]
+        return sum(
+            program.traced.facts.updates_per_round
+            * sum(program.grid.costs([places[replicas] for places in program.index]))
+            for program, replicas in each
+        )
+
+    totals = np.array([total(number) for number in (1, 2, 3, 4)])
+    one_run = 3.0 * max(each.traced.facts.updates_per_round for each in programs)
+    assert np.ptp(totals) <= one_run
+
+
+# Joining
+
+
+@pytest.mark.parametrize("of", [slow_unless(of == 3, of) for of in (1, 3, 7, 30)])
+def test_parts_are_the_sweep(grid, pieces, of):
+    """30 parts of 24 runs, of which some are empty, too."""
+    expected, params = sweep(grid)
+    made = pieces if of == 3 else [compute_part(grid, Part(k, of)) for k in range(1, of + 1)]
+    found, kept = join_parts(grid, reversed(made))
+    check_equal(found, expected)
+    for mine, theirs in zip(kept, params, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    about = found.attrs["manifest"]
+    assert about["parts"] == of
+    assert about["wall_seconds"]["run"] == pytest.approx(
+        sum(each.about["seconds"]["run"] for each in made)
+    )
+    assert {**about, "parts": 0, "wall_seconds": 0} == {
+        **expected.attrs["manifest"],
+        "parts": 0,
+        "wall_seconds": 0,
+    }
+
+
+def test_parts_that_met_a_target_are_the_sweep():
+    grid = make(until=Until("excess_loss", at_most=0.3), keep=None, seed=3, first_seed=5)
+    made = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
+    found, params = join_parts(grid, made)
+    assert params is None
+    assert (found.ended >= 0).any()
+    check_equal(found, sweep(grid))
+
+
+def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
+    save_piece(pieces[1], tmp_path / "2-of-3.npz")
+    again = load_piece(tmp_path / "2-of-3.npz")
+    assert again.part == Part(2, 3)
+    assert again.about == pieces[1].about
+    for one, other in zip(again.runs, pieces[1].runs, strict=True):
+        assert one.program == other.program
+        np.testing.assert_array_equal(one.replicas, other.replicas)
+        for mine, theirs in zip(one.arrays, other.arrays, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+            assert mine.dtype == theirs.dtype
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ([], "there are no parts"),
+        ([0, 2], "parts 2 of 3 are missing"),
+        ([0, 1, 2, 1], "part 2/3 comes twice"),
+    ],
+)
+def test_parts_must_be_all_there_once(grid, pieces, which, message):
+    with pytest.raises(ValueError, match=message):
+        join_parts(grid, [pieces[each] for each in which])
+
+
+def test_parts_of_two_numbers_are_not_joined(grid, pieces):
+    other = compute_part(grid, Part(1, 30))
+    with pytest.raises(ValueError, match="part 1/30 comes twice, or beside parts of 3"):
+        join_parts(grid, [pieces[0], other])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_rounds": 8}, "num_rounds was 4, is 8"),
+        ({"num_seeds": 3}, "num_seeds was 2, is 3"),
+        ({"seed": 1}, "seed was 0, is 1"),
+        ({"first_seed": 1}, "first_seed was 0, is 1"),
+        ({"keep": None}, 'keep was "params", is null'),
+        ({"shared": {"x": np.ones(2)}}, "shared data was"),
+        ({"config": {"mu": 1}}, 'config was null, is {"mu": 1}'),
+    ],
+)
+def test_parts_of_another_run_are_named(pieces, change, message):
+    with pytest.raises(ValueError, match="part 1/3 is of another run") as error:
+        join_parts(make(**change), pieces)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["versions", "revision"])
+def test_parts_of_another_version_are_named(grid, pieces, name):
+    older = pieces[0]._replace(about={**pieces[0].about, name: "older"})
+    with pytest.raises(ValueError, match=f'part 1/3 is of another run: {name} was "older"'):
+        join_parts(grid, [older, *pieces[1:]])
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "flip", "rename"])
+def test_damaged_parts_are_named(pieces, tmp_path, damage):
+    path = tmp_path / "1-of-3.npz"
+    save_piece(pieces[0], path)
+    content = bytearray(path.read_bytes())
+    if damage == "rename":
+        path = path.rename(tmp_path / "2-of-3.npz")
+    elif damage == "flip":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"")
+    with pytest.raises(ValueError, match=r"-of-3\.npz is damaged; compute this part again"):
+        load_piece(path)
+
+
+# Names of parts
+
+
+def array(first, last, here, step=1, count=None):
+    count = 1 + (last - first) // step if count is None else count
+    given = {"ID": here, "MIN": first, "MAX": last, "STEP": step, "COUNT": count}
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in given.items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "part"),
+    [
+        ("1/1", {}, (1, 1)),
+        ("3/7", {}, (3, 7)),
+        ("slurm", array(1, 4, 4), (4, 4)),
+        ("slurm", array(0, 6, 0), (1, 7)),
+        ("slurm", array(10, 30, 20, step=10), (2, 3)),
+    ],
+)
+def test_a_part_has_a_name(text, environ, part):
+    assert part_of(text, environ) == Part(*part)
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "message"),
+    [
+        ("0/3", {}, "give K/N with K from 1 to N"),
+        ("4/3", {}, "give K/N with K from 1 to N"),
+        ("1", {}, "give K/N"),
+        ("a/b", {}, "give K/N"),
+        ("slurm", {}, "SLURM_ARRAY_TASK_ID is not set; submit an array"),
+        ("slurm", array(1, 9, 9, count=3), "3 tasks, which are not all from 1 to 9; give K/N"),
+    ],
+)
+def test_other_names_are_refused(text, environ, message):
+    with pytest.raises(ValueError, match=message):
+        part_of(text, environ)
+
+
+# Commands
+
+FILE = """\
+num_rounds = 4
+num_seeds = 3
+[task]
+name = "quadratic"
+num_clients = 6
+block_size = 2
+[algorithms.A]
+assignment = { name = "mfa_rr" }
+learning_rate = 0.1
+local_steps = 2
+[axes]
+num_models = [1, 3]
+task.mu = [0.1, 0.2]
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A file, and the directory of its result and of its three parts."""
+    folder = tmp_path_factory.mktemp("parts")
+    (folder / "grid.toml").write_text(FILE)
+    assert call("sweep", folder / "grid.toml", "--out", folder / "whole") == 0
+    for number in (1, 2, 3):
+        assert part(folder, f"{number}/3") == 0
+    return folder
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(word) for word in words])
+    return end.value.code
+
+
+def part(folder, name, *options):
+    words = ("sweep", folder / "grid.toml", "--out", folder / "cut", "--part", name)
+    return call(*words, *options)
+
+
+@pytest.fixture
+def folder(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / "copy")
+
+
+def test_commands_compute_parts_and_merge_them(folder, capsys):
+    assert call("merge", folder / "cut/grid") == 0
+    found, expected = open_result(folder / "cut/grid"), open_result(folder / "whole/grid")
+    check_equal(found, expected)
+    about = found.attrs["manifest"]
+    assert about["config"] == expected.attrs["manifest"]["config"]
+    assert about["parts"] == 3
+    names = {"figure.png", "manifest.json", "parts", "result.nc"}
+    assert {path.name for path in (folder / "cut/grid").iterdir()} == names
+    assert {path.name for path in (folder / "cut/grid/parts").iterdir()} == {
+        f"{number}-of-3.npz" for number in (1, 2, 3)
+    }
+    capsys.readouterr()
+    assert call("merge", folder / "cut/grid", "--resume") == 0
+    assert "is complete; nothing to resume" in capsys.readouterr().out
+
+
+def test_a_part_that_is_there_is_left_alone(folder, capsys):
+    path = folder / "cut/grid/parts/2-of-3.npz"
+    before = path.stat().st_mtime_ns
+    assert part(folder, "2/3") == 0
+    assert "2-of-3.npz is complete; nothing to resume" in capsys.readouterr().out
+    assert path.stat().st_mtime_ns == before
+    assert part(folder, "2/3", "--overwrite") == 0
+    assert path.stat().st_mtime_ns > before
+
+
+def test_a_damaged_part_is_made_again(folder, capsys):
+    path = folder / "cut/grid/parts/2-of-3.npz"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert call("merge", folder / "cut/grid") == 2
+    assert "2-of-3.npz is damaged; compute this part again" in capsys.readouterr().err
+    assert not (folder / "cut/grid/result.nc").exists()
+    assert part(folder, "2/3") == 0
+    assert "made again" in capsys.readouterr().err
+    assert call("merge", folder / "cut/grid") == 0
+
+
+def test_what_cannot_be_merged_is_named(folder, capsys):
+    parts = folder / "cut/grid/parts"
+
+    def refused(*words):
+        assert call("merge", folder / "cut/grid", *words) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+        return line
+
+    capsys.readouterr()
+    kept = (parts / "3-of-3.npz").rename(folder / "kept")
+    assert "parts 3 of 3 are missing" in refused()
+    (parts / "3-of-3/unfinished/part-0000").mkdir(parents=True)
+    assert "parts 3 of 3 are missing; 3 are unfinished: continue with --resume" in refused()
+    kept.rename(parts / "3-of-3.npz")
+    assert part(folder, "1/4", "--set", "num_seeds=5") == 0
+    assert "has parts of 3 and of 4; delete those that you do not want" in refused()
+    (parts / "1-of-4.npz").rename(parts / "1-of-3.npz")
+    assert "1-of-3.npz is damaged" in refused()
+    assert call("merge", folder / "whole") == 2
+    assert "there are no parts in" in capsys.readouterr().err
+
+
+def test_a_part_of_another_run_is_kept(folder, capsys):
+    assert part(folder, "1/3", "--set", "num_rounds=8") == 2
+    words = "1-of-3.npz is a part of another run: config.num_rounds was 4, is 8; choose another"
+    assert words in capsys.readouterr().err
+    assert part(folder, "1/3", "--set", "num_rounds=8", "--overwrite") == 0
+    capsys.readouterr()
+    assert call("merge", folder / "cut/grid") == 2
+    assert "is of another run" in capsys.readouterr().err
+
+
+def test_a_finished_result_needs_no_parts(folder, capsys):
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--part", "1/3", "--resume")
+    assert call(*words) == 0
+    assert "is complete; nothing to resume" in capsys.readouterr().out
+
+
+def test_the_plan_of_a_part_is_shown(folder, capsys):
+    assert part(folder, "1/3", "--dry-run") == 0
+    shown = capsys.readouterr().err
+    assert "1 program to compile" in shown
+    assert f"{4 * 4 * 6:,} local trainings" in shown  # of 4 runs: rounds, clients
