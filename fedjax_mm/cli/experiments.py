@@ -11,6 +11,7 @@ import typer
 from fedjax_mm.cli.options import (
     ConfigFile,
     DryRun,
+    FirstSeed,
     Memory,
     Out,
     Overrides,
@@ -55,6 +56,7 @@ def run(
     memory: Memory = None,
     split: Split = None,
     part: PartOf = None,
+    first_seed: FirstSeed = 0,
     dry_run: DryRun = False,
     save_params: Annotated[
         bool,
@@ -91,11 +93,12 @@ def run(
     from fedjax_mm.cli import runs, saving
 
     before = saving.existing(resume, overwrite)
-    how, share = saving.execution(memory, split, save_every), saving.part(part)
+    how = saving.execution(memory, split, save_every)
+    which = runs.Which(saving.part(part), first_seed)
     if dry_run:
-        runs.outline(config, overrides or [], how, part=share)
+        runs.outline(config, overrides or [], which, how)
     else:
-        runs.run(config, overrides or [], out, before, how, save_params, share)
+        runs.run(config, overrides or [], which, out, before, how, with_params=save_params)
 
 
 def sweep(
@@ -108,6 +111,7 @@ def sweep(
     memory: Memory = None,
     split: Split = None,
     part: PartOf = None,
+    first_seed: FirstSeed = 0,
     dry_run: DryRun = False,
 ) -> None:
     """Run an experiment at all points of a grid.
@@ -129,11 +133,12 @@ def sweep(
     from fedjax_mm.cli import runs, saving
 
     before = saving.existing(resume, overwrite)
-    how, share = saving.execution(memory, split, save_every), saving.part(part)
+    how = saving.execution(memory, split, save_every)
+    which = runs.Which(saving.part(part), first_seed)
     if dry_run:
-        runs.outline(config, overrides or [], how, is_sweep=True, part=share)
+        runs.outline(config, overrides or [], which, how, is_sweep=True)
     else:
-        runs.sweep(config, overrides or [], out, before, how, share)
+        runs.sweep(config, overrides or [], which, out, before, how)
 
 
 def merge(

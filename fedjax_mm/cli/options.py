@@ -55,4 +55,13 @@ PartOf = Annotated[
         "of a task of an array.",
     ),
 ]
+FirstSeed = Annotated[
+    int,
+    typer.Option(
+        "--first-seed",
+        metavar="NUMBER",
+        min=0,
+        help="Number of the first seed: adds the file's seeds to a result of earlier ones.",
+    ),
+]
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG.toml")]

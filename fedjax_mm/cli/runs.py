@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import xarray as xr
@@ -21,8 +21,8 @@ from fedjax_mm.experiments import run as experiments
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
-from fedjax_mm.results.dataset import save_dataset
-from fedjax_mm.results.finished import differences, save_about
+from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_dataset
+from fedjax_mm.results.finished import differences, find_finished, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -41,50 +41,93 @@ PARTS = "parts"
 _FILES = ("figure.png", PARAMS, "result.nc")
 
 
+class Which(NamedTuple):
+    """The runs of a file that a command computes.
+
+    Attributes:
+      part: of all runs, which are computed apart.
+      first_seed: the number of the first seed; a finished result has those before it.
+    """
+
+    part: Part | None = None
+    first_seed: int = 0
+
+
 def run(
     path: Path,
     overrides: Sequence[str],
+    which: Which,
     out: Path,
     before: Existing,
     how: Execution,
-    with_params: bool,
-    part: Part | None = None,
+    *,
+    with_params: bool = False,
 ) -> None:
-    """Runs the experiment in a file, which has no axes, or a part of it."""
-    experiment, directory = _read(path, overrides, is_sweep=False), out / path.stem
-    more = [PARAMS] if with_params else []
-    if finished(directory / "manifest.json", experiment, before, files=more):
-        leave_alone(directory)
-        return
-    if part:
-        _compute_part(experiment, directory, part, before, how, with_params)
-        return
-    with saving(directory, before, how) as how:
-        dataset = _run_and_save(experiment, directory, how, with_params)
-    _show(dataset, directory)
+    """Runs the experiment in a file, which has no axes, or some of its runs."""
+    experiment = _read(path, overrides, which, is_sweep=False)
+    _compute(experiment, out / path.stem, before, how, which.part, with_params=with_params)
 
 
 def sweep(
     path: Path,
     overrides: Sequence[str],
+    which: Which,
     out: Path,
     before: Existing,
     how: Execution,
-    part: Part | None = None,
 ) -> None:
-    """Runs the experiment in a file at all points of its axes, or a part of it."""
-    experiment, directory = _read(path, overrides, is_sweep=True), out / path.stem
-    if finished(directory / "manifest.json", experiment, before):
+    """Runs the experiment in a file at all points of its axes, or some of these runs."""
+    experiment = _read(path, overrides, which, is_sweep=True)
+    _compute(experiment, out / path.stem, before, how, which.part)
+
+
+def _compute(
+    experiment: Experiment,
+    directory: Path,
+    before: Existing,
+    how: Execution,
+    part: Part | None,
+    *,
+    with_params: bool = False,
+) -> None:
+    if _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
-        return
-    if part:
-        _compute_part(experiment, directory, part, before, how)
-        return
-    with saving(directory, before, how) as how:
-        plan = Callback(on_start=show_plan)
-        how = how._replace(callbacks=[plan, *how.callbacks])
-        dataset = _run_and_save(experiment, directory, how)
-    _show(dataset, directory)
+    elif part:
+        _compute_part(experiment, directory, part, before, how, with_params)
+    else:
+        with saving(directory, before, how) as how:
+            plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
+            how = how._replace(callbacks=[*plan, *how.callbacks])
+            dataset = _run_and_save(experiment, directory, how, with_params)
+        _show(dataset, directory)
+
+
+def _is_there(
+    experiment: Experiment, directory: Path, before: Existing, *, with_params: bool = False
+) -> bool:
+    """Returns whether a directory has the result of an experiment, to be left alone.
+
+    Raises:
+      RefusedError: if it has that of another run, or lacks the seeds before the first.
+    """
+    path, first = directory / "manifest.json", experiment.first_seed
+    if not first:
+        more = [PARAMS] if with_params else []
+        return finished(path, experiment, before, files=more) is not None
+    with refusing():
+        if with_params:
+            raise ValueError("--save-params is for all seeds at once; leave out --first-seed")
+        now = plain(manifest(experiment.model_dump(mode="json"), seed=0, data=""))
+        found = find_finished(path, now, ("num_seeds",))
+        if found is None or found.damage:
+            raise ValueError(
+                f"--first-seed {first} adds seeds to a finished result, but {directory} has "
+                f"{'none' if found is None else found.damage}; run the seeds before it at first"
+            )
+        have = found.content["config"]["num_seeds"]
+        if have not in (first, first + experiment.num_seeds):
+            raise ValueError(f"{directory} has {have} seeds; give --first-seed {have}")
+    return bool(have > first)
 
 
 def _compute_part(
@@ -124,7 +167,11 @@ def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
     except ValueError as error:
         say(f"{error}: made again", notes)
         return False
-    wanted = {"config": experiment.model_dump(), "keep": "params" if with_params else None}
+    wanted = {
+        "config": experiment.model_dump(),
+        "keep": "params" if with_params else None,
+        "first_seed": experiment.first_seed,
+    }
     found = {name: piece.about[name] for name in wanted}
     if changes := "; ".join([*differences(found, plain(wanted))][:3]):
         raise RefusedError(
@@ -141,7 +188,7 @@ def merge(directory: Path, before: Existing) -> None:
         about = load_piece(paths[0]).about
         experiment = validate(Experiment, about["config"])
         experiment = experiment.with_seeds(about["first_seed"], experiment.num_seeds)
-    if finished(directory / "manifest.json", experiment, before):
+    if _is_there(experiment, directory, before):
         leave_alone(directory)
         return
     with refusing(), shown_progress() as report:
@@ -152,8 +199,7 @@ def merge(directory: Path, before: Existing) -> None:
 
         pieces = map(loaded, range(len(paths)), paths)
         dataset, params = experiments.join(experiment, pieces, about["keep"])
-    _save(experiment, directory, dataset, params)
-    _show(dataset, directory)
+    _show(_save(experiment, directory, dataset, params), directory)
 
 
 def _parts_in(directory: Path) -> list[Path]:
@@ -188,15 +234,15 @@ def _parts_in(directory: Path) -> list[Path]:
 def outline(
     path: Path,
     overrides: Sequence[str],
+    which: Which,
     how: Execution,
     *,
     is_sweep: bool = False,
-    part: Part | None = None,
 ) -> None:
     """Prints the plan of an experiment, with the numbers that are known before compilation."""
-    experiment = _read(path, overrides, is_sweep=is_sweep)
+    experiment = _read(path, overrides, which, is_sweep=is_sweep)
     with refusing(), shown_progress():
-        show_plan(experiments.outline(experiment, how, part))
+        show_plan(experiments.outline(experiment, how, which.part))
 
 
 def show_plan(plan: Plan) -> None:
@@ -218,7 +264,7 @@ def show_plan(plan: Plan) -> None:
         say(f"  {line}", notes, "dim")
 
 
-def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment:
+def _read(path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool) -> Experiment:
     """Returns the experiment in a file, which has axes if it is a sweep."""
     with refusing():
         if path.stem in (".", ".."):  # results with this name would lie outside of OUT
@@ -228,7 +274,7 @@ def _read(path: Path, overrides: Sequence[str], *, is_sweep: bool) -> Experiment
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
         if is_sweep and not experiment.axes:
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
-    return experiment
+    return experiment.with_seeds(which.first_seed, experiment.num_seeds)
 
 
 def _run_and_save(
@@ -242,21 +288,22 @@ def _run_and_save(
     try:
         if with_params:
             dataset, params = experiments.run(experiment, how, keep="params")
-            _save(experiment, directory, dataset, params)
-        else:
-            _save(experiment, directory, dataset := experiments.run(experiment, how))
+            return _save(experiment, directory, dataset, params)
+        return _save(experiment, directory, experiments.run(experiment, how))
     except DivergenceError as error:
-        _save(experiment, directory, error.partial)
+        if experiment.first_seed == 0:  # else there is a result, which is whole
+            _save(experiment, directory, error.partial)
         raise
-    return dataset
 
 
 def _save(
     experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None = None
-) -> None:
-    """Writes the files of a result, in the first process only."""
+) -> xr.Dataset:
+    """Returns the result, with earlier seeds if there are any, after the first process saved it."""
+    if experiment.first_seed:
+        dataset = join_seeds(open_result(directory), dataset)
     if jax.process_index() > 0:
-        return
+        return dataset
     save_dataset(dataset, directory / "result.nc")
     # Remove an earlier run's parameters, which would seem to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
@@ -266,6 +313,7 @@ def _save(
         _draw_overview(dataset, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]
     save_about(directory / "manifest.json", dataset.attrs["manifest"], made)
+    return dataset
 
 
 def _show(dataset: xr.Dataset, directory: Path) -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import xarray as xr
@@ -13,7 +13,7 @@ import xarray as xr
 from fedjax_mm.experiments.fields import Seeded
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.papers.item import Item
-from fedjax_mm.results.dataset import manifest, open_result, save_dataset
+from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_dataset
 from fedjax_mm.results.finished import RESULT, read_about, save_about
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.devices import agree
@@ -106,7 +106,7 @@ def decide(
         if end:
             return config, result
         others = config.with_seeds(config.num_seeds, more)
-        result = _joined(result, _batch(item, others, execution, make))
+        result = join_seeds(result, _batch(item, others, execution, make))
 
 
 def _end(still: list[str], more: int, *, is_time: bool) -> str:
@@ -177,20 +177,3 @@ def _begin_with(result: Path, checkpoints: Checkpoints) -> None:
             write_aside(path, partial(shutil.copyfile, result))
             about = open_result(path).attrs["manifest"]
             save_about(path.with_name(_ABOUT), about, [RESULT])
-
-
-def _joined(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
-    """Returns the results of two batches of seeds as that of one run."""
-    about, others = (each.attrs["manifest"] for each in (result, more))
-    seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
-    num_seeds = result.sizes["seed"] + more.sizes["seed"]
-    about = about | {
-        "wall_seconds": seconds,
-        "config": about["config"] | {"num_seeds": num_seeds},
-    }
-    if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
-        about |= {"draws": about["draws"] + others["draws"]}
-    # Require "equals", because values that all seeds share must not depend on them.
-    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
-    both = xr.concat([result, more], "seed", combine_attrs="override", **how)
-    return both.assign_attrs(manifest=about)

@@ -263,6 +263,27 @@ def save_dataset(dataset: xr.Dataset, path: Path | str) -> None:
     write_aside(Path(path), write)
 
 
+def join_seeds(result: xr.Dataset, more: xr.Dataset) -> xr.Dataset:
+    """Returns the results of two batches of seeds as that of one run.
+
+    Raises:
+      ValueError: if they differ in other coordinates, or in values that all seeds share.
+    """
+    about, others = (each.attrs["manifest"] for each in (result, more))
+    seconds = {name: x + others["wall_seconds"][name] for name, x in about["wall_seconds"].items()}
+    num_seeds = result.sizes["seed"] + more.sizes["seed"]
+    about = about | {
+        "wall_seconds": seconds,
+        "config": about["config"] | {"num_seeds": num_seeds},
+    }
+    if "draws" in about and about["data"] != "real":  # real data are one draw for all seeds
+        about |= {"draws": about["draws"] + others["draws"]}
+    # Require "equals", because values that all seeds share must not depend on them.
+    how: Any = {"data_vars": "minimal", "coords": "minimal", "compat": "equals", "join": "exact"}
+    both = xr.concat([result, more], "seed", combine_attrs="override", **how)
+    return both.assign_attrs(manifest=about)
+
+
 def open_result(directory: Path | str) -> xr.Dataset:
     """Returns the result in a directory, in memory, with its manifest as a mapping in `attrs`.
 

@@ -374,3 +374,48 @@ def test_the_plan_of_a_part_is_shown(folder, capsys):
     shown = capsys.readouterr().err
     assert "1 program to compile" in shown
     assert f"{4 * 4 * 6:,} local trainings" in shown  # of 4 runs: rounds, clients
+
+
+# Seeds
+
+
+def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
+    """The first three are not computed again, and the result is that of five."""
+    words = ("sweep", folder / "grid.toml", "--out")
+    assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
+    found = open_result(folder / "whole/grid")
+    assert call(*words, folder / "five", "--set", "num_seeds=5") == 0
+    expected = open_result(folder / "five/grid")
+    check_equal(found, expected)
+    np.testing.assert_array_equal(found.seed, range(5))
+    assert found.attrs["manifest"]["config"] == expected.attrs["manifest"]["config"]
+    capsys.readouterr()
+    assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
+    assert "is complete; nothing to resume" in capsys.readouterr().out
+    assert call(*words, folder / "whole", "--set", "num_seeds=5", "--resume") == 0
+    assert "is complete; nothing to resume" in capsys.readouterr().out
+
+
+def test_later_seeds_may_be_parts(folder):
+    later = ("--first-seed", 3, "--set", "num_seeds=2")
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
+    for number in (1, 2):
+        assert call(*words, "--part", f"{number}/2") == 0
+    assert call("merge", folder / "whole/grid") == 0
+    assert open_result(folder / "whole/grid").sizes["seed"] == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--first-seed", 2], "has 3 seeds; give --first-seed 3"),
+        (["--first-seed", 3, "--set", "num_rounds=8"], "num_rounds was 4, is 8"),
+        (["--first-seed", 3, "--out", "none"], "adds seeds to a finished result, but none/grid"),
+    ],
+)
+def test_seeds_are_added_to_their_own_result_alone(folder, capsys, monkeypatch, options, message):
+    monkeypatch.chdir(folder)
+    before = (folder / "whole/grid/result.nc").read_bytes()
+    assert call("sweep", "grid.toml", "--out", "whole", *options) == 2
+    assert message in capsys.readouterr().err
+    assert (folder / "whole/grid/result.nc").read_bytes() == before
