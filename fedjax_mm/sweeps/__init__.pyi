@@ -6,8 +6,10 @@ from .devices import agree, join_processes, layout, use_cpu_devices
 from .errors import DivergenceError, InterruptedRunError, RefusedError, refusing
 from .execution import Execution
 from .grid import Grid, Setup
+from .parts import Piece, compute_part, join_parts, load_piece, part_of, save_piece
 from .program import OneOf
 from .shapes import state_bytes
+from .structures import Part
 from .until import Until
 
 __all__ = [
@@ -18,15 +20,22 @@ __all__ = [
     "Grid",
     "InterruptedRunError",
     "OneOf",
+    "Part",
+    "Piece",
     "RefusedError",
     "Segment",
     "Setup",
     "Until",
     "agree",
+    "compute_part",
+    "join_parts",
     "join_processes",
     "layout",
+    "load_piece",
+    "part_of",
     "progress",
     "refusing",
+    "save_piece",
     "state_bytes",
     "use_cpu_devices",
 ]

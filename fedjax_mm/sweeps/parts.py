@@ -128,9 +128,9 @@ def compute_part(
       ...     algorithm = fedavg(learning_rate, local_steps=5)
       ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
       >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
-      >>> pieces = [compute_part(grid, Part(number, 3)) for number in (1, 2, 3)]
-      >>> dict(join_parts(grid, pieces)[0].sizes)
-      {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
+      >>> piece = compute_part(grid, Part(1, 2))
+      >>> piece.part, [each.replicas.tolist() for each in piece.runs]
+      (Part(number=1, of=2), [[0, 1]])
     """
     how, clock = execution or Execution(), time.perf_counter()
     with refusing():
@@ -163,6 +163,13 @@ def save_piece(piece: Piece, path: Path) -> None:
 
     Raises:
       OSError: if it cannot be written.
+
+    Example:
+      >>> from tempfile import TemporaryDirectory
+      >>> with TemporaryDirectory() as directory:
+      ...     save_piece(Piece({"part": (2, 3)}, []), path := Path(directory, "2-of-3.npz"))
+      ...     load_piece(path).part
+      Part(number=2, of=3)
     """
     runs = [(each.program, len(each.arrays)) for each in piece.runs]
     about = json.dumps(sealed({**piece.about, "runs": runs}))
@@ -177,6 +184,13 @@ def load_piece(path: Path) -> Piece:
     Raises:
       ValueError: if the file is damaged, or was renamed.
       OSError: if it cannot be read.
+
+    Example:
+      >>> from tempfile import NamedTemporaryFile
+      >>> with NamedTemporaryFile(suffix="1-of-3.npz") as file:
+      ...     load_piece(Path(file.name))  # doctest: +ELLIPSIS
+      Traceback (most recent call last):
+      ValueError: ...1-of-3.npz is damaged; compute this part again
     """
     content = path.read_bytes()
     try:
@@ -204,6 +218,19 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
     Raises:
       ValueError: if a piece is not of this grid, version or number of parts, or if one is missing
         or comes twice.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr
+      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(6, 4, mu=0.1), algorithm, mfa_rr(6, 2))
+      >>> grid = Grid(build, {"learning_rate": [0.05, 0.1]}, num_rounds=3, num_seeds=2)
+      >>> pieces = [compute_part(grid, Part(number, 2)) for number in (1, 2)]
+      >>> result, _ = join_parts(grid, pieces)
+      >>> dict(result.sizes)
+      {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
     plan = make_outline(grid)
     result, programs = Result(plan), plan.programs
