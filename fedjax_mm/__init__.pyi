@@ -26,7 +26,7 @@ from .local import averaging, local_sgd
 from .record import join_traces
 from .results.dataset import open_result, save_dataset, to_dataset
 from .simulate import advance, init, params_of, simulate
-from .sweeps.execute import sweep
+from .sweeps.sweep import sweep
 
 __all__ = [
     "Experiment",

@@ -146,7 +146,7 @@ def _compute_part(
         return
     with saving(place, before, how) as how:
         keep: Any = "params" if with_params else None
-        piece = experiments.run_part(experiment, part, how, keep)
+        piece = experiments.run_part(experiment, part, how, keep=keep)
         if jax.process_index() == 0:
             save_piece(piece, path)
     with suppress(OSError):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -14,11 +15,12 @@ from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.executors import by_executor
 from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts
 from fedjax_mm.sweeps.plan import Plan, make_outline
 from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+from fedjax_mm.sweeps.sweep import sweep
 
 
 @overload
@@ -83,13 +85,31 @@ def run(
         with refusing():
             grid = grid_of(experiment, how.memory)
         end = on_divergence or ("mark" if experiment.axes else "stop")
-        return sweep(grid, how, on_divergence=end, keep=keep)
+        if how.executor is None:
+            return sweep(grid, how, on_divergence=end, keep=keep)
+        # Send the settings, because the data may be large, and each worker can load them.
+        there = how._replace(callbacks=(), checkpoints=None, executor=None)
+        settings = experiment.model_dump(mode="json"), experiment.first_seed
+        compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
+        grid = dataclasses.replace(grid, keep=keep)
+        dataset, params = by_executor(grid, how, compute)
+        return dataset if params is None else (dataset, params)
+
+
+def _part_of_settings(
+    settings: dict[str, Any], first_seed: int, execution: Execution, part: Part, **how: Any
+) -> Piece:
+    """Computes a part in a worker, of an experiment that is given by its settings."""
+    experiment = Experiment.model_validate(settings)
+    experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
+    return run_part(experiment, part, execution, **how)
 
 
 def run_part(
     experiment: Experiment,
     part: Part,
     execution: Execution | None = None,
+    on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
 ) -> Piece:
     """Computes a share of an experiment's runs, as `compute_part`.
@@ -98,6 +118,7 @@ def run_part(
       experiment: what to run.
       part: one of several, which other processes or machines may compute.
       execution: how to run, report, save and continue.
+      on_divergence: as in `run`.
       keep: "params" keeps the final parameters, too.
 
     Raises:
@@ -107,7 +128,7 @@ def run_part(
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
             grid = dataclasses.replace(grid_of(experiment, how.memory), keep=keep)
-        end: Any = "mark" if experiment.axes else "stop"
+        end = on_divergence or ("mark" if experiment.axes else "stop")
         return compute_part(grid, part, how, on_divergence=end)
 
 

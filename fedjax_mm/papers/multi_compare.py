@@ -38,9 +38,9 @@ from fedjax_mm.papers.rulings import alike, check, estimate, more, no_less, ruli
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.sequential import staged
 from fedjax_mm.papers.tables import cells, columns, rows
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 
 _MARGIN = 1.0  # the smallest difference of interest, in percentage points
 _LAST = np.linspace(0.8, 1, 5)  # shares of the trainings at which accuracies are averaged

@@ -65,7 +65,7 @@ class Segment(NamedTuple):
         return sum(self.plan.work)
 
 
-def _ignore(given: Any) -> None:
+def _ignore(*given: Any) -> None:
     """Does nothing."""
 
 
@@ -80,6 +80,7 @@ class Callback(NamedTuple):
       on_start: called with the compiled plan before the first round.
       on_batch: called before a batch's first segment.
       on_segment: called after each segment, which takes about a second.
+      on_parts: called with the numbers of ended and of all parts, if an executor computes them.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr, sweep
@@ -101,6 +102,7 @@ class Callback(NamedTuple):
     on_start: Callable[[Plan], None] = _ignore
     on_batch: Callable[[Segment], None] = _ignore
     on_segment: Callable[[Segment], None] = _ignore
+    on_parts: Callable[[int, int], None] = _ignore
 
 
 Report = Callable[[str, int, int], None]
@@ -118,4 +120,7 @@ def progress(report: Report) -> Callback:
     def of(segment: Segment) -> None:
         report(segment.label, int(segment.work_done), int(segment.total_work))
 
-    return Callback(lambda what: report(what, 0, 1), on_batch=of, on_segment=of)
+    def of_parts(ended: int, of: int) -> None:
+        report(f"{ended} of {of} parts", ended, of)
+
+    return Callback(lambda what: report(what, 0, 1), on_batch=of, on_segment=of, on_parts=of_parts)

@@ -1,7 +1,7 @@
 """Execution of a sweep: callbacks, checkpoints, devices and memory."""
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
@@ -17,6 +17,10 @@ class Execution(NamedTuple):
       split: "replicas" or "clients", the axis that is split over devices; see `layout`.
       memory: bytes that may be used; by default 60 % of the free memory.
       label: comes before the labels of work in progress, for one of several sweeps.
+      executor: has `submit(fn, *args)`, such as a `concurrent.futures.Executor`, and computes the
+        parts of the sweep in its workers; None computes all runs here. Callbacks then hear of
+        parts alone.
+      num_parts: N, of an executor.
     """
 
     callbacks: Sequence[Callback] = ()
@@ -25,6 +29,8 @@ class Execution(NamedTuple):
     split: Literal["replicas", "clients"] | None = None
     memory: float | None = None
     label: str = ""
+    executor: Any = None
+    num_parts: int = 8
 
     def in_words(self, what: str) -> str:
         """Returns the label of some work in progress."""

@@ -171,11 +171,7 @@ def save_piece(piece: Piece, path: Path) -> None:
       ...     load_piece(path).part
       Part(number=2, of=3)
     """
-    runs = [(each.program, len(each.arrays)) for each in piece.runs]
-    about = json.dumps(sealed({**piece.about, "runs": runs}))
-    header = np.frombuffer(about.encode(), np.uint8)
-    arrays = [array for each in piece.runs for array in (each.replicas, *each.arrays)]
-    write_aside(path, partial(write_arrays, [header, *arrays], path.name))
+    write_aside(path, partial(write_arrays, flat(piece), path.name))
 
 
 def load_piece(path: Path) -> Piece:
@@ -194,15 +190,32 @@ def load_piece(path: Path) -> Piece:
     """
     content = path.read_bytes()
     try:
-        header, *arrays = arrays_in(content, path.name)
-        about = json.loads(header.tobytes())
-        if not is_sealed(about):
-            raise ValueError("its digest is another one")
-        rest, runs = iter(arrays), list[Runs]()
-        for program, count in about.pop("runs"):
-            runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
+        return piece_of(arrays_in(content, path.name))
     except Exception as error:  # damaged content may make its readers raise anything
         raise ValueError(f"{path} is damaged; compute this part again") from error
+
+
+def flat(piece: Piece) -> list[np.ndarray]:
+    """Returns a piece as arrays, of which the first has all that is no array, as JSON."""
+    runs = [(each.program, len(each.arrays)) for each in piece.runs]
+    about = json.dumps(sealed({**piece.about, "runs": runs}))
+    header = np.frombuffer(about.encode(), np.uint8)
+    return [header, *(x for each in piece.runs for x in (each.replicas, *each.arrays))]
+
+
+def piece_of(arrays: Sequence[np.ndarray]) -> Piece:
+    """Returns the piece that `flat` made into arrays.
+
+    Raises:
+      Exception: of any type, if they are damaged.
+    """
+    header, *arrays = arrays
+    about = json.loads(header.tobytes())
+    if not is_sealed(about):
+        raise ValueError("its digest is another one")
+    rest, runs = iter(arrays), list[Runs]()
+    for program, count in about.pop("runs"):
+        runs.append(Runs(program, next(rest), [next(rest) for _ in range(count)]))
     return Piece({key: x for key, x in about.items() if key != "digest"}, runs)
 
 

@@ -34,9 +34,9 @@ from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, label, places
 from fedjax_mm.schedules import inverse_time, per_frame
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.quadratic import Quadratic, Vector, largest_curvature, quadratic
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.constants import exact_constants

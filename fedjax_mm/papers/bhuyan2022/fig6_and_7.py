@@ -33,9 +33,9 @@ from fedjax_mm.papers.rulings import Estimate, Ruling, alike, estimate, median_m
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.results.labels import number
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 
 _ALGORITHMS = ("MFA-Rand", "MFA-RR")

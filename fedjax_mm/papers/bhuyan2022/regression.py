@@ -17,9 +17,9 @@ from fedjax_mm.base import Algorithm, Task
 from fedjax_mm.experiments.fields import Config, Count, Distinct, Positive, Seed
 from fedjax_mm.local import local_sgd
 from fedjax_mm.schedules import Schedule, growing_sample_size, inverse_time, per_frame
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.least_squares import LeastSquares, least_squares
 from fedjax_mm.theory import mfa
 from fedjax_mm.theory.problem import FloatArray, Problem, Rate

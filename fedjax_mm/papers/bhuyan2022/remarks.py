@@ -34,9 +34,9 @@ from fedjax_mm.papers.rulings import Ruling, alike, check, estimate, fact, more,
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.least_squares import LeastSquares
 from fedjax_mm.tasks.view import View
 from fedjax_mm.tasks.with_metrics import with_metrics

@@ -25,10 +25,10 @@ from fedjax_mm.metrics import gain
 from fedjax_mm.papers.bhuyan2022 import accuracy
 from fedjax_mm.papers.bhuyan2022.accuracy import PARTS, Trainings, by_part
 from fedjax_mm.papers.rulings import estimate
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.program import OneOf
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.view import View
 

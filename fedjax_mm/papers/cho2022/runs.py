@@ -27,9 +27,9 @@ from fedjax_mm.papers.cho2022.mechanism import Watched
 from fedjax_mm.papers.sequential import staged
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.errors import RefusedError
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.classification import Classification
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 

@@ -26,9 +26,9 @@ from fedjax_mm.papers.rulings import Ruling, check, estimate, fact, no_less, rul
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.results.labels import describe, places
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.tasks.requirements import own_models
 from fedjax_mm.theory import maxfl as theory
 from fedjax_mm.theory.problem import FloatArray, Problem

@@ -24,9 +24,9 @@ from fedjax_mm.data.partition import Parts
 from fedjax_mm.experiments.fields import Count, Flag, Positive, Seeded, TwoOrMore
 from fedjax_mm.local import local_sgd
 from fedjax_mm.shuffles import hash_words, shuffled
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.sweeps.until import Until
 from fedjax_mm.tasks.classification import Classification, classification
 from fedjax_mm.tasks.networks import McMahanCNN

@@ -23,9 +23,9 @@ from fedjax_mm.papers.rulings import check, estimate
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, rows
 from fedjax_mm.shuffles import permutation
-from fedjax_mm.sweeps.execute import sweep
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
 from fedjax_mm.theory.cohorts import cohort_bound, optimal_cohort_size
 from fedjax_mm.theory.problem import Problem
 

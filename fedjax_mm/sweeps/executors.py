@@ -1,0 +1,200 @@
+"""Parts of a sweep on an executor: a pool of processes, jobs of Slurm by submitit, or Dask."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray as xr
+
+from fedjax_mm.base import Params
+from fedjax_mm.checks import check_count, described
+from fedjax_mm.sweeps.checkpoint import Saved
+from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.parts import Piece, flat, join_parts, piece_of
+from fedjax_mm.sweeps.saving import identity
+from fedjax_mm.sweeps.structures import Part
+
+TRIES = 3
+"""How often a part is given out before a sweep is given up."""
+
+_POLL_SECONDS = 0.1
+
+
+class Job(Protocol):
+    """A call that an executor was given. A `concurrent.futures.Future` is one."""
+
+    def done(self) -> bool:
+        """Returns whether the call has ended."""
+        ...
+
+    def result(self) -> Any:
+        """Returns what the call returned, or raises an error."""
+        ...
+
+
+class Executor(Protocol):
+    """Carries out calls somewhere: a `concurrent.futures.Executor`, or submitit's."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Job:
+        """Gives out a call."""
+        ...
+
+
+class _Failure(NamedTuple):
+    """An error that every worker would meet again, as a value that any executor can return."""
+
+    words: str
+    is_divergence: bool
+
+
+class _Given(NamedTuple):
+    """A part that was given out."""
+
+    part: Part
+    job: Job
+    tries: int
+
+
+def compute_parts(
+    compute: Callable[[Part], Piece],
+    parts: Sequence[Part],
+    executor: Executor,
+    report: Callable[[int], None] = lambda done: None,
+) -> Iterator[Piece]:
+    """Yields what parts computed, as they end, wherever an executor carries them out.
+
+    A part whose worker died is given out again, at most three times in all.
+
+    Args:
+      compute: computes one part; it is sent to the workers, with all that it refers to.
+      parts: the parts.
+      executor: gives parts to workers, which have this package.
+      report: called with the number of parts that have ended.
+
+    Raises:
+      RefusedError, DivergenceError: an error of a part, which is no worker's; others are cancelled.
+      RuntimeError: naming a part whose workers died three times.
+    """
+    sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
+
+    def give(part: Part, tries: int) -> _Given:
+        return _Given(part, executor.submit(_work, sent, part, is_double), tries)
+
+    waiting, ended = [give(part, 1) for part in parts], 0
+    try:
+        while waiting:
+            report(ended)
+            left = list[_Given]()
+            for given in waiting:
+                if not given.job.done():
+                    left.append(given)
+                    continue
+                try:
+                    piece = given.job.result()
+                except Exception as error:  # executors have errors of their own for dead workers
+                    if given.tries == TRIES:
+                        raise RuntimeError(
+                            f"part {given.part} was given out {TRIES} times, and its workers died: "
+                            f"{error}"
+                        ) from error
+                    left.append(give(given.part, given.tries + 1))
+                    continue
+                if isinstance(piece, _Failure):
+                    if piece.is_divergence:
+                        raise DivergenceError(piece.words, None)
+                    raise RefusedError(piece.words)
+                ended += 1
+                yield piece
+            waiting = left
+            time.sleep(_POLL_SECONDS if waiting else 0)
+        report(ended)
+    finally:
+        for given in waiting:
+            if cancel := getattr(given.job, "cancel", None):
+                cancel()
+
+
+def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
+    """Computes a part in a worker."""
+    import cloudpickle
+
+    with jax.enable_x64(is_double):
+        try:
+            piece: Piece = cloudpickle.loads(sent)(part)
+        except (ValueError, TypeError, OSError, DivergenceError) as error:
+            # Send the message alone, because an error may refer to what cannot be sent.
+            return _Failure(f"part {part}: {error}", isinstance(error, DivergenceError))
+    return piece
+
+
+def _pickled(compute: Callable[[Part], Piece]) -> bytes:
+    """Returns a function as bytes, which any executor can send.
+
+    Raises:
+      ImportError: if cloudpickle is not installed.
+      TypeError: if the function refers to what cannot be sent.
+    """
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise ImportError("executors need pip install 'fedjax-mm[cluster]'") from error
+    try:
+        sent: bytes = cloudpickle.dumps(compute)
+    except Exception as error:  # pickling calls methods of all objects
+        raise TypeError(f"the sweep cannot be sent to workers: {error}") from error
+    return sent
+
+
+def by_executor(
+    grid: Grid, how: Execution, compute: Callable[[Part], Piece]
+) -> tuple[xr.Dataset, list[Params] | None]:
+    """Returns the result of a sweep whose parts an executor computes, and parameters if kept.
+
+    With checkpoints, parts that have ended are saved, and are not computed again.
+
+    Args:
+      grid: the runs.
+      how: the execution, with the executor and the number of parts.
+      compute: computes a part in a worker.
+
+    Raises:
+      As `compute_parts`; `RefusedError` if the unfinished run is another one.
+    """
+    of, saved = check_count("num_parts", how.num_parts), how.checkpoints
+    parts = [Part(number, of) for number in range(1, of + 1)]
+    if not callable(getattr(how.executor, "submit", None)):
+        raise TypeError(
+            f"executor is {described(how.executor)}; give an object with submit(fn, *args), such "
+            "as a concurrent.futures.Executor"
+        )
+    done = dict[Part, Piece]()
+    if saved:
+        with refusing():
+            if saved.claim(identity(grid, how.split) | {"parts": of}) is None:
+                saved.begin({})
+        found = {part: saved.load(part.number, _check) for part in parts}
+        done = {part: piece_of(each.arrays) for part, each in found.items() if each}
+
+    def report(ended: int) -> None:
+        for callback in how.callbacks:
+            callback.on_parts(len(done) + ended, of)
+
+    def pieces() -> Iterator[Piece]:
+        yield from done.values()
+        left = [part for part in parts if part not in done]
+        for piece in compute_parts(compute, left, how.executor, report):
+            if saved:
+                saved.save(piece.part.number, grid.num_rounds, flat(piece))
+            yield piece
+
+    return join_parts(grid, pieces())
+
+
+def _check(saved: Saved) -> None:
+    """Raises an error unless the arrays of a saved part are those of a piece."""
+    piece_of(saved.arrays)

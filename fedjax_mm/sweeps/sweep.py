@@ -1,0 +1,105 @@
+"""`sweep`, which computes a grid here or by an executor, and labels its result."""
+
+import dataclasses
+from functools import partial
+from typing import Literal, overload
+
+import xarray as xr
+
+from fedjax_mm.base import Params
+from fedjax_mm.checks import check_choice
+from fedjax_mm.parts import check_instance
+from fedjax_mm.sweeps.execute import carry_out, plan_for
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.executors import by_executor
+from fedjax_mm.sweeps.grid import Grid
+from fedjax_mm.sweeps.parts import compute_part
+
+
+@overload
+def sweep(
+    grid: Grid,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    keep: None = None,
+) -> xr.Dataset: ...
+
+
+@overload
+def sweep(
+    grid: Grid,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    keep: Literal["params"],
+) -> tuple[xr.Dataset, list[Params]]: ...
+
+
+def sweep(
+    grid: Grid,
+    execution: Execution | None = None,
+    *,
+    on_divergence: Literal["mark", "stop"] = "mark",
+    keep: Literal["params"] | None = None,
+) -> xr.Dataset | tuple[xr.Dataset, list[Params]]:
+    """Simulates every point of a grid with every seed, in one compiled program per structure.
+
+    The replicas of a program run on all devices, in batches that fit the memory. The last batch is
+    padded, so that nothing is compiled twice.
+
+    Args:
+      grid: the runs.
+      execution: devices, memory, callbacks and checkpoints of the sweep, or an executor that
+        computes parts of it elsewhere.
+      on_divergence: "mark" a run whose loss or parameters stop being finite and go on with the
+        others, or "stop" the sweep.
+      keep: "params" returns the final parameters, too, as a list with one pytree of arrays
+        ``[*axes, seeds, ...]`` per model, in the order of the tasks. With a target they are the
+        parameters of the record that met it. Unused models have NaN, or 0 if they have no floats.
+
+    Returns:
+      A Dataset over ``(*axes, "seed", "round", "model")`` with the variables of `to_dataset`, and
+      ``diverged``, the first recorded round in which a model was not finite, or -1. With a target
+      it also has ``ended``, the first recorded round that met the target, or -1. If the number of
+      models varies, the metrics of unused models are NaN and their counts 0, so that sums over
+      models are right. The attribute ``manifest`` holds versions, devices, seed, axes, and wall
+      seconds of compiling and running.
+
+    Raises:
+      ValueError: if the grid is wrong, does not fit the memory, or differs from the unfinished run.
+      DivergenceError: if a model diverged and `on_divergence` is "stop".
+      InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints, or one of several
+        processes was compiling.
+      OSError: if a checkpoint cannot be written.
+      RuntimeError: if the workers of an executor died, as `compute_parts`.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep
+      >>> from fedjax_mm.sweeps import Grid, Setup
+      >>> from fedjax_mm.tasks import quadratic
+      >>> def build(assignment, num_models, learning_rate):
+      ...     algorithm = fedavg(learning_rate, local_steps=5)
+      ...     return Setup(quadratic(24, 4, mu=2e-4), algorithm, assignment(24, num_models))
+      >>> axes = {
+      ...     "assignment": [mfa_rand, mfa_rr], "num_models": [2], "learning_rate": [0.05, 0.1]}
+      >>> grid = Grid(build, axes, num_rounds=20, num_seeds=3)
+      >>> result = sweep(grid)
+      >>> result.sel(assignment="mfa_rr", learning_rate=0.1).isel(round=-1).excess_loss.dims
+      ('num_models', 'seed', 'model')
+      >>> result, params = sweep(grid, keep="params")
+      >>> params[0].shape  # assignments, numbers of models, rates, seeds, w
+      (2, 1, 2, 3, 97)
+    """
+    check_instance("grid", grid, Grid, "give Grid(build, axes, num_rounds=...)")
+    check_choice("on_divergence", on_divergence, "mark", "stop")
+    how = execution or Execution()
+    if keep is not None and keep != grid.keep:
+        grid = dataclasses.replace(grid, keep=keep)
+    if how.executor is None:
+        dataset, params = carry_out(plan_for(grid, how), how, on_divergence=on_divergence)
+    else:
+        there = how._replace(callbacks=(), checkpoints=None, executor=None)
+        compute = partial(compute_part, grid, execution=there, on_divergence=on_divergence)
+        dataset, params = by_executor(grid, how, compute)
+    return dataset if params is None else (dataset, params)

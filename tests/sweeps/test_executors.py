@@ -1,0 +1,242 @@
+"""Parts on executors: the result is that of the sweep, whatever happens to the workers."""
+
+import multiprocessing
+import os
+import signal
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fedjax_mm import fedavg, mfa_rr, run, sweep
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.sweeps import (
+    Callback,
+    Checkpoints,
+    DivergenceError,
+    Execution,
+    Grid,
+    RefusedError,
+    Setup,
+)
+from fedjax_mm.sweeps.executors import TRIES, compute_parts
+from fedjax_mm.sweeps.parts import Piece
+from fedjax_mm.sweeps.structures import Part
+from fedjax_mm.tasks import quadratic
+
+
+def build(num_models, learning_rate):
+    setup = Setup(quadratic(6, 2, mu=0.1), fedavg(learning_rate, local_steps=2), None)
+    return setup._replace(assignment=mfa_rr(6, num_models))
+
+
+def make(**changes):
+    axes = {"num_models": [1, 3], "learning_rate": [0.1, 0.2]}
+    return Grid(build, axes, num_rounds=3, num_seeds=2, **changes)
+
+
+class Here:
+    """An executor that computes at once, in this process, with calls that may die."""
+
+    def __init__(self, dies=lambda part, tries: False):
+        self.dies, self.given, self.cancelled = dies, [], 0
+
+    def submit(self, fn, *args):
+        part = args[1]
+        self.given.append(part)
+        job = Job(self)
+        try:
+            if self.dies(part, self.given.count(part)):
+                raise ConnectionError("the worker is gone")
+            job.set_result(fn(*args))
+        except ConnectionError as error:
+            job.set_exception(error)
+        return job
+
+
+class Job(Future):
+    def __init__(self, executor):
+        super().__init__()
+        self.executor = executor
+
+    def cancel(self):
+        self.executor.cancelled += 1
+
+
+def empty(part):
+    return Piece({"part": tuple(part)}, [])
+
+
+def parts(number):
+    return [Part(each, number) for each in range(1, number + 1)]
+
+
+def check_equal(found, expected):
+    for name in expected:
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+# Parts and their workers
+
+
+def test_a_part_whose_worker_died_is_given_out_again():
+    executor = Here(lambda part, tries: tries <= part.number % TRIES)
+    ended = []
+    pieces = list(compute_parts(empty, parts(5), executor, ended.append))
+    assert sorted(piece.part for piece in pieces) == parts(5)
+    assert [executor.given.count(part) for part in parts(5)] == [2, 3, 1, 2, 3]
+    assert ended[-1] == 5
+    assert ended == sorted(ended)
+
+
+def test_a_part_whose_workers_die_is_named_in_the_end():
+    executor = Here(lambda part, _: part.number == 2)
+    with pytest.raises(RuntimeError, match=f"part 2/4 was given out {TRIES} times.*is gone"):
+        list(compute_parts(empty, parts(4), executor))
+    assert executor.given.count(Part(2, 4)) == TRIES
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError, RefusedError),
+        (OSError, RefusedError),
+        (partial(DivergenceError, partial=None), DivergenceError),
+    ],
+)
+def test_an_error_of_a_part_ends_the_sweep_at_once(error, kind):
+    def compute(part):
+        if part.number == 2:
+            raise error("it is too large")
+        return empty(part)
+
+    executor = Here()
+    with pytest.raises(kind, match="part 2/3: it is too large"):
+        list(compute_parts(compute, parts(3), executor))
+    assert len(executor.given) == 3
+    assert executor.cancelled
+
+
+def test_what_cannot_be_sent_is_named():
+    with pytest.raises(TypeError, match="the sweep cannot be sent to workers: "):
+        list(compute_parts(partial(print, iter([]), (x for x in ())), parts(2), Here()))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"executor": 3}, TypeError, r"executor is 3; give an object with submit"),
+        ({"num_parts": 0}, ValueError, "num_parts is 0"),
+    ],
+)
+def test_wrong_options_are_refused(change, error, message):
+    with pytest.raises(error, match=message):
+        sweep(make(), Execution(**{"executor": Here(), **change}))
+
+
+# Sweeps
+
+
+def test_parts_are_the_sweep_and_are_reported():
+    told = []
+    watch = Callback(on_parts=lambda ended, of: told.append((ended, of)))
+    how = Execution(executor=Here(), num_parts=3, callbacks=[watch])
+    found, params = sweep(make(), how, keep="params")
+    expected, wanted = sweep(make(), keep="params")
+    check_equal(found, expected)
+    for mine, theirs in zip(params, wanted, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert told[0] == (0, 3)
+    assert told[-1] == (3, 3)
+
+
+def test_parts_that_ended_are_saved(tmp_path):
+    """The third part dies for good; the others are not computed again."""
+    dying = Here(lambda part, _: part.number == 3)
+    with Checkpoints(tmp_path) as saved, pytest.raises(RuntimeError, match="part 3/3"):
+        sweep(make(), Execution(executor=dying, num_parts=3, checkpoints=saved))
+    executor = Here()
+    with Checkpoints(tmp_path, resume=True) as saved:
+        how = Execution(executor=executor, num_parts=3, checkpoints=saved)
+        check_equal(sweep(make(), how), sweep(make()))
+    assert executor.given == [Part(3, 3)]
+    with Checkpoints(tmp_path, resume=True) as saved:
+        how = Execution(executor=executor, num_parts=4, checkpoints=saved)
+        with pytest.raises(RefusedError, match="parts was 3, is 4"):
+            sweep(make(), how)
+
+
+FILE = {
+    "num_models": 2,
+    "num_rounds": 3,
+    "num_seeds": 2,
+    "task": {"name": "quadratic", "num_clients": 6, "block_size": 2},
+    "algorithms": {
+        "A": {"assignment": {"name": "mfa_rr"}, "learning_rate": 0.1, "local_steps": 2},
+        "B": {
+            "assignment": {"name": "mfa_rand"},
+            "learning_rate": {"schedule": "cosine", "start": 0.1},
+            "local_steps": 2,
+        },
+    },
+    "axes": {"task.mu": [0.1, 0.2]},
+}
+
+
+@pytest.mark.parametrize("change", [{}, {"precision": "float64"}])
+def test_an_experiment_is_sent_as_its_settings(change):
+    experiment = validate(Experiment, FILE | change).with_seeds(4, 2)
+    found = run(experiment, Execution(executor=Here(), num_parts=3))
+    expected = run(experiment)
+    assert found.excess_loss.dtype == expected.excess_loss.dtype
+    np.testing.assert_array_equal(found.seed, [4, 5])
+    check_equal(found, expected)
+
+
+# Real executors
+
+
+def kill_once(path, part):
+    """The first worker that gets the second part kills itself."""
+    if part.number == 2 and not path.exists():
+        path.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return empty(part)
+
+
+@pytest.fixture
+def cheap(monkeypatch):
+    """Workers have one device, and its programs are cached."""
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+
+def test_a_pool_of_processes_computes_a_sweep(cheap):
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        found = sweep(make(), Execution(executor=pool, num_parts=2))
+    for name, expected in sweep(make()).items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+
+
+def test_submitit_repeats_a_part_whose_job_was_killed(cheap, tmp_path):
+    submitit = pytest.importorskip("submitit")
+    executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="local")
+    executor.update_parameters(timeout_min=5)
+    compute = partial(kill_once, tmp_path / "killed")
+    pieces = list(compute_parts(compute, parts(3), executor))
+    assert sorted(piece.part for piece in pieces) == parts(3)
+    assert (tmp_path / "killed").exists()
+
+
+def test_dask_repeats_a_part_whose_worker_was_killed(cheap, tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as here,
+        distributed.Client(here) as client,
+    ):
+        compute = partial(kill_once, tmp_path / "killed")
+        pieces = list(compute_parts(compute, parts(3), client.get_executor(pure=False)))
+    assert sorted(piece.part for piece in pieces) == parts(3)
+    assert (tmp_path / "killed").exists()
