@@ -119,8 +119,16 @@ def set_up(
         int | None, typer.Option(help="CPU devices; one per core if not given.", show_default=False)
     ] = None,
     cache: Annotated[
-        bool, typer.Option(help="Keep compiled programs on disk for the next start.")
-    ] = True,
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep compiled programs for the next start there; else in FEDJAX_MM_CACHE, or in "
+            "the user's cache directory.",
+        ),
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Keep no compiled programs.")
+    ] = False,
     distributed: Annotated[
         bool,
         typer.Option(
@@ -143,8 +151,10 @@ def set_up(
     ] = False,
 ) -> None:
     """Sets JAX up, before it starts its devices."""
+    if cache is not None:
+        os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
     is_asked = verbose or distributed or process is not None or devices is not None
-    if context.invoked_subcommand in ("list", "report", "init", "show") and not is_asked:
+    if context.invoked_subcommand in ("cache", "list", "report", "init", "show") and not is_asked:
         return  # they compute nothing, and importing JAX would take longer than the command
 
     import jax
@@ -161,7 +171,7 @@ def set_up(
             say("waiting for the other processes, for 5 minutes at most", notes, "dim")
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
-    place = use_compilation_cache() if cache else None
+    place = None if no_cache else use_compilation_cache()
     if verbose:
         kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
         say(f"devices: {kinds}\ncompilation cache: {place or 'off'}", notes)
@@ -313,6 +323,38 @@ def report(
         say(problem, notes, "dim")
     counts = f"items: {len(found.items)}, other runs: {len(found.runs)}"
     say(f"{counts}, problems: {len(found.problems)}; in {path}")
+
+
+@app.command()
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove all of them.")] = False,
+) -> None:
+    """Show the compiled programs that are kept for the next start, or remove them.
+
+    Each version of jaxlib and each platform has a folder of its own, of at most 4 GiB; programs
+    that were not used for longest go first.
+    """
+    import shutil
+
+    from fedjax_mm.sweeps.devices import cache_directory
+
+    place = cache_directory()
+    with refusing():
+        folders = sorted(place.glob("jaxlib-*"))
+        files = [[path for path in each.iterdir() if path.is_file()] for each in folders]
+        rows = [
+            (
+                each.name,
+                f"{sum(path.name.endswith('-cache') for path in inside):,}",
+                f"{sum(path.stat().st_size for path in inside) / 2**20:,.0f}",
+            )
+            for each, inside in zip(folders, files, strict=True)
+        ]
+        for each in folders if clear else ():
+            shutil.rmtree(each)
+    show_table(("version", "programs", "MiB"), rows, box=None, title=str(place))
+    if clear:
+        say("removed; programs are compiled again at their next start")
 
 
 for command in (init, run, sweep, merge, show):

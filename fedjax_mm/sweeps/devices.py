@@ -4,6 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # of a CPU, because each device has threads and memory of its own
+_CACHE_BYTES = 4 * 2**30  # of compiled programs of one version and platform
 _HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
 
 # Let XLA wait 30 years, because it aborts the process when a device has waited 40 seconds for
@@ -99,17 +101,35 @@ def join_processes(address: str | None = None) -> None:
     )
 
 
-def use_compilation_cache() -> Path:
-    """Keeps compiled programs in the user's cache directory, and returns the place.
+def use_compilation_cache(directory: Path | None = None) -> Path:
+    """Keeps compiled programs on disk, and returns the place.
 
     A later process with the same program, devices and versions reads them instead of compiling.
+    Each version of jaxlib and each platform has a place of its own, of at most 4 GiB; the programs
+    that were not used for longest go first.
+
+    Args:
+      directory: where places are; by default `cache_directory`.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    place = Path(home) / "fedjax_mm" / "xla"
+    version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
+    place = (directory or cache_directory()) / version
     jax.config.update("jax_compilation_cache_dir", str(place))
+    jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return place
+
+
+def cache_directory() -> Path:
+    """Returns where compiled programs are kept.
+
+    It is the environment's FEDJAX_MM_CACHE, which may be on a node's own disk, or in the user's
+    cache directory.
+    """
+    if given := os.environ.get("FEDJAX_MM_CACHE"):
+        return Path(given)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "fedjax_mm" / "xla"
 
 
 class Layout(NamedTuple):
