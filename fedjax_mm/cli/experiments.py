@@ -11,6 +11,7 @@ import typer
 from fedjax_mm.cli.options import (
     ConfigFile,
     DryRun,
+    ExecutorName,
     FirstSeed,
     Memory,
     Out,
@@ -57,6 +58,7 @@ def run(
     split: Split = None,
     part: PartOf = None,
     first_seed: FirstSeed = 0,
+    executor: ExecutorName = None,
     dry_run: DryRun = False,
     save_params: Annotated[
         bool,
@@ -94,7 +96,7 @@ def run(
 
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
-    which = runs.Which(saving.part(part), first_seed)
+    which = runs.Which(saving.part(part), first_seed, executor)
     if dry_run:
         runs.outline(config, overrides or [], which, how)
     else:
@@ -112,6 +114,7 @@ def sweep(
     split: Split = None,
     part: PartOf = None,
     first_seed: FirstSeed = 0,
+    executor: ExecutorName = None,
     dry_run: DryRun = False,
 ) -> None:
     """Run an experiment at all points of a grid.
@@ -134,7 +137,7 @@ def sweep(
 
     before = saving.existing(resume, overwrite)
     how = saving.execution(memory, split, save_every)
-    which = runs.Which(saving.part(part), first_seed)
+    which = runs.Which(saving.part(part), first_seed, executor)
     if dry_run:
         runs.outline(config, overrides or [], which, how, is_sweep=True)
     else:

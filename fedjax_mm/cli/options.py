@@ -55,6 +55,15 @@ PartOf = Annotated[
         "of a task of an array.",
     ),
 ]
+ExecutorName = Annotated[
+    str | None,
+    typer.Option(
+        "--executor",
+        metavar="NAME",
+        help="Let an executor compute parts: submitit (Slurm) or dask, with the settings of the "
+        "file's table executor.",
+    ),
+]
 FirstSeed = Annotated[
     int,
     typer.Option(

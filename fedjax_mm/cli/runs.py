@@ -4,8 +4,8 @@ Wrong input is a `RefusedError`, raised before anything is computed or written.
 """
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.saving import Existing, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
+from fedjax_mm.experiments.executors import EXECUTORS
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
@@ -42,15 +43,17 @@ _FILES = ("figure.png", PARAMS, "result.nc")
 
 
 class Which(NamedTuple):
-    """The runs of a file that a command computes.
+    """The runs of a file that a command computes, and by which workers.
 
     Attributes:
       part: of all runs, which are computed apart.
       first_seed: the number of the first seed; a finished result has those before it.
+      executor: the name of the executor that computes parts of the runs.
     """
 
     part: Part | None = None
     first_seed: int = 0
+    executor: str | None = None
 
 
 def run(
@@ -65,7 +68,7 @@ def run(
 ) -> None:
     """Runs the experiment in a file, which has no axes, or some of its runs."""
     experiment = _read(path, overrides, which, is_sweep=False)
-    _compute(experiment, out / path.stem, before, how, which.part, with_params=with_params)
+    _compute(experiment, out / path.stem, before, how, which, with_params=with_params)
 
 
 def sweep(
@@ -78,7 +81,7 @@ def sweep(
 ) -> None:
     """Runs the experiment in a file at all points of its axes, or some of these runs."""
     experiment = _read(path, overrides, which, is_sweep=True)
-    _compute(experiment, out / path.stem, before, how, which.part)
+    _compute(experiment, out / path.stem, before, how, which)
 
 
 def _compute(
@@ -86,20 +89,39 @@ def _compute(
     directory: Path,
     before: Existing,
     how: Execution,
-    part: Part | None,
+    which: Which,
     *,
     with_params: bool = False,
 ) -> None:
     if _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
-    elif part:
-        _compute_part(experiment, directory, part, before, how, with_params)
+    elif which.part:
+        _compute_part(experiment, directory, which.part, before, how, with_params)
     else:
-        with saving(directory, before, how) as how:
+        with saving(directory, before, how) as how, by(which.executor, experiment, how) as how:
             plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
             how = how._replace(callbacks=[*plan, *how.callbacks])
             dataset = _run_and_save(experiment, directory, how, with_params)
         _show(dataset, directory)
+
+
+@contextmanager
+def by(name: str | None, experiment: Experiment, how: Execution) -> Iterator[Execution]:
+    """Yields how an experiment is carried out by the executor of a name, if there is one."""
+    if name is None:
+        yield how
+        return
+    with ExitStack() as stack:
+        with refusing():
+            if name not in EXECUTORS:
+                raise ValueError(f"--executor is {name!r}; choose from {', '.join(EXECUTORS)}")
+            given = experiment.executor
+            if given and given.name != name:
+                raise ValueError(
+                    f"--executor is {name!r}, but the file has executor.name = {given.name!r}"
+                )
+            how = stack.enter_context((given or EXECUTORS[name]()).opened(how))
+        yield how
 
 
 def _is_there(

@@ -21,7 +21,7 @@ from fedjax_mm.sweeps.grid import check_values
 
 _NOT_SWEPT = (
     *("num_rounds", "num_seeds", "seed", "record_every", "client_map", "precision", "axes"),
-    *("until", "params", "tasks", "together"),
+    *("until", "params", "tasks", "together", "executor"),
 )
 
 _MOST = 5000  # values on an axis, programs and draws, which take time or memory each

@@ -1,10 +1,11 @@
 """An experiment as data, from a file for `run CONFIG.toml` or from the page of a figure."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from fedjax_mm.experiments.axes import Axes, Points
+from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.overrides import replaced
 from fedjax_mm.experiments.point import Point
 
@@ -25,6 +26,9 @@ class Experiment(Point):
     quadratic allows. By default it is `local_steps`. With `num_models`, of MFA-Rand and MFA-RR, a
     sweep compiles less, but a round may take 2.7 times as long.
 
+    `executor` has the settings of an executor, which computes parts if a command asks for it. It is
+    no part of the settings that identify a result.
+
     Example:
       >>> experiment = Experiment.model_validate({
       ...     "task": {"name": "quadratic"},
@@ -39,6 +43,7 @@ class Experiment(Point):
     """
 
     axes: Axes = Field(default_factory=dict)
+    executor: Annotated[AnyExecutor | None, Field(exclude=True)] = None
     together: list[str] | None = None
 
     @model_validator(mode="before")

@@ -21,6 +21,7 @@ class Execution(NamedTuple):
         parts of the sweep in its workers; None computes all runs here. Callbacks then hear of
         parts alone.
       num_parts: N, of an executor.
+      at_once: the most parts that an executor gets at the same time; by default all.
     """
 
     callbacks: Sequence[Callback] = ()
@@ -31,6 +32,7 @@ class Execution(NamedTuple):
     label: str = ""
     executor: Any = None
     num_parts: int = 8
+    at_once: int | None = None
 
     def in_words(self, what: str) -> str:
         """Returns the label of some work in progress."""

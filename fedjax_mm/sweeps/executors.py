@@ -1,6 +1,7 @@
 """Parts of a sweep on an executor: a pool of processes, jobs of Slurm by submitit, or Dask."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -52,19 +53,12 @@ class _Failure(NamedTuple):
     is_divergence: bool
 
 
-class _Given(NamedTuple):
-    """A part that was given out."""
-
-    part: Part
-    job: Job
-    tries: int
-
-
 def compute_parts(
     compute: Callable[[Part], Piece],
     parts: Sequence[Part],
     executor: Executor,
     report: Callable[[int], None] = lambda done: None,
+    at_once: int | None = None,
 ) -> Iterator[Piece]:
     """Yields what parts computed, as they end, wherever an executor carries them out.
 
@@ -75,34 +69,32 @@ def compute_parts(
       parts: the parts.
       executor: gives parts to workers, which have this package.
       report: called with the number of parts that have ended.
+      at_once: the most parts that are given out at the same time; by default all.
 
     Raises:
-      RefusedError, DivergenceError: an error of a part, which is no worker's; others are cancelled.
-      RuntimeError: naming a part whose workers died three times.
+      RefusedError, DivergenceError: for an error of a part itself; the others are cancelled.
+      ChildProcessError: naming a part whose workers died three times, or which was not taken.
     """
     sent, is_double = _pickled(compute), jnp.result_type(float) == np.float64
-
-    def give(part: Part, tries: int) -> _Given:
-        return _Given(part, executor.submit(_work, sent, part, is_double), tries)
-
-    waiting, ended = [give(part, 1) for part in parts], 0
+    left, running = list(parts), list[tuple[Part, Job]]()
+    tries, ended = Counter[Part](), 0
     try:
-        while waiting:
+        while left or running:
+            while left and (at_once is None or len(running) < at_once):
+                part = left.pop(0)
+                tries[part] += 1
+                running.append((part, _given(executor, sent, part, is_double)))
             report(ended)
-            left = list[_Given]()
-            for given in waiting:
-                if not given.job.done():
-                    left.append(given)
-                    continue
+            over = [each for each in running if each[1].done()]
+            for part, job in over:
+                running.remove((part, job))
                 try:
-                    piece = given.job.result()
+                    piece = job.result()
                 except Exception as error:  # executors have errors of their own for dead workers
-                    if given.tries == TRIES:
-                        raise RuntimeError(
-                            f"part {given.part} was given out {TRIES} times, and its workers died: "
-                            f"{error}"
-                        ) from error
-                    left.append(give(given.part, given.tries + 1))
+                    if tries[part] == TRIES:
+                        words = f"part {part} was given out {TRIES} times, and its workers died"
+                        raise ChildProcessError(f"{words}: {error}") from error
+                    left.append(part)
                     continue
                 if isinstance(piece, _Failure):
                     if piece.is_divergence:
@@ -110,13 +102,24 @@ def compute_parts(
                     raise RefusedError(piece.words)
                 ended += 1
                 yield piece
-            waiting = left
-            time.sleep(_POLL_SECONDS if waiting else 0)
+            time.sleep(_POLL_SECONDS if running and not over else 0)
         report(ended)
     finally:
-        for given in waiting:
-            if cancel := getattr(given.job, "cancel", None):
+        for _, job in running:
+            if cancel := getattr(job, "cancel", None):
                 cancel()
+
+
+def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
+    """Gives a part out.
+
+    Raises:
+      ChildProcessError: if the executor does not take it.
+    """
+    try:
+        return executor.submit(_work, sent, part, is_double)
+    except Exception as error:  # of a pool whose processes were killed, or of a scheduler
+        raise ChildProcessError(f"the executor did not take part {part}: {error}") from error
 
 
 def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
@@ -187,7 +190,7 @@ def by_executor(
     def pieces() -> Iterator[Piece]:
         yield from done.values()
         left = [part for part in parts if part not in done]
-        for piece in compute_parts(compute, left, how.executor, report):
+        for piece in compute_parts(compute, left, how.executor, report, how.at_once):
             if saved:
                 saved.save(piece.part.number, grid.num_rounds, flat(piece))
             yield piece

@@ -72,7 +72,7 @@ def sweep(
       InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints, or one of several
         processes was compiling.
       OSError: if a checkpoint cannot be written.
-      RuntimeError: if the workers of an executor died, as `compute_parts`.
+      ChildProcessError: if the workers of an executor died, as `compute_parts`.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rand, mfa_rr, sweep

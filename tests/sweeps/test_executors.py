@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fedjax_mm import fedavg, mfa_rr, run, sweep
+from fedjax_mm import cli, fedavg, mfa_rr, open_result, run, sweep
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import (
@@ -93,7 +93,7 @@ def test_a_part_whose_worker_died_is_given_out_again():
 
 def test_a_part_whose_workers_die_is_named_in_the_end():
     executor = Here(lambda part, _: part.number == 2)
-    with pytest.raises(RuntimeError, match=f"part 2/4 was given out {TRIES} times.*is gone"):
+    with pytest.raises(ChildProcessError, match=f"part 2/4 was given out {TRIES} times.*is gone"):
         list(compute_parts(empty, parts(4), executor))
     assert executor.given.count(Part(2, 4)) == TRIES
 
@@ -155,7 +155,7 @@ def test_parts_are_the_sweep_and_are_reported():
 def test_parts_that_ended_are_saved(tmp_path):
     """The third part dies for good; the others are not computed again."""
     dying = Here(lambda part, _: part.number == 3)
-    with Checkpoints(tmp_path) as saved, pytest.raises(RuntimeError, match="part 3/3"):
+    with Checkpoints(tmp_path) as saved, pytest.raises(ChildProcessError, match="part 3/3"):
         sweep(make(), Execution(executor=dying, num_parts=3, checkpoints=saved))
     executor = Here()
     with Checkpoints(tmp_path, resume=True) as saved:
@@ -240,3 +240,75 @@ def test_dask_repeats_a_part_whose_worker_was_killed(cheap, tmp_path):
         pieces = list(compute_parts(compute, parts(3), client.get_executor(pure=False)))
     assert sorted(piece.part for piece in pieces) == parts(3)
     assert (tmp_path / "killed").exists()
+
+
+# Commands
+
+TOML = """\
+num_models = 2
+num_rounds = 3
+num_seeds = 2
+[task]
+name = "quadratic"
+num_clients = 6
+block_size = 2
+[algorithms.A]
+assignment = { name = "mfa_rr" }
+learning_rate = 0.1
+local_steps = 2
+[axes]
+task.mu = [0.1, 0.2]
+[executor]
+name = "submitit"
+cluster = "local"
+num_parts = 2
+folder = "jobs"
+parameters = { timeout_min = 5 }
+"""
+
+
+def call(*words):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--no-cache", *map(str, words)])
+    return end.value.code
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "grid.toml"
+    path.write_text(TOML)
+    return path
+
+
+def test_a_command_gives_parts_to_submitit(cheap, file):
+    pytest.importorskip("submitit")
+    assert call("sweep", file, "--out", "jobs-out", "--executor", "submitit") == 0
+    assert call("sweep", file, "--out", "out") == 0
+    found, expected = open_result("jobs-out/grid"), open_result("out/grid")
+    assert found.attrs["manifest"]["parts"] == 2
+    assert found.attrs["manifest"]["config"] == expected.attrs["manifest"]["config"]
+    assert "executor" not in expected.attrs["manifest"]["config"]
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+    assert not (file.parent / "jobs-out/grid/unfinished").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--executor", "slurm"], "--executor is 'slurm'; choose from submitit, dask"),
+        (
+            ["--executor", "dask"],
+            "--executor is 'dask', but the file has executor.name = 'submitit'",
+        ),
+        (["--set", "executor.clutser=local"], "executor.clutser = 'local': unknown key"),
+        (
+            ["--executor", "submitit", "--set", "executor.parameters.speed=3"],
+            "executor.parameters: ",
+        ),
+    ],
+)
+def test_wrong_executors_are_refused(file, capsys, options, message):
+    assert call("sweep", file, *options) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""Executors of an experiment file: where parts of it are computed."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedjax_mm.experiments.fields import Config, Count
+from fedjax_mm.sweeps.execution import Execution
+
+_REMEDY = "pip install 'fedjax-mm[cluster]'"
+
+
+class _Executor(Config):
+    """Settings that all executors have."""
+
+    num_parts: Count = 8
+    """N, into which the runs are cut."""
+
+    @contextmanager
+    def opened(self, how: Execution) -> Iterator[Execution]:
+        """Yields how a sweep is carried out by the executor, which is closed at the end.
+
+        Raises:
+          ValueError: if its library is not installed, or the settings are wrong.
+        """
+        with self._executor() as executor:
+            yield how._replace(executor=executor, num_parts=self.num_parts)
+
+    def _executor(self) -> Any:
+        """Returns a context manager of the executor."""
+        raise NotImplementedError
+
+
+class Submitit(_Executor):
+    """Jobs of Slurm, or processes of this machine, by submitit.
+
+    `parameters` are those of `update_parameters`, such as `timeout_min` or `slurm_partition`.
+    """
+
+    name: Literal["submitit"] = "submitit"
+    cluster: Literal["slurm", "local"] = "slurm"
+    folder: str = "jobs"
+    at_once: Count | None = None
+    """The most parts at the same time; by default all, or 2 of this machine."""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+
+    @contextmanager
+    def opened(self, how: Execution) -> Iterator[Execution]:
+        """Yields how a sweep is carried out by jobs."""
+        most = self.at_once or (2 if self.cluster == "local" else None)
+        with super().opened(how._replace(at_once=most)) as how:
+            yield how
+
+    @contextmanager
+    def _executor(self) -> Iterator[Any]:
+        try:
+            import submitit
+        except ImportError as error:
+            raise ValueError(f"executor submitit is not installed; {_REMEDY}") from error
+        executor = submitit.AutoExecutor(self.folder, cluster=self.cluster)
+        try:
+            executor.update_parameters(**self.parameters)
+        except (NameError, TypeError) as error:  # of unknown names
+            raise ValueError(f"executor.parameters: {error}") from error
+        yield executor
+
+
+class Dask(_Executor):
+    """Workers of a Dask scheduler, or of a cluster of processes on this machine."""
+
+    name: Literal["dask"] = "dask"
+    address: str | None = None
+    """The scheduler's, such as "tcp://first:8786"; without it workers are started here."""
+    workers: Count = 2
+    """Started here, with one thread each."""
+
+    @contextmanager
+    def _executor(self) -> Iterator[Any]:
+        try:
+            import distributed
+        except ImportError as error:
+            raise ValueError(f"executor dask is not installed; {_REMEDY}") from error
+        if self.address is None:
+            here = {"n_workers": self.workers, "threads_per_worker": 1, "dashboard_address": None}
+            with distributed.LocalCluster(**here) as cluster, distributed.Client(cluster) as client:
+                yield client.get_executor(pure=False)
+            return
+        try:
+            client = distributed.Client(self.address)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"executor.address: no scheduler at {self.address}: {error}"
+            ) from error
+        with client:
+            yield client.get_executor(pure=False)
+
+
+AnyExecutor = Annotated[Submitit | Dask, Field(discriminator="name")]
+"""The table of any executor."""
+
+EXECUTORS = {"submitit": Submitit, "dask": Dask}
+"""The tables of executors, by their `name`."""
