@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -338,20 +339,17 @@ def cache(
 
     from fedjax_mm.sweeps.devices import cache_directory
 
-    place = cache_directory()
+    place, rows = cache_directory(), list[tuple[str, str, str]]()
     with refusing():
-        folders = sorted(place.glob("jaxlib-*"))
-        files = [[path for path in each.iterdir() if path.is_file()] for each in folders]
-        rows = [
-            (
-                each.name,
-                f"{sum(path.name.endswith('-cache') for path in inside):,}",
-                f"{sum(path.stat().st_size for path in inside) / 2**20:,.0f}",
-            )
-            for each, inside in zip(folders, files, strict=True)
-        ]
-        for each in folders if clear else ():
-            shutil.rmtree(each)
+        for folder in sorted(place.glob("jaxlib-*")):
+            sizes = dict[str, int]()
+            for path in folder.iterdir():
+                with suppress(FileNotFoundError):  # another process has removed it
+                    sizes[path.name] = path.stat().st_size
+            number = sum(name.endswith("-cache") for name in sizes)
+            rows.append((folder.name, f"{number:,}", f"{sum(sizes.values()) / 2**20:,.0f}"))
+            if clear:
+                shutil.rmtree(folder)
     show_table(("version", "programs", "MiB"), rows, box=None, title=str(place))
     if clear:
         say("removed; programs are compiled again at their next start")

@@ -1,4 +1,4 @@
-"""Commands for experiments of one's own: init, run, sweep, show."""
+"""Commands for experiments of one's own: init, run, sweep, merge, show."""
 
 from __future__ import annotations
 
@@ -146,6 +146,7 @@ def sweep(
 
 def merge(
     directory: Annotated[Path, typer.Argument(metavar="DIR")],
+    first_seed: FirstSeed = 0,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -164,7 +165,7 @@ def merge(
     """
     from fedjax_mm.cli import runs, saving
 
-    runs.merge(directory, saving.existing(resume, overwrite))
+    runs.merge(directory, saving.existing(resume, overwrite), first_seed)
 
 
 def show(

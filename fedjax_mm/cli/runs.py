@@ -3,9 +3,8 @@
 Wrong input is a `RefusedError`, raised before anything is computed or written.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,9 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
+from fedjax_mm.cli.parts import compute_part, parts_in
 from fedjax_mm.cli.results import show_end, show_last
-from fedjax_mm.cli.saving import Existing, finished, leave_alone, saving
+from fedjax_mm.cli.saving import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
 from fedjax_mm.experiments.executors import EXECUTORS
@@ -23,23 +23,19 @@ from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_dataset
-from fedjax_mm.results.finished import differences, find_finished, save_about
+from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
-from fedjax_mm.sweeps.checkpoint import Checkpoints
-from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
+from fedjax_mm.sweeps.errors import DivergenceError, refusing
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.parts import Piece, listed, load_piece, save_piece
+from fedjax_mm.sweeps.parts import Piece, load_piece
 from fedjax_mm.sweeps.plan import Plan
 from fedjax_mm.sweeps.structures import Part
 
 PARAMS = "params.npz"
 """The file with the models' final parameters, in the directory of a result."""
 
-PARTS = "parts"
-"""The folder of parts that were computed apart, in the directory of a result."""
-
-_FILES = ("figure.png", PARAMS, "result.nc")
+_FILES = ("figure.png", PARAMS, RESULT)
 
 
 class Which(NamedTuple):
@@ -96,7 +92,7 @@ def _compute(
     if _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
     elif which.part:
-        _compute_part(experiment, directory, which.part, before, how, with_params)
+        compute_part(experiment, directory, which.part, before, how, with_params)
     else:
         with saving(directory, before, how) as how, by(which.executor, experiment, how) as how:
             plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
@@ -137,83 +133,56 @@ def _is_there(
         more = [PARAMS] if with_params else []
         return finished(path, experiment, before, files=more) is not None
     with refusing():
-        if with_params:
-            raise ValueError("--save-params is for all seeds at once; leave out --first-seed")
+        if with_params or (directory / PARAMS).exists():
+            raise ValueError(
+                f"--first-seed {first} adds to no parameters, but {directory / PARAMS} or "
+                "--save-params has those of some seeds; leave them out"
+            )
         now = plain(manifest(experiment.model_dump(mode="json"), seed=0, data=""))
+        if _is_joined(experiment, directory, now):
+            return True
         found = find_finished(path, now, ("num_seeds",))
         if found is None or found.damage:
+            reason = f"there is none in {directory}" if found is None else found.damage
             raise ValueError(
-                f"--first-seed {first} adds seeds to a finished result, but {directory} has "
-                f"{'none' if found is None else found.damage}; run the seeds before it at first"
+                f"--first-seed {first} adds seeds to a finished result, but {reason}; run the "
+                "seeds before it at first"
             )
         have = found.content["config"]["num_seeds"]
-        if have not in (first, first + experiment.num_seeds):
+        if have != first:
             raise ValueError(f"{directory} has {have} seeds; give --first-seed {have}")
-    return bool(have > first)
+    return False
 
 
-def _compute_part(
-    experiment: Experiment,
-    directory: Path,
-    part: Part,
-    before: Existing,
-    how: Execution,
-    with_params: bool = False,
-) -> None:
-    """Computes a part of an experiment's runs, unless it is there, and saves it for `merge`."""
-    place = directory / PARTS / f"{part.number}-of-{part.of}"
-    path = place.with_suffix(".npz")
-    if before != "overwrite" and _has(path, experiment, with_params):
-        leave_alone(path)
-        return
-    with saving(place, before, how) as how:
-        keep: Any = "params" if with_params else None
-        piece = experiments.run_part(experiment, part, how, keep=keep)
-        if jax.process_index() == 0:
-            save_piece(piece, path)
-    with suppress(OSError):
-        place.rmdir()
-    say(f"part {part} is in {path}; when all parts are there: fedjax-mm merge {directory}")
-
-
-def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
-    """Returns whether a file has a part of this experiment, undamaged.
-
-    Raises:
-      RefusedError: if it is a part of another run.
-    """
-    if not path.exists():
+def _is_joined(experiment: Experiment, directory: Path, now: Mapping[str, Any]) -> bool:
+    """Returns whether a result has these seeds already, after completing its files."""
+    if not (directory / RESULT).exists():
         return False
-    try:
-        piece = load_piece(path)
-    except ValueError as error:
-        say(f"{error}: made again", notes)
+    dataset = open_result(directory)
+    of = experiment.first_seed + experiment.num_seeds
+    wanted = {name: now[name] for name in ("config", "versions", "git_revision")}
+    wanted["config"] = {**wanted["config"], "num_seeds": of}
+    about = dataset.attrs["manifest"]
+    if dataset.sizes["seed"] != of or {name: about.get(name) for name in wanted} != wanted:
         return False
-    wanted = {
-        "config": experiment.model_dump(),
-        "keep": "params" if with_params else None,
-        "first_seed": experiment.first_seed,
-    }
-    found = {name: piece.about[name] for name in wanted}
-    if changes := "; ".join([*differences(found, plain(wanted))][:3]):
-        raise RefusedError(
-            f"{path} is a part of another run: {changes}; choose another directory with --out, or "
-            "give it up with --overwrite"
-        )
+    if read_about(directory / "manifest.json").damage:  # a kill came before its end
+        _finish(experiment, directory, dataset)
     return True
 
 
-def merge(directory: Path, before: Existing) -> None:
+def merge(directory: Path, before: Existing, first_seed: int) -> None:
     """Joins the parts in a directory to the result that one machine would have written."""
     with refusing():
-        paths = _parts_in(directory)
+        paths = parts_in(directory, first_seed)
         about = load_piece(paths[0]).about
-        experiment = validate(Experiment, about["config"])
-        experiment = experiment.with_seeds(about["first_seed"], experiment.num_seeds)
-    if _is_there(experiment, directory, before):
+        if "settings" not in about:
+            raise ValueError(f"{paths[0]} is of a grid in Python; join it there, by `join_parts`")
+        experiment = validate(Experiment, about["settings"])
+        experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
+    if _is_there(experiment, directory, before, with_params=about["keep"] is not None):
         leave_alone(directory)
         return
-    with refusing(), shown_progress() as report:
+    with alone(directory), refusing(), shown_progress() as report:
 
         def loaded(number: int, path: Path) -> Piece:
             report(f"joining {path.name}", number, len(paths))
@@ -221,36 +190,8 @@ def merge(directory: Path, before: Existing) -> None:
 
         pieces = map(loaded, range(len(paths)), paths)
         dataset, params = experiments.join(experiment, pieces, about["keep"])
-    _show(_save(experiment, directory, dataset, params), directory)
-
-
-def _parts_in(directory: Path) -> list[Path]:
-    """Returns the files of all parts of a run, in their order.
-
-    Raises:
-      ValueError: if some are missing, or if there are those of several numbers of parts.
-    """
-    folder = directory / PARTS
-    found = {
-        (int(each[2]), int(each[1])): folder / each[0]
-        for path in folder.glob("*-of-*.npz")
-        if (each := re.fullmatch(r"(\d+)-of-(\d+)\.npz", path.name))
-    }
-    if not found:
-        raise ValueError(f"there are no parts in {folder}; compute them with --part K/N")
-    numbers = sorted({of for of, _ in found})
-    if len(numbers) > 1:
-        raise ValueError(
-            f"{folder} has parts of {' and of '.join(map(str, numbers))}; delete those that you do "
-            "not want"
-        )
-    (of,) = numbers
-    missing = [number for number in range(1, of + 1) if (of, number) not in found]
-    if missing:
-        begun = [number for number in missing if Checkpoints(folder / f"{number}-of-{of}").has_work]
-        words = f"; {listed(begun)} are unfinished: continue with --resume" if begun else ""
-        raise ValueError(f"parts {listed(missing)} of {of} are missing{words}")
-    return [found[each] for each in sorted(found)]
+        dataset = _save(experiment, directory, dataset, params)
+    _show(dataset, directory)
 
 
 def outline(
@@ -313,7 +254,8 @@ def _run_and_save(
             return _save(experiment, directory, dataset, params)
         return _save(experiment, directory, experiments.run(experiment, how))
     except DivergenceError as error:
-        if experiment.first_seed == 0:  # else there is a result, which is whole
+        # A part has no result then, and with a first seed there is a result, which is whole.
+        if error.partial is not None and experiment.first_seed == 0:
             _save(experiment, directory, error.partial)
         raise
 
@@ -322,20 +264,25 @@ def _save(
     experiment: Experiment, directory: Path, dataset: xr.Dataset, params: list[Params] | None = None
 ) -> xr.Dataset:
     """Returns the result, with earlier seeds if there are any, after the first process saved it."""
-    if experiment.first_seed:
-        dataset = join_seeds(open_result(directory), dataset)
     if jax.process_index() > 0:
         return dataset
-    save_dataset(dataset, directory / "result.nc")
+    if experiment.first_seed:
+        dataset = join_seeds(open_result(directory), dataset)
+    save_dataset(dataset, directory / RESULT)
     # Remove an earlier run's parameters, which would seem to belong to this result.
     (directory / PARAMS).unlink(missing_ok=True)
     if params is not None:
         save_params(params, dataset, directory / PARAMS)
+    _finish(experiment, directory, dataset)
+    return dataset
+
+
+def _finish(experiment: Experiment, directory: Path, dataset: xr.Dataset) -> None:
+    """Draws the figure of a sweep, and writes the manifest, the last file of a result."""
     if experiment.axes:
         _draw_overview(dataset, directory / "figure.png")
     made = [name for name in _FILES if (directory / name).exists()]
     save_about(directory / "manifest.json", dataset.attrs["manifest"], made)
-    return dataset
 
 
 def _show(dataset: xr.Dataset, directory: Path) -> None:

@@ -67,7 +67,8 @@ def finished(
       seeds_too: whether a result with another number of seeds counts as another result.
       files: the files that the result must have in addition to its Dataset.
     """
-    # Unfinished work over a finished result means that `--overwrite` was given when it began.
+    # Unfinished work over a finished result means that it was begun with `--overwrite`, or adds
+    # seeds to it.
     with refusing(), wanted_for_results(path.parent):  # its name may be too long
         if before == "overwrite" or Checkpoints(path.parent).has_work:
             return None
@@ -104,6 +105,16 @@ def made(directories: Sequence[Path]) -> Iterator[None]:
             for path in new:
                 with suppress(OSError):  # it holds results, or was never made
                     path.rmdir()
+
+
+@contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Lets no other process write into a directory, which may hold no unfinished run."""
+    with made([directory]):
+        with refusing():
+            lock = Checkpoints(directory, resume=False).open()
+        with lock:
+            yield
 
 
 @contextmanager

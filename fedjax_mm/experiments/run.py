@@ -89,11 +89,17 @@ def run(
             return sweep(grid, how, on_divergence=end, keep=keep)
         # Send the settings, because the data may be large, and each worker can load them.
         there = how._replace(callbacks=(), checkpoints=None, executor=None)
-        settings = experiment.model_dump(mode="json"), experiment.first_seed
+        settings = _given(experiment), experiment.first_seed
         compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
         grid = dataclasses.replace(grid, keep=keep)
         dataset, params = by_executor(grid, how, compute)
         return dataset if params is None else (dataset, params)
+
+
+def _given(experiment: Experiment) -> dict[str, Any]:
+    """Returns the settings that were given, from which the experiment can be made again."""
+    # Leave out defaults, because other values on an axis may choose tables without these settings.
+    return experiment.model_dump(mode="json", exclude_unset=True)
 
 
 def _part_of_settings(
@@ -129,7 +135,8 @@ def run_part(
         with refusing():
             grid = dataclasses.replace(grid_of(experiment, how.memory), keep=keep)
         end = on_divergence or ("mark" if experiment.axes else "stop")
-        return compute_part(grid, part, how, on_divergence=end)
+        piece = compute_part(grid, part, how, on_divergence=end)
+    return piece._replace(about={**piece.about, "settings": _given(experiment)})
 
 
 def join(
@@ -161,5 +168,10 @@ def outline(
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
             grid = grid_of(experiment, how.memory)
-            shares = None if part is None else shares_of(programs_of(grid), part)
-        return make_outline(grid, split=how.split, limit=how.memory, shares=shares)
+            programs = programs_of(grid)
+            if part is not None:
+                shares = shares_of(programs, part)
+                programs = [programs[each.program].some(each.replicas) for each in shares]
+                if not programs:
+                    raise ValueError(f"part {part} has no runs; take fewer parts")
+        return make_outline(grid, split=how.split, limit=how.memory, programs=programs)

@@ -11,7 +11,7 @@ from typing import Any
 class DivergenceError(FloatingPointError):
     """A model's loss or parameters are not finite.
 
-    The attribute `partial` is the dataset of the result so far.
+    The attribute `partial` is the dataset of the result so far, or None for a part of a sweep.
     """
 
     def __init__(self, message: str, partial: Any) -> None:

@@ -1,7 +1,8 @@
 """Carries out a sweep in segments, with callbacks between them, and labels its result."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any, Literal
 
@@ -22,20 +23,20 @@ from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result, divergence, no_records
 from fedjax_mm.sweeps.plan import Plan, make_plan
+from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import Saving, claim_program, identity
-from fedjax_mm.sweeps.structures import Share
 
 _SEGMENT_SECONDS = 1.0  # aim of a segment's duration
 
 
 @refusing((ValueError, OverflowError))
-def plan_for(grid: Grid, how: Execution, shares: Sequence[Share] | None = None) -> Plan:
+def plan_for(grid: Grid, how: Execution, programs: Sequence[Program] | None = None) -> Plan:
     """Returns the compiled plan, which is that of the unfinished run if one is continued.
 
     Args:
       grid: the runs.
       how: the execution.
-      shares: the runs of a part; by default all.
+      programs: the runs of a part; by default all.
 
     Raises:
       RefusedError: if the grid is wrong, does not fit the memory, or differs from the unfinished
@@ -45,8 +46,7 @@ def plan_for(grid: Grid, how: Execution, shares: Sequence[Share] | None = None) 
     saved, batch_sizes = how.checkpoints, None
     if saved:
         how.report("looking for what was saved")
-        mine = [(each.program, each.replicas[[0, -1]].tolist()) for each in shares or ()]
-        choices = saved.claim(identity(grid, how.split) | {"shares": mine})
+        choices = saved.claim(identity(grid, how.split, programs))
         batch_sizes = choices["batch_sizes"] if choices else None
     plan = make_plan(
         grid,
@@ -55,7 +55,7 @@ def plan_for(grid: Grid, how: Execution, shares: Sequence[Share] | None = None) 
         batch_sizes=batch_sizes,
         report=how.report,
         approve=partial(claim_program, saved) if saved else None,
-        shares=shares,
+        programs=programs,
     )
     sizes = [each.batch_size for each in plan.compiled]
     if batch_sizes not in (None, sizes):
@@ -87,8 +87,9 @@ def carry_out(
     """
     result = Result(plan)
     try:
-        for last in batches(plan, how, on_divergence):
-            result.place(last.program, last.replicas, last.records, last.params)
+        with closing(batches(plan, how, on_divergence)) as computed:
+            for last in computed:
+                result.place(last.program, last.replicas, last.records, last.params)
     except DivergenceError as error:
         raise DivergenceError(str(error), result.dataset(stopped=str(error))) from None
     return result.dataset(), result.params
@@ -96,7 +97,7 @@ def carry_out(
 
 def batches(
     plan: Plan, how: Execution, on_divergence: Literal["mark", "stop"]
-) -> Iterator[Segment]:
+) -> Generator[Segment]:
     """Computes a plan batch by batch, and yields the last segment of each.
 
     Raises:

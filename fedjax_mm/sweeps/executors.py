@@ -2,7 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -59,7 +61,7 @@ def compute_parts(
     executor: Executor,
     report: Callable[[int], None] = lambda done: None,
     at_once: int | None = None,
-) -> Iterator[Piece]:
+) -> Generator[Piece]:
     """Yields what parts computed, as they end, wherever an executor carries them out.
 
     A part whose worker died is given out again, at most three times in all.
@@ -86,22 +88,25 @@ def compute_parts(
                 running.append((part, _given(executor, sent, part, is_double)))
             report(ended)
             over = [each for each in running if each[1].done()]
-            for part, job in over:
-                running.remove((part, job))
+            running = [each for each in running if each not in over]
+            problem: Exception | None = None
+            for part, job in over:  # all of them, because those that ended well are to be saved
                 try:
                     piece = job.result()
                 except Exception as error:  # executors have errors of their own for dead workers
+                    left.append(part)
                     if tries[part] == TRIES:
                         words = f"part {part} was given out {TRIES} times, and its workers died"
-                        raise ChildProcessError(f"{words}: {error}") from error
-                    left.append(part)
+                        problem = ChildProcessError(f"{words}: {error}")
                     continue
                 if isinstance(piece, _Failure):
-                    if piece.is_divergence:
-                        raise DivergenceError(piece.words, None)
-                    raise RefusedError(piece.words)
+                    kind = partial(DivergenceError, partial=None)
+                    problem = (kind if piece.is_divergence else RefusedError)(piece.words)
+                    continue
                 ended += 1
                 yield piece
+            if problem:
+                raise problem
             time.sleep(_POLL_SECONDS if running and not over else 0)
         report(ended)
     finally:
@@ -129,9 +134,13 @@ def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
     with jax.enable_x64(is_double):
         try:
             piece: Piece = cloudpickle.loads(sent)(part)
-        except (ValueError, TypeError, OSError, DivergenceError) as error:
+        except OSError:  # of a disk or a connection, which may be well elsewhere
+            raise
+        except Exception as error:  # every worker would meet it again
             # Send the message alone, because an error may refer to what cannot be sent.
-            return _Failure(f"part {part}: {error}", isinstance(error, DivergenceError))
+            name = "" if isinstance(error, ValueError | DivergenceError) else type(error).__name__
+            words = ": ".join(filter(None, (f"part {part}", name, str(error))))
+            return _Failure(words, isinstance(error, DivergenceError))
     return piece
 
 
@@ -170,6 +179,8 @@ def by_executor(
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
     parts = [Part(number, of) for number in range(1, of + 1)]
+    if jax.process_count() > 1:
+        raise ValueError("an executor is for one process; leave out --distributed and --process")
     if not callable(getattr(how.executor, "submit", None)):
         raise TypeError(
             f"executor is {described(how.executor)}; give an object with submit(fn, *args), such "
@@ -187,15 +198,18 @@ def by_executor(
         for callback in how.callbacks:
             callback.on_parts(len(done) + ended, of)
 
+    left = [part for part in parts if part not in done]
+    given = compute_parts(compute, left, how.executor, report, how.at_once)
+
     def pieces() -> Iterator[Piece]:
         yield from done.values()
-        left = [part for part in parts if part not in done]
-        for piece in compute_parts(compute, left, how.executor, report, how.at_once):
+        for piece in given:
             if saved:
                 saved.save(piece.part.number, grid.num_rounds, flat(piece))
             yield piece
 
-    return join_parts(grid, pieces())
+    with closing(given):
+        return join_parts(grid, pieces())
 
 
 def _check(saved: Saved) -> None:

@@ -1,10 +1,12 @@
 """Parts of a sweep: shares of its runs that are computed apart, saved, and joined to its result."""
 
 import json
+import math
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,6 +16,7 @@ import numpy as np
 import xarray as xr
 
 from fedjax_mm.base import Params
+from fedjax_mm.checks import check_choice
 from fedjax_mm.files import is_sealed, plain, sealed, write_aside
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
@@ -23,10 +26,12 @@ from fedjax_mm.sweeps.execute import batches, plan_for
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.labelled import Result
-from fedjax_mm.sweeps.plan import make_outline
+from fedjax_mm.sweeps.plan import check_fits, make_outline
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import identity
 from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+
+_ENDLESS = 2.0**60  # bytes
 
 # Of an identity; parts may be computed on other devices, whose last bits may differ.
 _ALIKE = (
@@ -98,10 +103,11 @@ def _part_of_array(environ: Mapping[str, str]) -> Part:
         )
     here, first, last, count = (int(environ[name]) for name in names)
     step = int(environ.get("SLURM_ARRAY_TASK_STEP", "1"))
-    if 1 + (last - first) // step != count:
+    # The number of parts of an array that repeats some tasks of another one is unknown.
+    if first not in (0, 1) or 1 + (last - first) // step != count:
         raise ValueError(
-            f"part is 'slurm', but the array has {count} tasks, which are not all from {first} to "
-            f"{last}; give K/N, because the number of parts is unknown"
+            f"part is 'slurm', but the array has {count} tasks from {first} to {last}, and not all "
+            "from 0 or 1 on; give K/N, such as --part ${SLURM_ARRAY_TASK_ID}/200"
         )
     return Part(1 + (here - first) // step, count)
 
@@ -133,29 +139,35 @@ def compute_part(
       (Part(number=1, of=2), [[0, 1]])
     """
     how, clock = execution or Execution(), time.perf_counter()
+    check_choice("on_divergence", on_divergence, "mark", "stop")
+    if not 1 <= part.number <= part.of:
+        raise ValueError(f"part is {part}; give Part(K, N) with K from 1 to N")
     with refusing():
-        shares = shares_of(programs_of(grid), part)
-    about = {**identity(grid, how.split), "part": tuple(part), "revision": _revision(grid)}
+        whole = programs_of(grid)
+        shares = shares_of(whole, part)
+    about = _about(grid) | {"part": tuple(part)}
     if not shares:
         return Piece(plain(about | {"seconds": {"compile": 0.0, "run": 0.0}}), [])
-    plan = plan_for(grid, how, shares)
+    plan = plan_for(grid, how, [whole[each.program].some(each.replicas) for each in shares])
     share = {id(program): mine for program, mine in zip(plan.programs, shares, strict=True)}
     runs = list[Runs]()
-    for last in batches(plan, how, on_divergence):
-        mine = share[id(last.program)]
-        number = len(np.unique(last.replicas))  # without the padding at the end
-        records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
-        params = [x[:number] for x in jax.tree.leaves(last.params)]
-        runs.append(Runs(mine.program, mine.replicas[last.replicas[:number]], records + params))
+    with closing(batches(plan, how, on_divergence)) as computed:
+        for last in computed:
+            mine = share[id(last.program)]
+            number = len(np.unique(last.replicas))  # without the padding at the end
+            records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
+            params = [x[:number] for x in jax.tree.leaves(last.params)]
+            replicas = mine.replicas[last.replicas[:number]]
+            runs.append(Runs(mine.program, replicas, records + params))
     spent = time.perf_counter() - clock - plan.compile_seconds
     seconds = {"compile": plan.compile_seconds, "run": spent}
     return Piece(plain(about | {"seconds": seconds}), runs)
 
 
-def _revision(grid: Grid) -> str | None:
-    """Returns the revision of the source tree, of which parts must be alike."""
-    revision: str | None = manifest({}, seed=grid.seed, data="")["git_revision"]
-    return revision
+def _about(grid: Grid) -> dict[str, Any]:
+    """Returns the identity of a grid's runs, and the code and the device, of a piece."""
+    made = manifest({}, seed=grid.seed, data="")
+    return identity(grid, None) | {"revision": made["git_revision"], "made on": made["device"]}
 
 
 def save_piece(piece: Piece, path: Path) -> None:
@@ -245,10 +257,14 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    plan = make_outline(grid)
-    result, programs = Result(plan), plan.programs
-    wanted: dict[str, Any] = {**identity(grid, None), "revision": _revision(grid)}
-    seconds, found, of = {"compile": 0.0, "run": 0.0}, set[int](), 0
+    # Plan with as much memory as there may be, because nothing is run here.
+    plan = make_outline(grid, limit=_ENDLESS)
+    what = f"the results of {math.prod(grid.shape):,} runs"
+    check_fits(what, plan.result_bytes, None, "record less often (record_every)")
+    result, programs, wanted = Result(plan), plan.programs, _about(grid)
+    seconds, devices = {"compile": 0.0, "run": 0.0}, list[Mapping[str, Any]]()
+    found, of = set[int](), 0
+    times = [np.zeros(len(program), int) for program in programs]
     for piece in pieces:
         _check_alike(piece, wanted)
         of = of or piece.part.of
@@ -258,12 +274,18 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
         for each in piece.runs:
             program = programs[each.program]
             result.place(program, each.replicas, *_placed(program, each.arrays))
+            times[each.program][each.replicas] += 1
+        devices += [piece.about["made on"]] * bool(piece.runs)
         seconds = {name: seconds[name] + piece.about["seconds"][name] for name in seconds}
-    if missing := sorted(set(range(1, of + 1)) - found):
-        raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     if not of:
         raise ValueError("there are no parts; compute them first")
-    return result.dataset(wall_seconds=seconds, parts=of), result.params
+    if missing := sorted(set(range(1, of + 1)) - found):
+        raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
+    if any((each != 1).any() for each in times):
+        raise ValueError("the parts do not have every run once; compute all of them again")
+    kinds = " and ".join(sorted({each["kind"] for each in devices}))
+    device = {**devices[0], "kind": kinds}
+    return result.dataset(wall_seconds=seconds, device=device, parts=of), result.params
 
 
 def _check_alike(piece: Piece, wanted: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fedjax_mm.sweeps.errors import InterruptedRunError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.program import Given, Program, num_bytes
 from fedjax_mm.sweeps.shapes import kept_shapes, metric_shapes
-from fedjax_mm.sweeps.structures import Share, programs_of
+from fedjax_mm.sweeps.structures import programs_of
 
 _RECORD_BYTES = 3 * 4 + 8 * 8  # of one model's counts, their sums in 64 bits, and copies
 _CACHE_BYTES = 512 * 2**10  # of states of the replicas that one CPU device computes at a time
@@ -168,7 +168,7 @@ def make_plan(
     batch_sizes: Sequence[int] | None = None,
     report: Callable[[str], None] = lambda _: None,
     approve: Callable[[str, str], None] | None = None,
-    shares: Sequence[Share] | None = None,
+    programs: Sequence[Program] | None = None,
 ) -> Plan:
     """Compiles the programs of a grid, with batches of a size that is fast and fits the memory.
 
@@ -181,7 +181,7 @@ def make_plan(
       batch_sizes: one for each program, to repeat an earlier plan.
       report: receives messages on progress.
       approve: called with every program's label and text, before it is compiled.
-      shares: the runs to compute; by default all.
+      programs: the runs to compute; by default all of the grid.
 
     Raises:
       ValueError: if one replica on each device, or the result, does not fit.
@@ -191,7 +191,7 @@ def make_plan(
     # have compiled.
     words = "stopping when the programs are compiled"
     with noted_signals(jax.process_count() > 1, words) as signals:
-        plan = _make_plan(grid, split, limit, batch_sizes, report, approve, shares)
+        plan = _make_plan(grid, split, limit, batch_sizes, report, approve, programs)
     (stop,) = agree(signals[-1] if signals else 0)
     if stop:
         raise InterruptedRunError(int(stop), None)
@@ -205,24 +205,24 @@ def _make_plan(
     batch_sizes: Sequence[int] | None,
     report: Callable[[str], None],
     approve: Callable[[str, str], None] | None,
-    shares: Sequence[Share] | None,
+    programs: Sequence[Program] | None,
 ) -> Plan:
     """Returns the plan of `make_plan`."""
-    programs, where, room, limit = _place(grid, split, limit, shares)
+    mine, where, room, limit = _place(grid, split, limit, programs)
     clock = time.perf_counter()
     if batch_sizes is None:
-        batch_sizes = [_batch_size(program, where, room) for program in programs]
-    report(f"compiling {len(programs)} program{'s'[: len(programs) > 1]}")
+        batch_sizes = [_batch_size(program, where, room) for program in mine]
+    report(f"compiling {len(mine)} program{'s'[: len(mine) > 1]}")
     calls = list[Future[Any]]()
     # Compile in threads, because XLA releases the interpreter's lock while it compiles, so that the
     # next program is traced meanwhile.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for program, size in zip(programs, batch_sizes, strict=True):
+        for program, size in zip(mine, batch_sizes, strict=True):
             lowered = _lower(program, size, where)
             if approve:
                 approve(program.label, lowered.as_text())
             calls.append(threads.submit(lowered.compile))
-    parts = zip(programs, batch_sizes, [call.result() for call in calls], strict=True)
+    parts = zip(mine, batch_sizes, [call.result() for call in calls], strict=True)
     compiled = [_fit(*each, where, room) for each in parts]
     seconds = time.perf_counter() - clock
     return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
@@ -233,7 +233,7 @@ def make_outline(
     *,
     split: Literal["replicas", "clients"] | None = None,
     limit: float | None = None,
-    shares: Sequence[Share] | None = None,
+    programs: Sequence[Program] | None = None,
 ) -> Plan:
     """Returns a plan like `make_plan`'s from tracing alone, without compilation.
 
@@ -244,19 +244,19 @@ def make_outline(
       grid: as in `make_plan`.
       split: as in `make_plan`.
       limit: as in `make_plan`.
-      shares: as in `make_plan`.
+      programs: as in `make_plan`.
 
     Raises:
       ValueError: if the result does not fit.
     """
-    programs, where, room, limit = _place(grid, split, limit, shares)
+    mine, where, room, limit = _place(grid, split, limit, programs)
 
     def outlined(program: Program) -> Compiled:
         size = _batch_size(program, where, room)
         return Compiled(program, size, _not_compiled, size * _replica_bytes(program))
 
     used = psutil.Process().memory_info().rss
-    return Plan(grid, where, list(map(outlined, programs)), math.nan, used, limit)
+    return Plan(grid, where, list(map(outlined, mine)), math.nan, used, limit)
 
 
 def _not_compiled(*_: Any) -> Any:
@@ -267,16 +267,17 @@ def _place(
     grid: Grid,
     split: Literal["replicas", "clients"] | None,
     limit: float | None,
-    shares: Sequence[Share] | None = None,
+    programs: Sequence[Program] | None = None,
 ) -> tuple[list[Program], Layout, float, float]:
     """Returns the programs, the devices, the bytes for a batch, and those for all of it."""
     # Check the number of runs first, because programs list their runs, and too many would fill the
     # memory before a shape is known.
-    records, runs = grid.num_records + 1, math.prod(grid.shape)
+    records = grid.num_records + 1
+    runs = math.prod(grid.shape) if programs is None else sum(map(len, programs))
     what = f"{runs:,} runs (num_seeds = {grid.num_seeds:,}) with {records:,} records each"
     remedy = "take fewer seeds or points, or record less often (record_every)"
     check_fits(what, runs * (records * _RECORD_BYTES + 8), limit, remedy)
-    programs = programs_of(grid)
+    programs = programs_of(grid) if programs is None else list(programs)
     metrics = {name for program in programs for name in program.traced.record.metrics}
     for name in metrics & grid.axes.keys():
         raise ValueError(f"an axis is called {name!r}, like one of the task's metrics; rename it")
@@ -296,9 +297,7 @@ def _place(
         for each in programs
     ):
         split = "replicas"
-    if shares is not None:
-        programs = [programs[each.program].some(each.replicas) for each in shares]
-    where = layout(len(programs[0]), axis=split)
+    where = layout(max(map(len, programs)), axis=split)
     return programs, where, *_room(_result_bytes(grid, programs), where, limit)
 
 

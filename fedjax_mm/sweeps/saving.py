@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -19,13 +20,21 @@ from fedjax_mm.sweeps.devices import agree, flags_of_user
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.plan import Compiled, Plan
-from fedjax_mm.sweeps.program import Replica, without_keys
+from fedjax_mm.sweeps.program import Program, Replica, without_keys
 
 _UNSAVED_BYTES = 128 * 2**20  # of finished batches that wait to be saved
 
 
-def identity(grid: Grid, split: str | None) -> dict[str, Any]:
-    """Returns everything but the programs on which the bits of a sweep's result depend."""
+def identity(
+    grid: Grid, split: str | None, programs: Sequence[Program] | None = None
+) -> dict[str, Any]:
+    """Returns everything but the code on which the bits of a sweep's result depend.
+
+    Args:
+      grid: the runs.
+      split: the devices' axis that is asked for.
+      programs: the runs of a part; by default all.
+    """
     # Include versions, devices, threads and flags of XLA, because each may change the last bit of a
     # sum.
     about = manifest({}, seed=grid.seed, data="")
@@ -33,6 +42,9 @@ def identity(grid: Grid, split: str | None) -> dict[str, Any]:
     shared = hashlib.sha256()
     for leaf in jax.tree.leaves(without_keys(grid.shared)):
         shared.update(np.asarray(leaf).tobytes())
+    runs = hashlib.sha256()
+    for program in programs or ():
+        runs.update(f"{program.label} {[places.tolist() for places in program.index]}".encode())
     names = ("num_rounds", "num_seeds", "seed", "record_every", "client_map")
     described = {name: getattr(grid, name) for name in names} | {
         "axes": grid.labels,
@@ -52,6 +64,7 @@ def identity(grid: Grid, split: str | None) -> dict[str, Any]:
         "XLA_FLAGS": flags_of_user(),
         "shared data": shared.hexdigest(),
         "keep": grid.keep,
+        "share": None if programs is None else runs.hexdigest(),
     }
 
 

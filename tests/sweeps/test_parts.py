@@ -1,13 +1,17 @@
 """Parts of a sweep: computed apart and joined, they are the sweep."""
 
 import functools
+import os
 import shutil
+import signal
 
 import numpy as np
 import pytest
 
 from fedjax_mm import cli, fedavg, mfa_rand, mfa_rr, open_result, sweep
-from fedjax_mm.sweeps import Grid, Setup, Until, plan
+from fedjax_mm.experiments import run as experiments
+from fedjax_mm.results.params import load_params
+from fedjax_mm.sweeps import Callback, Checkpoints, Grid, Setup, Until, plan
 from fedjax_mm.sweeps.parts import (
     compute_part,
     join_parts,
@@ -161,6 +165,19 @@ def test_parts_must_be_all_there_once(grid, pieces, which, message):
         join_parts(grid, [pieces[each] for each in which])
 
 
+def test_a_part_has_one_of_the_numbers(grid):
+    with pytest.raises(ValueError, match=r"part is 3/2; give Part\(K, N\) with K from 1 to N"):
+        compute_part(grid, Part(3, 2))
+
+
+def test_parts_must_have_every_run_once(grid, pieces):
+    """As if they were of two versions that cut the runs at other places."""
+    first = pieces[0].runs[0]
+    fewer = first._replace(replicas=first.replicas * 0)
+    with pytest.raises(ValueError, match="do not have every run once"):
+        join_parts(grid, [pieces[0]._replace(runs=[fewer, *pieces[0].runs[1:]]), *pieces[1:]])
+
+
 def test_parts_of_two_numbers_are_not_joined(grid, pieces):
     other = compute_part(grid, Part(1, 30))
     with pytest.raises(ValueError, match="part 1/30 comes twice, or beside parts of 3"):
@@ -224,7 +241,7 @@ def array(first, last, here, step=1, count=None):
         ("3/7", {}, (3, 7)),
         ("slurm", array(1, 4, 4), (4, 4)),
         ("slurm", array(0, 6, 0), (1, 7)),
-        ("slurm", array(10, 30, 20, step=10), (2, 3)),
+        ("slurm", array(0, 20, 10, step=10), (2, 3)),
     ],
 )
 def test_a_part_has_a_name(text, environ, part):
@@ -239,7 +256,8 @@ def test_a_part_has_a_name(text, environ, part):
         ("1", {}, "give K/N"),
         ("a/b", {}, "give K/N"),
         ("slurm", {}, "SLURM_ARRAY_TASK_ID is not set; submit an array"),
-        ("slurm", array(1, 9, 9, count=3), "3 tasks, which are not all from 1 to 9; give K/N"),
+        ("slurm", array(1, 9, 9, count=3), "3 tasks from 1 to 9, and not all from 0 or 1 on; give"),
+        ("slurm", array(57, 57, 57), "1 tasks from 57 to 57, and not all from 0 or 1 on; give"),
     ],
 )
 def test_other_names_are_refused(text, environ, message):
@@ -345,7 +363,7 @@ def test_what_cannot_be_merged_is_named(folder, capsys):
     (parts / "3-of-3/unfinished/part-0000").mkdir(parents=True)
     assert "parts 3 of 3 are missing; 3 are unfinished: continue with --resume" in refused()
     kept.rename(parts / "3-of-3.npz")
-    assert part(folder, "1/4", "--set", "num_seeds=5") == 0
+    shutil.copy(parts / "2-of-3.npz", parts / "1-of-4.npz")
     assert "has parts of 3 and of 4; delete those that you do not want" in refused()
     (parts / "1-of-4.npz").rename(parts / "1-of-3.npz")
     assert "1-of-3.npz is damaged" in refused()
@@ -361,6 +379,68 @@ def test_a_part_of_another_run_is_kept(folder, capsys):
     capsys.readouterr()
     assert call("merge", folder / "cut/grid") == 2
     assert "is of another run" in capsys.readouterr().err
+
+
+def test_parts_of_another_number_are_kept(folder, capsys):
+    """One task of an array of 200 that is repeated alone is not the only part."""
+    assert part(folder, "1/1") == 2
+    assert "has parts of 3; give --part K/N with that N, or delete them" in capsys.readouterr().err
+
+
+def test_a_part_that_was_interrupted_goes_on(folder, capsys, monkeypatch):
+    """Also over a finished part, which was to be replaced."""
+    change = ("--set", "num_rounds=8", "--save-every", 0)
+    stop = Callback(on_segment=lambda segment: os.kill(os.getpid(), signal.SIGTERM))
+
+    def watched(experiment, part, how, **more):
+        how = how._replace(callbacks=[*how.callbacks, stop])
+        return experiments.run_part(experiment, part, how, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedjax_mm.cli.parts.run_part", watched)
+        assert part(folder, "1/3", *change, "--overwrite") == 128 + signal.SIGTERM
+    assert (folder / "cut/grid/parts/1-of-3/unfinished").exists()
+    assert part(folder, "1/3", *change) == 2
+    assert "holds an unfinished run; continue it with --resume" in capsys.readouterr().err
+    assert part(folder, "1/3", *change, "--resume") == 0
+    assert load_piece(folder / "cut/grid/parts/1-of-3.npz").about["config"]["num_rounds"] == 8
+
+
+def test_a_merge_is_alone(folder, capsys):
+    with Checkpoints(folder / "cut/grid"):
+        assert call("merge", folder / "cut/grid") == 2
+    assert "another process is writing into" in capsys.readouterr().err
+    (folder / "cut/grid/unfinished/part-0000").mkdir(parents=True)
+    assert call("merge", folder / "cut/grid") == 2
+    assert "holds an unfinished run" in capsys.readouterr().err
+    assert not (folder / "cut/grid/result.nc").exists()
+
+
+def test_axes_that_choose_tables_are_merged(tmp_path):
+    """Other values have no place for the settings of the first one's table."""
+    text = FILE.replace("num_models = [1, 3]", 'assignment.name = ["mfa_rand", "mfa_rr"]')
+    (tmp_path / "grid.toml").write_text("num_models = 2\n" + text)
+    words = ("sweep", tmp_path / "grid.toml", "--out")
+    assert call(*words, tmp_path / "whole") == 0
+    for number in (1, 2):
+        assert call(*words, tmp_path / "cut", "--part", f"{number}/2") == 0
+    assert call("merge", tmp_path / "cut/grid") == 0
+    check_equal(open_result(tmp_path / "cut/grid"), open_result(tmp_path / "whole/grid"))
+
+
+def test_parameters_are_merged(folder):
+    """Of a run, which has no axes."""
+    text = FILE[: FILE.index("[axes]")]
+    (folder / "one.toml").write_text("num_models = 2\n" + text)
+    words = ("run", folder / "one.toml", "--save-params", "--out")
+    assert call(*words, folder / "whole") == 0
+    for number in (1, 2):
+        assert call(*words, folder / "cut", "--part", f"{number}/2") == 0
+    assert call("merge", folder / "cut/one") == 0
+    found, expected = (load_params(folder / name / "one/params.npz") for name in ("cut", "whole"))
+    assert found.labels == expected.labels
+    for name, x in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], x)
 
 
 def test_a_finished_result_needs_no_parts(folder, capsys):
@@ -396,12 +476,31 @@ def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
     assert "is complete; nothing to resume" in capsys.readouterr().out
 
 
+def test_later_seeds_survive_a_kill_before_the_last_file(folder):
+    later = ("--first-seed", 3, "--set", "num_seeds=2")
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
+    manifest = folder / "whole/grid/manifest.json"
+    before = manifest.read_bytes()
+    assert call(*words) == 0
+    after = manifest.read_bytes()
+    manifest.write_bytes(before)
+    assert call(*words) == 0
+    assert manifest.read_bytes() == after
+
+
+def test_later_seeds_are_not_added_to_parameters(folder, capsys):
+    (folder / "whole/grid/params.npz").touch()
+    words = ("sweep", folder / "grid.toml", "--out", folder / "whole", "--first-seed", 3)
+    assert call(*words) == 2
+    assert "--first-seed 3 adds to no parameters" in capsys.readouterr().err
+
+
 def test_later_seeds_may_be_parts(folder):
     later = ("--first-seed", 3, "--set", "num_seeds=2")
     words = ("sweep", folder / "grid.toml", "--out", folder / "whole", *later)
     for number in (1, 2):
         assert call(*words, "--part", f"{number}/2") == 0
-    assert call("merge", folder / "whole/grid") == 0
+    assert call("merge", folder / "whole/grid", "--first-seed", 3) == 0
     assert open_result(folder / "whole/grid").sizes["seed"] == 5
 
 
@@ -410,7 +509,10 @@ def test_later_seeds_may_be_parts(folder):
     [
         (["--first-seed", 2], "has 3 seeds; give --first-seed 3"),
         (["--first-seed", 3, "--set", "num_rounds=8"], "num_rounds was 4, is 8"),
-        (["--first-seed", 3, "--out", "none"], "adds seeds to a finished result, but none/grid"),
+        (
+            ["--first-seed", 3, "--out", "none"],
+            "adds seeds to a finished result, but there is none",
+        ),
     ],
 )
 def test_seeds_are_added_to_their_own_result_alone(folder, capsys, monkeypatch, options, message):

@@ -1,0 +1,123 @@
+"""Parts of a run on disk: files that `--part` writes and `merge` joins."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_mm.cli.saving import Existing, leave_alone, saving
+from fedjax_mm.cli.terminal import notes, say
+from fedjax_mm.experiments.experiment import Experiment
+from fedjax_mm.experiments.run import run_part
+from fedjax_mm.files import plain
+from fedjax_mm.results.dataset import manifest
+from fedjax_mm.results.finished import differences
+from fedjax_mm.sweeps.checkpoint import Checkpoints
+from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.parts import listed, load_piece, save_piece
+from fedjax_mm.sweeps.structures import Part
+
+
+def _folder(directory: Path, first_seed: int) -> Path:
+    """Returns the folder of parts in the directory of a result."""
+    return directory / (f"parts-of-seed-{first_seed}" if first_seed else "parts")
+
+
+def compute_part(
+    experiment: Experiment,
+    directory: Path,
+    part: Part,
+    before: Existing,
+    how: Execution,
+    with_params: bool,
+) -> None:
+    """Computes a part of an experiment's runs, unless it is there, and saves it for `merge`.
+
+    Raises:
+      RefusedError: if its file is a part of another run, or there are other numbers of parts.
+    """
+    place = _folder(directory, experiment.first_seed) / f"{part.number}-of-{part.of}"
+    path = place.with_suffix(".npz")
+    others = {of for _, of in _found(place.parent) if of != part.of}
+    if others and before != "overwrite":
+        raise RefusedError(
+            f"{place.parent} has parts of {listed(sorted(others))}; give --part K/N with that N, "
+            "or delete them"
+        )
+    # Unfinished work over a part means that `--overwrite` was given when it began.
+    is_begun = Checkpoints(place).has_work
+    if not is_begun and before != "overwrite" and _has(path, experiment, with_params):
+        leave_alone(path)
+        return
+    with saving(place, before, how) as how:
+        keep: Any = "params" if with_params else None
+        piece = run_part(experiment, part, how, keep=keep)
+        if jax.process_index() == 0:
+            save_piece(piece, path)
+    with suppress(OSError):
+        place.rmdir()
+    more = f" --first-seed {experiment.first_seed}" * (experiment.first_seed > 0)
+    say(f"part {part} is in {path}; when all parts are there: fedjax-mm merge {directory}{more}")
+
+
+def _has(path: Path, experiment: Experiment, with_params: bool) -> bool:
+    """Returns whether a file has a part of this experiment, undamaged."""
+    if not path.exists():
+        return False
+    try:
+        about = load_piece(path).about
+    except ValueError as error:
+        say(f"{error}: made again", notes)
+        return False
+    made = manifest({}, seed=experiment.seed, data="")
+    wanted = {
+        "config": experiment.model_dump(),
+        "keep": "params" if with_params else None,
+        "first_seed": experiment.first_seed,
+        "versions": made["versions"],
+        "revision": made["git_revision"],
+    }
+    found = {name: about.get(name) for name in wanted}
+    if changes := "; ".join([*differences(found, plain(wanted))][:3]):
+        raise RefusedError(
+            f"{path} is a part of another run: {changes}; choose another directory with --out, or "
+            "give it up with --overwrite"
+        )
+    return True
+
+
+def _found(folder: Path) -> dict[tuple[int, int], Path]:
+    """Returns the files of parts by their numbers and the numbers of parts."""
+    return {
+        (int(each[1]), int(each[2])): path
+        for path in folder.glob("*-of-*.npz")
+        if (each := re.fullmatch(r"(\d+)-of-(\d+)\.npz", path.name))
+    }
+
+
+def parts_in(directory: Path, first_seed: int) -> list[Path]:
+    """Returns the files of all parts of a run, in their order.
+
+    Raises:
+      ValueError: if some are missing, or if there are those of several numbers of parts.
+    """
+    folder = _folder(directory, first_seed)
+    found = _found(folder)
+    if not found:
+        raise ValueError(f"there are no parts in {folder}; compute them with --part K/N")
+    numbers = sorted({of for _, of in found})
+    if len(numbers) > 1:
+        raise ValueError(
+            f"{folder} has parts of {' and of '.join(map(str, numbers))}; delete those that you do "
+            "not want"
+        )
+    (of,) = numbers
+    missing = [number for number in range(1, of + 1) if (number, of) not in found]
+    if missing:
+        begun = [number for number in missing if Checkpoints(folder / f"{number}-of-{of}").has_work]
+        words = f"; {listed(begun)} are unfinished: continue with --resume" if begun else ""
+        raise ValueError(f"parts {listed(missing)} of {of} are missing{words}")
+    return [found[each] for each in sorted(found)]
