@@ -17,9 +17,9 @@ from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.executors import by_executor
-from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts
+from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts, runs_of
 from fedjax_mm.sweeps.plan import Plan, make_outline
-from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+from fedjax_mm.sweeps.structures import Part
 from fedjax_mm.sweeps.sweep import sweep
 
 
@@ -168,10 +168,9 @@ def outline(
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
             grid = grid_of(experiment, how.memory)
-            programs = programs_of(grid)
+            programs = None
             if part is not None:
-                shares = shares_of(programs, part)
-                programs = [programs[each.program].some(each.replicas) for each in shares]
+                programs = [program for _, program in runs_of(grid, part, how.memory)]
                 if not programs:
                     raise ValueError(f"part {part} has no runs; take fewer parts")
         return make_outline(grid, split=how.split, limit=how.memory, programs=programs)

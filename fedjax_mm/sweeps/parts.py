@@ -29,9 +29,9 @@ from fedjax_mm.sweeps.labelled import Result
 from fedjax_mm.sweeps.plan import check_fits, make_outline
 from fedjax_mm.sweeps.program import Program
 from fedjax_mm.sweeps.saving import identity
-from fedjax_mm.sweeps.structures import Part, programs_of, shares_of
+from fedjax_mm.sweeps.structures import Part, Share, programs_of, shares_of
 
-_ENDLESS = 2.0**60  # bytes
+_ENDLESS, _LISTED_BYTES = 2.0**60, 64  # of memory; and of one run in a list
 
 # Of an identity; parts may be computed on other devices, whose last bits may differ.
 _ALIKE = (
@@ -143,25 +143,39 @@ def compute_part(
     if not 1 <= part.number <= part.of:
         raise ValueError(f"part is {part}; give Part(K, N) with K from 1 to N")
     with refusing():
-        whole = programs_of(grid)
-        shares = shares_of(whole, part)
+        mine = runs_of(grid, part, how.memory)
     about = _about(grid) | {"part": tuple(part)}
-    if not shares:
+    if not mine:
         return Piece(plain(about | {"seconds": {"compile": 0.0, "run": 0.0}}), [])
-    plan = plan_for(grid, how, [whole[each.program].some(each.replicas) for each in shares])
-    share = {id(program): mine for program, mine in zip(plan.programs, shares, strict=True)}
+    plan = plan_for(grid, how, [program for _, program in mine])
+    share_of = {id(program): share for share, program in mine}
     runs = list[Runs]()
     with closing(batches(plan, how, on_divergence)) as computed:
         for last in computed:
-            mine = share[id(last.program)]
+            share = share_of[id(last.program)]
             number = len(np.unique(last.replicas))  # without the padding at the end
             records = [x[:, :number].copy() for x in jax.tree.leaves(last.records)]
             params = [x[:number] for x in jax.tree.leaves(last.params)]
-            replicas = mine.replicas[last.replicas[:number]]
-            runs.append(Runs(mine.program, replicas, records + params))
+            replicas = share.replicas[last.replicas[:number]]
+            runs.append(Runs(share.program, replicas, records + params))
     spent = time.perf_counter() - clock - plan.compile_seconds
     seconds = {"compile": plan.compile_seconds, "run": spent}
     return Piece(plain(about | {"seconds": seconds}), runs)
+
+
+def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Program]]:
+    """Returns what a part computes: shares, each with its program of these runs alone.
+
+    Raises:
+      ValueError: if the grid has more runs than can be listed.
+    """
+    # Check before, because programs list their runs.
+    number = math.prod(grid.shape)
+    what = f"{number:,} runs (num_seeds = {grid.num_seeds:,})"
+    check_fits(what, _LISTED_BYTES * number, limit, "take fewer seeds or points")
+    whole = programs_of(grid)
+    shares = shares_of(whole, part)
+    return [(share, whole[share.program].some(share.replicas)) for share in shares]
 
 
 def _about(grid: Grid) -> dict[str, Any]:

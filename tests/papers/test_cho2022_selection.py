@@ -11,7 +11,7 @@ from fedjax_mm.papers.cho2022 import runs
 from fedjax_mm.papers.cho2022.grid import POINT, SELECTION, Comparison
 from fedjax_mm.papers.cho2022.mechanism import METRICS, Watched
 from fedjax_mm.papers.cho2022.runs import SCORES, best_points, run_comparison, select
-from fedjax_mm.papers.sequential import _joined
+from fedjax_mm.results.dataset import join_seeds
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.tasks import requiring
@@ -200,7 +200,7 @@ def test_batches_of_seeds_share_the_points_and_are_one_run(monkeypatch, tmp_path
     again = batch(0, tmp_path / "0")
     assert ran == [SELECTION, 0, 1]
     xr.testing.assert_identical(again.drop_attrs(), batches[0].drop_attrs())
-    both = _joined(*batches)
+    both = join_seeds(*batches)
     assert both["seed"].values.tolist() == [0, 1]
     assert best_points(both, config)["MaxFL"].learning_rate == both["learning_rate"].item()
     xr.testing.assert_identical(
