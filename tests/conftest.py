@@ -26,7 +26,10 @@ _GIVEN = os.environ.get("XLA_FLAGS", "")
 os.environ |= {
     "XLA_FLAGS": _GIVEN if _QUICK in _GIVEN else f"{_QUICK} {_GIVEN}".strip(),
     "XDG_CACHE_HOME": _PLACE,  # where the command line keeps its own
-    "JAX_COMPILATION_CACHE_DIR": str(Path(_PLACE) / "fedjax_mm" / "xla"),
+    "JAX_COMPILATION_CACHE_DIR": str(
+        Path(_PLACE) / "fedjax_mm" / "xla" / f"jaxlib-{version('jaxlib')}-cpu"
+    ),
+    "JAX_COMPILATION_CACHE_MAX_SIZE": "-1",  # at a limit each of thousands of entries is looked at
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",

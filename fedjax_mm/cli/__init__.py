@@ -332,7 +332,7 @@ def cache(
 ) -> None:
     """Show the compiled programs that are kept for the next start, or remove them.
 
-    Each version of jaxlib and each platform has a folder of its own, of at most 4 GiB; programs
+    Each version of jaxlib and each platform has a folder of its own, of at most 1 GiB; programs
     that were not used for longest go first.
     """
     import shutil

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # of a CPU, because each device has threads and memory of its own
-_CACHE_BYTES = 4 * 2**30  # of compiled programs of one version and platform
+_CACHE_BYTES = 2**30  # of compiled programs of one version and platform
 _HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
 
 # Let XLA wait 30 years, because it aborts the process when a device has waited 40 seconds for
@@ -105,8 +105,8 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
     """Keeps compiled programs on disk, and returns the place.
 
     A later process with the same program, devices and versions reads them instead of compiling.
-    Each version of jaxlib and each platform has a place of its own, of at most 4 GiB; the programs
-    that were not used for longest go first.
+    Each version of jaxlib and each platform has a place of its own, of at most 1 GiB, or of JAX's
+    setting JAX_COMPILATION_CACHE_MAX_SIZE; the programs that were not used for longest go first.
 
     Args:
       directory: where places are; by default `cache_directory`.
@@ -114,7 +114,8 @@ def use_compilation_cache(directory: Path | None = None) -> Path:
     version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
     place = (directory or cache_directory()) / version
     jax.config.update("jax_compilation_cache_dir", str(place))
-    jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
+    if "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
+        jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return place

@@ -1,0 +1,153 @@
+"""Parts whose processes and workers are killed at random: nothing is lost, or joined wrongly."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import distributed
+import numpy as np
+import pytest
+import submitit
+
+from fedjax_mm import open_result
+from fedjax_mm.sweeps.executors import TRIES, compute_parts
+from fedjax_mm.sweeps.parts import Piece, load_piece
+from fedjax_mm.sweeps.structures import Part
+from tests.faults.children import end, start, write_files
+from tests.test_cli import call
+
+KILLS = int(os.environ.get("FEDJAX_MM_KILLS", "60"))
+PARTS = 4
+pytestmark = pytest.mark.slow
+
+
+def told(counts, record_property):
+    print(f"\n{dict(counts)}")
+    for name, value in counts.items():
+        record_property(f"faults: {name}", value)
+
+
+def test_parts_killed_again_and_again_are_the_sweep(tmp_path, record_property):
+    """At moments spread over starting, compiling, working and writing; merges in between refuse."""
+    write_files(tmp_path)
+    code, lines, said = end(start("sweep", tmp_path, "--part", f"1/{PARTS}"))
+    assert code == 0, said
+    parts = tmp_path / "results/grid/parts"
+    moments, counts = random.Random(5), Counter()
+    while counts["kills"] < KILLS:
+        number = moments.randint(1, PARTS)
+        path = parts / f"{number}-of-{PARTS}.npz"
+        if path.exists():  # so that there is always something to kill
+            path.unlink()
+            counts["finished parts, made again"] += 1
+        words = ("--part", f"{number}/{PARTS}", "--resume", "--save-every", 0)
+        after = moments.randrange(len(lines))
+        killed = end(
+            start("sweep", tmp_path, *words), (signal.SIGKILL,), after, moments.uniform(0, 0.3)
+        )
+        assert "Traceback" not in killed.said, killed.said
+        counts["kills" if killed.code == -signal.SIGKILL else "finished before"] += 1
+        if path.exists():
+            assert load_piece(path).part == Part(number, PARTS)
+        if not all((parts / f"{each}-of-{PARTS}.npz").exists() for each in range(1, PARTS + 1)):
+            assert call("merge", tmp_path / "results/grid").code == 2
+            counts["merges refused"] += 1
+    for number in range(1, PARTS + 1):
+        code, _, said = end(start("sweep", tmp_path, "--part", f"{number}/{PARTS}", "--resume"))
+        assert code == 0, said
+    assert call("merge", tmp_path / "results/grid").code == 0
+    (tmp_path / "whole").mkdir()
+    write_files(tmp_path / "whole")
+    assert end(start("sweep", tmp_path / "whole")).code == 0
+    found = open_result(tmp_path / "results/grid")
+    for name, expected in open_result(tmp_path / "whole/results/grid").items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+    told(counts, record_property)
+
+
+def slowly(part):
+    time.sleep(1)
+    return Piece({"part": tuple(part)}, [])
+
+
+class Watched:
+    """An executor whose jobs are known by their parts."""
+
+    def __init__(self, executor):
+        self.executor, self.jobs = executor, {}
+
+    def submit(self, fn, sent, part, *more):
+        job = self.jobs[part] = self.executor.submit(fn, sent, part, *more)
+        return job
+
+
+@contextmanager
+def killing(victims, seconds):
+    """Kills one of the processes that a function names, again and again, in the background."""
+    moments, killed, is_over = random.Random(3), Counter(), threading.Event()
+
+    def work():
+        while not is_over.wait(moments.uniform(*seconds)):
+            name, number = moments.choice(sorted(victims(killed).items()) or [(None, None)])
+            if number:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+                    killed[name] += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def check_all(pieces, number):
+    assert sorted(piece.part for piece in pieces) == [Part(k, number) for k in range(1, number + 1)]
+
+
+def test_jobs_of_submitit_are_killed(tmp_path, record_property, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    executor = submitit.AutoExecutor(folder=tmp_path, cluster="local")
+    executor.update_parameters(timeout_min=5)
+    watched, number = Watched(executor), max(4, KILLS // 4)
+
+    def victims(killed):
+        """Jobs that run, of parts whose workers did not die too often."""
+        return {
+            part: int(job.job_id)
+            for part, job in list(watched.jobs.items())
+            if not job.done() and killed[part] < TRIES - 1
+        }
+
+    with killing(victims, (0.5, 2)) as killed:
+        parts = [Part(k, number) for k in range(1, number + 1)]
+        check_all(list(compute_parts(slowly, parts, watched, at_once=2)), number)
+    assert killed
+    told({"submitit: parts": number, "submitit: kills": killed.total()}, record_property)
+
+
+def test_workers_of_dask_are_killed(record_property, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    number = max(4, KILLS // 2)
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as here,
+        distributed.Client(here) as client,
+    ):
+
+        def victims(killed):
+            return {each.name: each.process.pid for each in here.workers.values() if each.process}
+
+        with killing(victims, (2, 5)) as killed:
+            parts = [Part(k, number) for k in range(1, number + 1)]
+            executor = client.get_executor(pure=False)
+            check_all(list(compute_parts(slowly, parts, executor, at_once=4)), number)
+    told({"dask: parts": number, "dask: kills": killed.total()}, record_property)
