@@ -1,5 +1,6 @@
 """Parts of a sweep on an executor: a pool of processes, jobs of Slurm by submitit, or Dask."""
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -15,6 +16,7 @@ import xarray as xr
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_count, described
 from fedjax_mm.sweeps.checkpoint import Saved
+from fedjax_mm.sweeps.devices import use_compilation_cache
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
@@ -122,15 +124,18 @@ def _given(executor: Executor, sent: bytes, part: Part, is_double: bool) -> Job:
       ChildProcessError: if the executor does not take it.
     """
     try:
-        return executor.submit(_work, sent, part, is_double)
+        return executor.submit(_work, sent, part, is_double, os.getpid())
     except Exception as error:  # of a pool whose processes were killed, or of a scheduler
         raise ChildProcessError(f"the executor did not take part {part}: {error}") from error
 
 
-def _work(sent: bytes, part: Part, is_double: bool) -> Piece | _Failure:
-    """Computes a part in a worker."""
+def _work(sent: bytes, part: Part, is_double: bool, parent: int) -> Piece | _Failure:
+    """Computes a part in a worker, whose `parent` process has given it out."""
     import cloudpickle
 
+    # Keep compiled programs on disk, because parts of one program would compile it again and again.
+    if os.getpid() != parent and jax.config.values["jax_compilation_cache_dir"] is None:
+        use_compilation_cache()
     with jax.enable_x64(is_double):
         try:
             piece: Piece = cloudpickle.loads(sent)(part)
