@@ -34,7 +34,7 @@ def compute_part(
     how: Execution,
     with_params: bool,
 ) -> None:
-    """Computes a part of an experiment's runs, unless it is there, and saves it for `merge`.
+    """Computes a part of an experiment's runs, unless it exists, and saves it for `merge`.
 
     Raises:
       RefusedError: if its file is a part of another run, or there are other numbers of parts.
@@ -107,12 +107,11 @@ def parts_in(directory: Path, first_seed: int) -> list[Path]:
     folder = _folder(directory, first_seed)
     found = _found(folder)
     if not found:
-        raise ValueError(f"there are no parts in {folder}; compute them with --part K/N")
+        raise ValueError(f"{folder} has no parts; compute them with --part K/N")
     numbers = sorted({of for _, of in found})
     if len(numbers) > 1:
         raise ValueError(
-            f"{folder} has parts of {' and of '.join(map(str, numbers))}; delete those that you do "
-            "not want"
+            f"{folder} has parts of {' and of '.join(map(str, numbers))}; delete the unwanted ones"
         )
     (of,) = numbers
     missing = [number for number in range(1, of + 1) if (number, of) not in found]

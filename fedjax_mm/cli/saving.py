@@ -1,4 +1,4 @@
-"""Directories of results: what is in them before a command, and what is saved while it works."""
+"""Directories of results: their content before a command, and their checkpoints during it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress

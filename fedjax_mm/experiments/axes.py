@@ -318,7 +318,7 @@ def _check_known(base: Point, axes: Mapping[str, Any]) -> None:
             and (label := rest.partition(".")[0]) not in base.algorithms
         ):
             labels = ", ".join(base.algorithms)
-            raise ValueError(f"axes.{key}: there is no algorithm {label!r}; choose from {labels}")
+            raise ValueError(f"axes.{key}: unknown algorithm {label!r}; choose from {labels}")
         if head not in fields:
             inside = [f"{name}.{key}" for name, x in tables.items() if head in type(x).model_fields]
             close = closest(head, known)

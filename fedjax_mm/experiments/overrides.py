@@ -83,7 +83,7 @@ def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:
 def replaced(values: Mapping[str, Any] | Config, path: Sequence[str], value: Any) -> dict[str, Any]:
     """Returns settings with another value at the path, after adding tables that are missing.
 
-    Tables on the path become plain values; those beside it stay as they are.
+    Tables on the path become plain values; other tables stay as they are.
     """
     head, *rest = path
     plain = settings_of(values) if isinstance(values, Config) else values

@@ -16,7 +16,7 @@ class _Place(NamedTuple):
     module: str
 
 
-# Of Any, because the class `Item` needs JAX and matplotlib, which take a second to import.
+# The type is Any, because importing `Item` imports JAX and matplotlib, which takes a second.
 class _Items(Mapping[str, Any]):
     """Items by name, each an `Item`, imported with its module when it is looked up."""
 

@@ -15,7 +15,7 @@ class Segment(NamedTuple):
     """A batch of a sweep between two segments of its rounds.
 
     Attributes:
-      label: what is computed, in words.
+      label: the label of the batch.
       plan: the plan of the sweep.
       batch: the number of the batch in `Plan.batches`.
       rounds: the number of finished rounds of the batch.
@@ -76,7 +76,7 @@ class Callback(NamedTuple):
     not saved yet. Of several processes each calls its own callbacks.
 
     Attributes:
-      on_preparation: called with what is done before the plan is known, in words.
+      on_preparation: called with a label of the work that comes before the plan.
       on_start: called with the compiled plan before the first round.
       on_batch: called before a batch's first segment.
       on_segment: called after each segment, which takes about a second.

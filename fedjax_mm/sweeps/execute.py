@@ -130,7 +130,7 @@ def batches(
 def _first(
     plan: Plan, batch: int, records: Record, how: Execution, saving: Saving | None
 ) -> Segment:
-    """Returns a batch before its first segment, after filling in what was saved of it."""
+    """Returns a batch before its first segment, with its saved records and state."""
     compiled, number = plan.batches[batch]
     rounds, replica = saving.load(batch, records) if saving else (0, None)
     so_far = _up_to(rounds, records, plan)

@@ -39,6 +39,6 @@ class Execution(NamedTuple):
         return ", ".join(filter(None, (self.label, what)))
 
     def report(self, what: str) -> None:
-        """Tells the callbacks what is done before the plan is known."""
+        """Reports work that comes before the plan to the callbacks."""
         for callback in self.callbacks:
             callback.on_preparation(self.in_words(what))

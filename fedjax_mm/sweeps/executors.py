@@ -38,7 +38,7 @@ class Job(Protocol):
         ...
 
     def result(self) -> Any:
-        """Returns what the call returned, or raises an error."""
+        """Returns the result of the call, or raises its error."""
         ...
 
 
@@ -92,7 +92,7 @@ def compute_parts(
             over = [each for each in running if each[1].done()]
             running = [each for each in running if each not in over]
             problem: Exception | None = None
-            for part, job in over:  # all of them, because those that ended well are to be saved
+            for part, job in over:  # look at all, because good results are saved
                 try:
                     piece = job.result()
                 except Exception as error:  # executors have errors of their own for dead workers

@@ -33,7 +33,7 @@ from fedjax_mm.sweeps.structures import Part, Share, programs_of, shares_of
 
 _ENDLESS, _LISTED_BYTES = 2.0**60, 64  # of memory; and of one run in a list
 
-# Of an identity; parts may be computed on other devices, whose last bits may differ.
+# Entries of an identity in which parts agree. Devices may differ, because only last bits do.
 _ALIKE = (
     *("config", "axes", "per_seed", "num_rounds", "num_seeds", "seed", "record_every", "until"),
     *("first_seed", "precision", "versions", "prng", "shared data", "keep", "client_map"),
@@ -56,7 +56,7 @@ class Runs(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a part computed.
+    """The result of a part.
 
     Attributes:
       about: the part, the runs' identity, the devices and the seconds, as plain values.
@@ -164,7 +164,7 @@ def compute_part(
 
 
 def runs_of(grid: Grid, part: Part, limit: float | None) -> list[tuple[Share, Program]]:
-    """Returns what a part computes: shares, each with its program of these runs alone.
+    """Returns the shares of a part, each with a program of its runs alone.
 
     Raises:
       ValueError: if the grid has more runs than can be listed.
@@ -185,7 +185,7 @@ def _about(grid: Grid) -> dict[str, Any]:
 
 
 def save_piece(piece: Piece, path: Path) -> None:
-    """Writes what a part computed, whole or not at all, with a digest.
+    """Writes the result of a part, whole or not at all, with a digest.
 
     Raises:
       OSError: if it cannot be written.
@@ -271,7 +271,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
       >>> dict(result.sizes)
       {'learning_rate': 2, 'seed': 2, 'round': 4, 'model': 2}
     """
-    # Plan with as much memory as there may be, because nothing is run here.
+    # Plan without a limit of memory, because nothing is run here.
     plan = make_outline(grid, limit=_ENDLESS)
     what = f"the results of {math.prod(grid.shape):,} runs"
     check_fits(what, plan.result_bytes, None, "record less often (record_every)")
@@ -283,7 +283,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
         _check_alike(piece, wanted)
         of = of or piece.part.of
         if piece.part.of != of or piece.part.number in found:
-            raise ValueError(f"part {piece.part} comes twice, or beside parts of {of}")
+            raise ValueError(f"part {piece.part} comes twice, or with parts of {of}")
         found.add(piece.part.number)
         for each in piece.runs:
             program = programs[each.program]
@@ -292,7 +292,7 @@ def join_parts(grid: Grid, pieces: Iterable[Piece]) -> tuple[xr.Dataset, list[Pa
         devices += [piece.about["made on"]] * bool(piece.runs)
         seconds = {name: seconds[name] + piece.about["seconds"][name] for name in seconds}
     if not of:
-        raise ValueError("there are no parts; compute them first")
+        raise ValueError("no parts were given; compute them first")
     if missing := sorted(set(range(1, of + 1)) - found):
         raise ValueError(f"parts {listed(missing)} of {of} are missing; compute them")
     if any((each != 1).any() for each in times):
@@ -323,6 +323,6 @@ def _placed(program: Program, arrays: Sequence[np.ndarray]) -> Iterator[Any]:
 
 
 def listed(numbers: Sequence[int]) -> str:
-    """Returns numbers in words, many of them in short."""
+    """Returns numbers as text, at most eight of them."""
     shown = ", ".join(map(str, numbers[:8]))
     return shown + (f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else "")

@@ -49,7 +49,7 @@ class Share(NamedTuple):
 
 
 def shares_of(programs: Sequence[Program], part: Part) -> list[Share]:
-    """Returns what a part computes: neighbouring runs, of about the same cost as any other part's.
+    """Returns the runs of a part: neighbouring ones, of about the cost of any other part's.
 
     All parts together have every run once. A part has runs of few programs, because each part
     compiles its own; it may have none. Only the grid and the number of parts decide, so that all

@@ -705,7 +705,7 @@ def test_overrides_reach_axes(file):
         ),
         ({"num_models": {"start": 2, "stop": 3, "num": 3}}, ["num_models = 2.0", "integer"]),
         ({"num_models": [2, 3, 2]}, ["'num_models' has 2 twice"]),
-        ({"algorithms.Z.learning_rate": [0.1]}, ["there is no algorithm 'Z'; choose from A"]),
+        ({"algorithms.Z.learning_rate": [0.1]}, ["unknown algorithm 'Z'; choose from A"]),
         ({"num_rounds": [12, 24]}, ["axes.num_rounds", "cannot vary within a sweep"]),
         ({"seed": [0, 1]}, ["axes.seed", "cannot vary within a sweep"]),
         ({"precision": ["float32"]}, ["axes.precision", "cannot vary within a sweep"]),

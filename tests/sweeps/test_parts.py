@@ -155,7 +155,7 @@ def test_a_piece_is_read_as_it_was_written(grid, pieces, tmp_path):
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        ([], "there are no parts"),
+        ([], "no parts were given"),
         ([0, 2], "parts 2 of 3 are missing"),
         ([0, 1, 2, 1], "part 2/3 comes twice"),
     ],
@@ -180,7 +180,7 @@ def test_parts_must_have_every_run_once(grid, pieces):
 
 def test_parts_of_two_numbers_are_not_joined(grid, pieces):
     other = compute_part(grid, Part(1, 30))
-    with pytest.raises(ValueError, match="part 1/30 comes twice, or beside parts of 3"):
+    with pytest.raises(ValueError, match="part 1/30 comes twice, or with parts of 3"):
         join_parts(grid, [pieces[0], other])
 
 
@@ -364,11 +364,11 @@ def test_what_cannot_be_merged_is_named(folder, capsys):
     assert "parts 3 of 3 are missing; 3 are unfinished: continue with --resume" in refused()
     kept.rename(parts / "3-of-3.npz")
     shutil.copy(parts / "2-of-3.npz", parts / "1-of-4.npz")
-    assert "has parts of 3 and of 4; delete those that you do not want" in refused()
+    assert "has parts of 3 and of 4; delete the unwanted ones" in refused()
     (parts / "1-of-4.npz").rename(parts / "1-of-3.npz")
     assert "1-of-3.npz is damaged" in refused()
     assert call("merge", folder / "whole") == 2
-    assert "there are no parts in" in capsys.readouterr().err
+    assert "has no parts; compute them" in capsys.readouterr().err
 
 
 def test_a_part_of_another_run_is_kept(folder, capsys):
