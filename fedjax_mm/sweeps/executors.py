@@ -180,7 +180,8 @@ def by_executor(
       compute: computes a part in a worker.
 
     Raises:
-      As `compute_parts`; `RefusedError` if the unfinished run is another one.
+      DivergenceError, ChildProcessError: as `compute_parts`.
+      RefusedError: if a part was refused, or the unfinished run is another one.
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
     parts = [Part(number, of) for number in range(1, of + 1)]

@@ -124,7 +124,8 @@ def compute_part(
     The share may be empty, if there are more parts than runs.
 
     Raises:
-      As `sweep`, except that a `DivergenceError` has no result.
+      ValueError, InterruptedRunError, OSError: as `sweep`.
+      DivergenceError: as `sweep`, but without a result.
 
     Example:
       >>> from fedjax_mm import fedavg, mfa_rr
