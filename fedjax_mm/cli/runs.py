@@ -237,6 +237,8 @@ def _read(path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool)
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
         if is_sweep and not experiment.axes:
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
+        if which.part and which.executor:
+            raise ValueError("--executor computes all parts, and --part one; give one of the two")
     return experiment.with_seeds(which.first_seed, experiment.num_seeds)
 
 

@@ -184,6 +184,7 @@ def by_executor(
       RefusedError: if a part was refused, or the unfinished run is another one.
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
+    at_once = None if how.at_once is None else check_count("at_once", how.at_once)
     parts = [Part(number, of) for number in range(1, of + 1)]
     if jax.process_count() > 1:
         raise ValueError("an executor is for one process; leave out --distributed and --process")
@@ -205,7 +206,7 @@ def by_executor(
             callback.on_parts(len(done) + ended, of)
 
     left = [part for part in parts if part not in done]
-    given = compute_parts(compute, left, how.executor, report, how.at_once)
+    given = compute_parts(compute, left, how.executor, report, at_once)
 
     def pieces() -> Iterator[Piece]:
         yield from done.values()

@@ -158,6 +158,7 @@ def test_what_cannot_be_sent_is_named():
     [
         ({"executor": 3}, TypeError, r"executor is 3; give an object with submit"),
         ({"num_parts": 0}, ValueError, "num_parts is 0"),
+        ({"at_once": 0}, ValueError, "at_once is 0"),
     ],
 )
 def test_wrong_options_are_refused(change, error, message):
@@ -328,6 +329,7 @@ def test_a_command_gives_parts_to_submitit(cheap, file):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--executor", "submitit", "--part", "1/2"], "computes all parts, and --part one"),
         (["--executor", "slurm"], "--executor is 'slurm'; choose from submitit, dask"),
         (
             ["--executor", "dask"],
