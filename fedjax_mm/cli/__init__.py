@@ -12,7 +12,6 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
@@ -20,7 +19,7 @@ import typer
 
 import fedjax_mm
 from fedjax_mm.cli.experiments import init, merge, run, show, sweep
-from fedjax_mm.cli.options import Out, Overrides, Overwrite, Resume, SaveEvery, number
+from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, say, show_table
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
@@ -160,7 +159,9 @@ def set_up(
 
     import jax
 
-    from fedjax_mm.sweeps.devices import join_processes, use_compilation_cache, use_cpu_devices
+    from fedjax_mm.cli.machine import show_devices, tell_of_accelerators, watched
+    from fedjax_mm.sweeps.cache import use_compilation_cache
+    from fedjax_mm.sweeps.devices import join_processes, use_cpu_devices
 
     with refusing():
         try:
@@ -173,9 +174,11 @@ def set_up(
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
     place = None if no_cache else use_compilation_cache()
+    if place:
+        context.with_resource(watched())
+    tell_of_accelerators()
     if verbose:
-        kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
-        say(f"devices: {kinds}\ncompilation cache: {place or 'off'}", notes)
+        show_devices(place)
 
 
 @app.command("list")
@@ -216,6 +219,7 @@ def reproduce(
     resume: Resume = False,
     overwrite: Overwrite = False,
     save_every: SaveEvery = 30.0,
+    executor: ExecutorName = None,
 ) -> None:
     """Reproduce figures of the papers.
 
@@ -232,7 +236,7 @@ def reproduce(
     budget = reproductions.budget_of(is_auto, max_seeds, max_minutes)
     settings = _settings(overrides, num_seeds=None if is_auto else seeds, num_rounds=rounds)
     scale = {"clients": clients, "dataset": dataset}
-    _exit(reproductions.reproduce(ids, settings, scale, data, out, before, how, budget))
+    _exit(reproductions.reproduce(ids, settings, scale, data, out, before, how, budget, executor))
 
 
 def _exit(none_is: bool) -> NoReturn:
@@ -335,24 +339,9 @@ def cache(
     Each version of jaxlib and each platform has a folder of its own, of at most 1 GiB; programs
     that were not used for longest go first.
     """
-    import shutil
+    from fedjax_mm.cli import machine
 
-    from fedjax_mm.sweeps.devices import cache_directory
-
-    place, rows = cache_directory(), list[tuple[str, str, str]]()
-    with refusing():
-        for folder in sorted(place.glob("jaxlib-*")):
-            sizes = dict[str, int]()
-            for path in folder.iterdir():
-                with suppress(FileNotFoundError):  # another process has removed it
-                    sizes[path.name] = path.stat().st_size
-            number = sum(name.endswith("-cache") for name in sizes)
-            rows.append((folder.name, f"{number:,}", f"{sum(sizes.values()) / 2**20:,.0f}"))
-            if clear:
-                shutil.rmtree(folder)
-    show_table(("version", "programs", "MiB"), rows, box=None, title=str(place))
-    if clear:
-        say("removed; programs are compiled again at their next start")
+    machine.show_cache(clear)
 
 
 for command in (init, run, sweep, merge, show):

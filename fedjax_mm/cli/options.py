@@ -61,7 +61,7 @@ ExecutorName = Annotated[
         "--executor",
         metavar="NAME",
         help="Let an executor compute parts: submitit (Slurm) or dask, with the settings of the "
-        "file's table executor.",
+        "file's table executor, or of --set executor.KEY=VALUE.",
     ),
 ]
 FirstSeed = Annotated[

@@ -15,6 +15,7 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm import plots
+from fedjax_mm.cli.executors import by, split_off
 from fedjax_mm.cli.results import show_end
 from fedjax_mm.cli.saving import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.terminal import notes, say, show_table
@@ -50,6 +51,7 @@ def reproduce(
     before: Existing,
     how: Execution,
     budget: Budget | None,
+    executor: str | None,
 ) -> bool:
     """Makes items, and returns whether no statement is contradicted.
 
@@ -62,15 +64,18 @@ def reproduce(
       before: the treatment of earlier work.
       how: the execution of the runs.
       budget: of seeds and time, if seeds are added until all statements are settled.
+      executor: the name of the executor that computes parts of the runs.
     """
     with refusing():
+        given, overrides = split_off(executor, overrides)
         items = [_find(ITEMS, name, "experiment") for name in dict.fromkeys(ids)]
         each = [[*_scaled(item, data=data, **scale), *overrides] for item in items]
         configs = [_configure(item, mine) for item, mine in zip(items, each, strict=True)]
         for item, config in zip(items, configs, strict=True):
             if budget and isinstance(config, Seeded):
                 budget.seeds(item, config)
-    return _make(items, configs, out, before, how, budget)
+    with by(executor, given, how) as how:
+        return _make(items, configs, out, before, how, budget)
 
 
 def bounds(

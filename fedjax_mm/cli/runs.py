@@ -3,8 +3,7 @@
 Wrong input is a `RefusedError`, raised before anything is computed or written.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +12,12 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
+from fedjax_mm.cli.executors import by
 from fedjax_mm.cli.parts import compute_part, parts_in
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.saving import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
-from fedjax_mm.experiments.executors import EXECUTORS
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
@@ -94,30 +93,14 @@ def _compute(
     elif which.part:
         compute_part(experiment, directory, which.part, before, how, with_params)
     else:
-        with saving(directory, before, how) as how, by(which.executor, experiment, how) as how:
+        with (
+            saving(directory, before, how) as how,
+            by(which.executor, experiment.executor, how) as how,
+        ):
             plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
             how = how._replace(callbacks=[*plan, *how.callbacks])
             dataset = _run_and_save(experiment, directory, how, with_params)
         _show(dataset, directory)
-
-
-@contextmanager
-def by(name: str | None, experiment: Experiment, how: Execution) -> Iterator[Execution]:
-    """Yields how an experiment is carried out by the executor of a name, if there is one."""
-    if name is None:
-        yield how
-        return
-    with ExitStack() as stack:
-        with refusing():
-            if name not in EXECUTORS:
-                raise ValueError(f"--executor is {name!r}; choose from {', '.join(EXECUTORS)}")
-            given = experiment.executor
-            if given and given.name != name:
-                raise ValueError(
-                    f"--executor is {name!r}, but the file has executor.name = {given.name!r}"
-                )
-            how = stack.enter_context((given or EXECUTORS[name]()).opened(how))
-        yield how
 
 
 def _is_there(

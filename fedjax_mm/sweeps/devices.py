@@ -4,7 +4,7 @@ import os
 import re
 import socket
 from collections.abc import Callable, Sequence
-from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,8 +16,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from fedjax_mm.results.dataset import cpu_cores
 
 _MOST_DEVICES = 512  # of a CPU, because each device has threads and memory of its own
-_CACHE_BYTES = 2**30  # of compiled programs of one version and platform
 _HEARTBEAT_SECONDS = 30  # of silence after which a process counts as lost; 100 in JAX
+
+# By the extra of this package, the file of a driver, and the package of JAX's plugin for it.
+_ACCELERATORS = {
+    "cuda12": ("/proc/driver/nvidia/version", "jax_plugins"),
+    "tpu": ("/dev/accel0", "libtpu"),
+}
 
 # Let XLA wait 30 years, because it aborts the process when a device has waited 40 seconds for
 # another, which is normal if clients take very different numbers of local steps. An unknown flag
@@ -56,6 +61,17 @@ def use_cpu_devices(count: int | None = None) -> None:
     given = os.environ.get("XLA_FLAGS", "")
     if _PATIENT not in given:
         os.environ["XLA_FLAGS"] = f"{_PATIENT} {given}".strip()  # the last, the user's, win
+
+
+def missing_plugin() -> str | None:
+    """Returns the extra whose plugin JAX lacks to see this machine's accelerator, if it does."""
+    # A plugin that fails to start, or a platform that was chosen, is no plugin that is missing.
+    if jax.default_backend() != "cpu" or jax.config.values["jax_platforms"]:
+        return None
+    for extra, (driver, plugin) in _ACCELERATORS.items():
+        if Path(driver).exists() and find_spec(plugin) is None:
+            return extra
+    return None
 
 
 def join_processes(address: str | None = None) -> None:
@@ -99,38 +115,6 @@ def join_processes(address: str | None = None) -> None:
     jax.distributed.initialize(
         f"{host}:{port}", int(count), int(number), heartbeat_timeout_seconds=_HEARTBEAT_SECONDS
     )
-
-
-def use_compilation_cache(directory: Path | None = None) -> Path:
-    """Keeps compiled programs on disk, and returns the place.
-
-    A later process with the same program, devices and versions reads them instead of compiling.
-    Each version of jaxlib and each platform has a place of its own, of at most 1 GiB, or of JAX's
-    setting JAX_COMPILATION_CACHE_MAX_SIZE; the programs that were not used for longest go first.
-
-    Args:
-      directory: where places are; by default `cache_directory`.
-    """
-    version = f"jaxlib-{metadata.version('jaxlib')}-{jax.default_backend()}"
-    place = (directory or cache_directory()) / version
-    jax.config.update("jax_compilation_cache_dir", str(place))
-    if "JAX_COMPILATION_CACHE_MAX_SIZE" not in os.environ:
-        jax.config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return place
-
-
-def cache_directory() -> Path:
-    """Returns where compiled programs are kept.
-
-    It is the environment's FEDJAX_MM_CACHE, which may be on a node's own disk, or in the user's
-    cache directory.
-    """
-    if given := os.environ.get("FEDJAX_MM_CACHE"):
-        return Path(given)
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "fedjax_mm" / "xla"
 
 
 class Layout(NamedTuple):

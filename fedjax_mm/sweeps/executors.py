@@ -15,8 +15,8 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_count, described
+from fedjax_mm.sweeps.cache import use_compilation_cache
 from fedjax_mm.sweeps.checkpoint import Saved
-from fedjax_mm.sweeps.devices import use_compilation_cache
 from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid

@@ -138,7 +138,10 @@ class Plan:
     @property
     def lines(self) -> list[str]:
         """The work and the memory, as lines of text."""
-        shared = f"on {self.where.mesh.size} devices, which share out the {self.where.axis}"
+        kind = self.where.mesh.devices.flat[0].device_kind
+        shared = (
+            f"on {self.where.mesh.size} devices ({kind}), which share out the {self.where.axis}"
+        )
         number = f"{len(self.compiled)} program{'s'[: len(self.compiled) > 1]}"
         work = f"{self.client_updates:,} local trainings {shared}"
         if not self.is_compiled:

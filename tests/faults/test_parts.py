@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -61,13 +62,108 @@ def test_parts_killed_again_and_again_are_the_sweep(tmp_path, record_property):
         code, _, said = end(start("sweep", tmp_path, "--part", f"{number}/{PARTS}", "--resume"))
         assert code == 0, said
     assert call("merge", tmp_path / "results/grid").code == 0
-    (tmp_path / "whole").mkdir()
-    write_files(tmp_path / "whole")
-    assert end(start("sweep", tmp_path / "whole")).code == 0
-    found = open_result(tmp_path / "results/grid")
-    for name, expected in open_result(tmp_path / "whole/results/grid").items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
+    check_alike(open_result(tmp_path / "results/grid"), tmp_path / "whole")
     told(counts, record_property)
+
+
+EXECUTOR = """
+[executor]
+name = "submitit"
+cluster = "local"
+num_parts = 4
+folder = "{folder}"
+"""
+
+
+def test_the_parent_of_an_executor_is_killed(tmp_path, record_property, monkeypatch):
+    """Parts that have ended are not computed again, and jobs of a killed parent do no harm."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    write_files(tmp_path)
+    with (tmp_path / "grid.toml").open("a") as file:
+        file.write(EXECUTOR.format(folder=tmp_path / "jobs"))
+    words = ("--executor", "submitit", "--resume")
+    moments, counts = random.Random(7), Counter()
+    for _ in range(max(1, KILLS // 10)):
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        for _ in range(2):
+            seconds = moments.uniform(0, 14)
+            killed = end(start("sweep", tmp_path, *words), (signal.SIGKILL,), 0, seconds)
+            assert "Traceback" not in killed.said, killed.said
+            counts["kills" if killed.code == -signal.SIGKILL else "finished before"] += 1
+            saved = list((tmp_path / "results/grid/unfinished").glob("part-*/*.npz"))
+            counts["parts that were saved then"] += len(saved)
+        code, _, said = end(start("sweep", tmp_path, *words))
+        assert code == 0, said
+        counts["resumed to the end"] += 1
+    check_alike(open_result(tmp_path / "results/grid"), tmp_path / "whole")
+    told(counts, record_property)
+
+
+def test_of_two_processes_with_one_part_one_is_refused(tmp_path, record_property):
+    counts = Counter()
+    for _ in range(max(1, KILLS // 10)):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        write_files(tmp_path)
+        both = [start("sweep", tmp_path, "--part", "1/1") for _ in range(2)]
+        ended = [end(each) for each in both]
+        codes = sorted(each.code for each in ended)
+        # The later one is refused, or finds the part of the earlier one and leaves it alone.
+        assert codes in ([0, 2], [0, 0]), ended
+        counts[f"ended with {codes}"] += 1
+        assert call("merge", tmp_path / "results/grid").code == 0
+    told(counts, record_property)
+
+
+def test_damaged_parts_are_never_joined(tmp_path, record_property):
+    """Each part is truncated, flipped, swapped with another, or removed, at random places."""
+    write_files(tmp_path)
+    for number in range(1, PARTS + 1):
+        assert end(start("sweep", tmp_path, "--part", f"{number}/{PARTS}")).code == 0
+    folder = tmp_path / "results/grid/parts"
+    paths = sorted(folder.iterdir())
+    whole = {path: path.read_bytes() for path in paths}
+    moments, counts = random.Random(11), Counter()
+
+    def spoil(path, kind):
+        content = bytearray(whole[path])
+        place = moments.randrange(len(content))
+        if kind == "truncated":
+            path.write_bytes(content[:place])
+        elif kind == "flipped":
+            content[place] ^= 1 << moments.randrange(8)
+            path.write_bytes(content)
+        elif kind == "swapped":
+            path.write_bytes(whole[moments.choice([each for each in paths if each != path])])
+        else:
+            path.unlink()
+
+    for number in range(4 * KILLS):
+        path, kind = (
+            moments.choice(paths),
+            ("truncated", "flipped", "swapped", "removed")[number % 4],
+        )
+        spoil(path, kind)
+        code, _, said = call("merge", tmp_path / "results/grid")
+        if code == 0:  # some bytes of a zip file have no meaning
+            assert kind == "flipped"
+            check_alike(open_result(tmp_path / "results/grid"), tmp_path / "whole")
+            for name in ("result.nc", "manifest.json", "figure.png"):
+                (tmp_path / "results/grid" / name).unlink()
+        else:
+            assert code == 2
+            assert path.name in said or "missing" in said, said
+        counts[f"{kind}: {'joined rightly' if code == 0 else 'refused'}"] += 1
+        path.write_bytes(whole[path])
+    told(counts, record_property)
+
+
+def check_alike(found, place):
+    """The result is that of the whole sweep, which is computed at a place."""
+    if not (place / "results").exists():
+        write_files(place)
+        assert end(start("sweep", place)).code == 0
+    for name, expected in open_result(place / "results/grid").items():
+        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
 
 
 def slowly(part):

@@ -10,12 +10,11 @@ import sys
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 import pytest
 import xarray as xr
 
-from fedjax_mm import Experiment, cli, fedavg, mfa_rand, mfa_rr, run, simulate
+from fedjax_mm import Experiment, fedavg, mfa_rand, mfa_rr, run, simulate
 from fedjax_mm.experiments.overrides import load
 from fedjax_mm.keys import seed_keys
 from fedjax_mm.sweeps import InterruptedRunError, join_processes, layout, plan, use_cpu_devices
@@ -201,128 +200,6 @@ AXES = """
 [axes]
 learning_rate = [0.05, 0.1, 0.2]
 """
-
-
-def command_line(code, *arguments, cache):
-    """A process that does not know of the tests' cache."""
-    usual = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=usual | {"XDG_CACHE_HOME": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-WITHOUT_A_CACHE = """
-import os
-import sys
-from fedjax_mm import cli
-
-try:
-    cli.main(["--devices", "2", "--no-cache", "--verbose", "bench", "W9"])
-except SystemExit as end:
-    assert end.code == 2
-assert not os.path.exists(os.path.join(os.environ["XDG_CACHE_HOME"], "fedjax_mm"))
-print("end of the first", file=sys.stderr)
-cli.main()
-"""
-"""The command line, after a command that keeps nothing."""
-
-
-def test_the_command_line_uses_devices_and_keeps_compiled_programs(tmp_path):
-    """A second process compiles nothing: it adds nothing to the cache, and reads it.
-
-    The cache can be turned off: then nothing is kept.
-    """
-    (tmp_path / "one.toml").write_text(ONE["mfa_rr"])
-    small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--out", tmp_path / "out")
-    entries, results = [], []
-    for code in (WITHOUT_A_CACHE, "from fedjax_mm import cli; cli.start()"):
-        done = command_line(code, "--verbose", "--devices", 2, *small, cache=tmp_path)
-        assert done.returncode == 0, done.stderr
-        without, _, said = done.stderr.rpartition("end of the first")
-        assert ("compilation cache: off" in without) == (code is WITHOUT_A_CACHE)
-        assert "devices: cpu:0, cpu:1" in said
-        place = tmp_path / "fedjax_mm" / "xla" / f"jaxlib-{jaxlib.__version__}-cpu"
-        assert str(place) in said
-        assert {path.parent for path in tmp_path.rglob("*-cache")} == {place}
-        entries.append(sorted(p.name for p in place.glob("*-cache")))
-        with xr.open_dataset(tmp_path / "out" / "one" / "result.nc") as result:
-            results.append(result.load().drop_attrs(deep=False))
-    assert entries[0]
-    assert entries[0] == entries[1]
-    xr.testing.assert_identical(*results)
-
-
-def test_compiled_programs_are_shown_and_cleared(tmp_path, monkeypatch, capsys):
-    """In another place, in which other files are left alone."""
-    monkeypatch.setenv("FEDJAX_MM_CACHE", "")  # so that it is as it was after the test
-    (tmp_path / "mine").touch()
-    for version, sizes in {"jaxlib-1-cpu": [2**20, 2**21], "jaxlib-2-cuda": [2**22]}.items():
-        (tmp_path / version).mkdir()
-        for number, size in enumerate(sizes):
-            (tmp_path / version / f"{number}-cache").write_bytes(bytes(size))
-            (tmp_path / version / f"{number}-atime").touch()
-
-    def shown(*words):
-        with pytest.raises(SystemExit) as end:
-            cli.main(["--cache", str(tmp_path), "cache", *words])
-        assert end.value.code == 0
-        return [line.split() for line in capsys.readouterr().out.splitlines()]
-
-    rows = shown()
-    assert ["jaxlib-1-cpu", "2", "3"] in rows
-    assert ["jaxlib-2-cuda", "1", "4"] in rows
-    assert shown("--clear")[-1][0] == "removed;"
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
-    assert shown()[-1] == ["version", "programs", "MiB"]
-
-
-SMALL_CACHE = """
-import sys
-from contextlib import suppress
-from pathlib import Path
-from fedjax_mm.sweeps import devices
-
-devices._CACHE_BYTES = 40_000
-place = devices.use_compilation_cache(Path(sys.argv[1]))
-import jax
-
-for number in range(12):
-    jax.jit(lambda x: x + number + int(sys.argv[2])).lower(1.0).compile()
-    sizes = []
-    for path in place.glob("*-cache"):
-        with suppress(FileNotFoundError):  # the other process removed it
-            sizes.append(path.stat().st_size)
-    assert sum(sizes) <= 40_000, sizes
-print(len(sizes))
-"""
-
-
-def test_the_cache_has_a_limit(tmp_path, monkeypatch):
-    """Two processes write at once; entries that were not used for longest go first."""
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
-    monkeypatch.delenv("JAX_COMPILATION_CACHE_MAX_SIZE")
-    command = [sys.executable, "-c", SMALL_CACHE, str(tmp_path)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen([*command, first], **pipes) for first in ("0", "100")]
-    for process in both:
-        out, errors = process.communicate(timeout=100)
-        assert process.returncode == 0, errors
-        assert 0 < int(out) < 24
-
-
-def test_a_spoilt_program_is_compiled_again(tmp_path):
-    (tmp_path / "one.toml").write_text(ONE["mfa_rr"])
-    small = ("run", tmp_path / "one.toml", "--set", "num_rounds=4", "--overwrite")
-    code = "from fedjax_mm import cli; cli.start()"
-    for _ in range(2):
-        done = command_line(code, *small, "--out", tmp_path / "out", cache=tmp_path)
-        assert done.returncode == 0, done.stderr
-        for path in tmp_path.rglob("*-cache"):
-            path.write_bytes(path.read_bytes()[:100] + b"poison")
 
 
 COMMANDS = """

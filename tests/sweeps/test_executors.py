@@ -11,10 +11,12 @@ import distributed
 import numpy as np
 import pytest
 import submitit  # here, because it keeps the standard output that it finds when it is imported
+import xarray as xr
 
 from fedjax_mm import cli, fedavg, mfa_rr, open_result, run, sweep
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.results.dataset import save_dataset
 from fedjax_mm.sweeps import (
     Callback,
     Checkpoints,
@@ -245,15 +247,6 @@ def cheap(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
 
-@pytest.mark.slow
-def test_a_pool_of_processes_computes_a_sweep(cheap):
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
-        found = sweep(make(), Execution(executor=pool, num_parts=2))
-    for name, expected in sweep(make()).items():
-        np.testing.assert_allclose(found[name], expected, rtol=1e-6)
-
-
 def test_submitit_repeats_a_part_whose_job_was_killed(cheap, tmp_path):
     executor = submitit.AutoExecutor(folder=tmp_path / "jobs", cluster="local")
     executor.update_parameters(timeout_min=5)
@@ -314,16 +307,48 @@ def file(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_command_gives_parts_to_submitit(cheap, file):
-    assert call("sweep", file, "--out", "jobs-out", "--executor", "submitit") == 0
-    assert call("sweep", file, "--out", "out") == 0
-    found, expected = open_result("jobs-out/grid"), open_result("out/grid")
+def test_everyone_computes_the_same(cheap, file):
+    """Three axes and five seeds: at once, in seven parts, and by three executors."""
+    axes = 'learning_rate = [0.05, 0.1]\nassignment.name = ["mfa_rr", "mfa_rand"]\n'
+    settings = TOML.replace("[executor]", f"{axes}[executor]").replace("seeds = 2", "seeds = 5")
+    file.write_text(settings.replace("num_parts = 2", "num_parts = 7"))
+    assert call("sweep", file, "--out", "once") == 0
+    for number in range(1, 8):
+        assert call("sweep", file, "--out", "parts", "--part", f"{number}/7") == 0
+    assert call("merge", "parts/grid") == 0
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        found = run(file, Execution(executor=pool, num_parts=7))
+    Path("pool/grid").mkdir(parents=True)
+    save_dataset(found, Path("pool/grid/result.nc"))
+    assert call("sweep", file, "--out", "submitit", "--executor", "submitit") == 0
+    dask = file.with_name("dask") / "grid.toml"
+    dask.parent.mkdir()
+    dask.write_text(file.read_text().partition("[executor]")[0])
+    words = ["--executor", "dask", "--set", "executor={ name = 'dask', num_parts = 7 }"]
+    assert call("sweep", dask, "--out", "dask", *words) == 0
+    expected = open_result("once/grid")
+    assert expected.sizes["seed"] == 5
+    for place in ("parts", "pool", "submitit", "dask"):
+        found = open_result(f"{place}/grid")
+        assert found.attrs["manifest"]["parts"] == 7
+        for name in ("config", "seed", "versions"):
+            assert found.attrs["manifest"][name] == expected.attrs["manifest"][name]
+        plain = found.drop_attrs(deep=False)
+        xr.testing.assert_allclose(plain, expected.drop_attrs(deep=False), rtol=1e-6)
+        print(place, "equal bit by bit:", plain.identical(expected.drop_attrs(deep=False)))
+        assert not Path(f"{place}/grid/unfinished").exists()
+
+
+@pytest.mark.slow
+def test_a_reproduction_is_computed_by_an_executor(cheap, file):
+    words = ["reproduce", "mfa-fig3", "--rounds", "5", "--seeds", "3", "--set", "num_models=3"]
+    by = ["--executor", "submitit", "--set", "executor.cluster=local"]
+    assert call(*words, "--out", "once") in (0, 3)
+    assert call(*words, *by, "--set", "executor.num_parts=2", "--out", "jobs-out") in (0, 3)
+    found, expected = open_result("jobs-out/mfa-fig3"), open_result("once/mfa-fig3")
     assert found.attrs["manifest"]["parts"] == 2
-    assert found.attrs["manifest"]["config"] == expected.attrs["manifest"]["config"]
-    assert "executor" not in expected.attrs["manifest"]["config"]
-    for name in expected:
-        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
-    assert not (file.parent / "jobs-out/grid/unfinished").exists()
+    xr.testing.assert_allclose(found.drop_attrs(), expected.drop_attrs(), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -345,3 +370,21 @@ def test_a_command_gives_parts_to_submitit(cheap, file):
 def test_wrong_executors_are_refused(file, capsys, options, message):
     assert call("sweep", file, *options) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("executor.clutser=local", "executor.clutser = 'local': unknown key"),
+        ("executor.num_parts=0", "executor.num_parts = 0: "),
+    ],
+)
+def test_wrong_executors_of_a_reproduction_are_refused(tmp_path, capsys, setting, message):
+    words = ["reproduce", "mfa-fig3", "--out", tmp_path, "--set", setting]
+    assert call(*words, "--executor", "submitit") == 2
+    assert message in capsys.readouterr().err
+    assert call(*words) == 2
+    assert "executor" in capsys.readouterr().err
+    assert call(*words[:-2], "--executor", "slurm") == 2
+    assert "--executor is 'slurm'; choose from submitit, dask" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,79 @@
+"""This machine: the devices that JAX sees, and the cache of programs compiled for them."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fedjax_mm.cli.terminal import notes, say, show_table
+from fedjax_mm.sweeps.cache import Loading, cache_directory, clear, kept_programs, rejection
+from fedjax_mm.sweeps.devices import missing_plugin
+from fedjax_mm.sweeps.errors import refusing
+
+
+def show_devices(place: Path | None) -> None:
+    """Prints the devices, and the place of the cache."""
+    kinds = ", ".join(f"{device.platform}:{device.id}" for device in jax.devices())
+    say(f"devices: {kinds}\ncompilation cache: {place or 'off'}", notes)
+
+
+def tell_of_accelerators() -> None:
+    """Says how to get the accelerator of this machine, if JAX does not see it."""
+    if extra := missing_plugin():
+        say(
+            "this machine has an accelerator that JAX does not see; install its plugin: "
+            f"pip install 'fedjax-mm[{extra}]' (or set JAX_PLATFORMS=cpu)",
+            notes,
+        )
+
+
+def show_cache(is_cleared: bool) -> None:
+    """Prints what is kept for each version and platform, and removes it if it is to be cleared."""
+    place = cache_directory()
+    with refusing():
+        kept = kept_programs(place)
+        rows = [(x.folder.name, f"{x.programs:,}", f"{x.num_bytes / 2**20:,.0f}") for x in kept]
+        if is_cleared:
+            for each in kept:
+                clear(each)
+    show_table(("version", "programs", "MiB"), rows, box=None, title=str(place))
+    if is_cleared:
+        say("removed; programs are compiled again at their next start")
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Says once if kept programs cannot be loaded, and in the end if loading them is in vain."""
+    loading, show_warning, is_told = Loading(), warnings.showwarning, False
+
+    def tell(message: Warning | str, *args: Any, **options: Any) -> None:
+        nonlocal is_told
+        reason = rejection(str(message))
+        if reason is None:
+            show_warning(message, *args, **options)
+        elif not is_told:
+            is_told = True
+            what = next(iter(reason.splitlines()), "")
+            say(
+                f"compiled programs in {cache_directory()} cannot be loaded ({what:.80}), and are "
+                "compiled again at every start; `fedjax-mm cache --clear` removes them",
+                notes,
+            )
+
+    warnings.showwarning = tell
+    jax.monitoring.register_event_duration_secs_listener(loading.listen)
+    try:
+        yield
+    finally:
+        warnings.showwarning = show_warning
+        jax.monitoring.unregister_event_duration_listener(loading.listen)
+    if loading.is_vain:
+        say(
+            f"compiled programs took {loading.loaded:.0f} s to load from {cache_directory()} and "
+            f"{loading.compiled:.0f} s to compile: this processor seems to reject them; "
+            "`fedjax-mm --no-cache` keeps none",
+            notes,
+        )
