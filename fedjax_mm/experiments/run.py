@@ -1,8 +1,9 @@
 """Running experiments and sweeps that a file describes."""
 
 import dataclasses
+import json
 from collections.abc import Iterable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -17,6 +18,7 @@ from fedjax_mm.parts import check_instance
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.executors import by_executor
+from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.parts import Piece, compute_part, join_parts, runs_of
 from fedjax_mm.sweeps.plan import Plan, make_outline
 from fedjax_mm.sweeps.structures import Part
@@ -89,7 +91,7 @@ def run(
             return sweep(grid, how, on_divergence=end, keep=keep)
         # Send the settings, because the data may be large, and each worker can load them.
         there = how._replace(callbacks=(), checkpoints=None, executor=None)
-        settings = _given(experiment), experiment.first_seed
+        settings = json.dumps(_given(experiment)), experiment.first_seed
         compute = partial(_part_of_settings, *settings, there, on_divergence=end, keep=keep)
         grid = dataclasses.replace(grid, keep=keep)
         dataset, params = by_executor(grid, how, compute)
@@ -103,12 +105,24 @@ def _given(experiment: Experiment) -> dict[str, Any]:
 
 
 def _part_of_settings(
-    settings: dict[str, Any], first_seed: int, execution: Execution, part: Part, **how: Any
+    settings: str, first_seed: int, execution: Execution, part: Part, **how: Any
 ) -> Piece:
-    """Computes a part in a worker, of an experiment that is given by its settings."""
-    experiment = Experiment.model_validate(settings)
+    """Computes a part in a worker, of an experiment that is given by its settings as JSON."""
+    experiment, grid = _grid_of_settings(settings, first_seed, execution.memory)
+    with jax.enable_x64(experiment.precision == "float64"):
+        return _part_of_grid(experiment, grid, part, execution, **how)
+
+
+# Keep one grid, because a worker gets many parts of one experiment, and loading its data and
+# checking all values of its axes may take longer than a part.
+@lru_cache(1)
+def _grid_of_settings(
+    settings: str, first_seed: int, memory: float | None
+) -> tuple[Experiment, Grid]:
+    experiment = Experiment.model_validate(json.loads(settings))
     experiment = experiment.with_seeds(first_seed, experiment.num_seeds)
-    return run_part(experiment, part, execution, **how)
+    with jax.enable_x64(experiment.precision == "float64"), refusing():
+        return experiment, grid_of(experiment, memory)
 
 
 def run_part(
@@ -133,9 +147,21 @@ def run_part(
     how = execution or Execution()
     with jax.enable_x64(experiment.precision == "float64"):
         with refusing():
-            grid = dataclasses.replace(grid_of(experiment, how.memory), keep=keep)
-        end = on_divergence or ("mark" if experiment.axes else "stop")
-        piece = compute_part(grid, part, how, on_divergence=end)
+            grid = grid_of(experiment, how.memory)
+        return _part_of_grid(experiment, grid, part, how, on_divergence, keep)
+
+
+def _part_of_grid(
+    experiment: Experiment,
+    grid: Grid,
+    part: Part,
+    execution: Execution,
+    on_divergence: Literal["mark", "stop"] | None,
+    keep: Literal["params"] | None,
+) -> Piece:
+    grid = dataclasses.replace(grid, keep=keep)
+    end = on_divergence or ("mark" if experiment.axes else "stop")
+    piece = compute_part(grid, part, execution, on_divergence=end)
     return piece._replace(about={**piece.about, "settings": _given(experiment)})
 
 
