@@ -280,6 +280,7 @@ class ServerContext(NamedTuple):
       server_state: the state from the round before.
       client_states: the states of all N clients, with the participants' new ones.
       total: the sum of the participants' contributions. Updates are dense, reports ``()``.
+      rng_key: the key of this model and round, for servers that draw, such as noise.
     """
 
     round: Round
@@ -288,6 +289,7 @@ class ServerContext(NamedTuple):
     server_state: ServerState
     client_states: ClientState
     total: Contribution
+    rng_key: PRNGKeyArray
 
 
 class ServerFn(Protocol):
@@ -316,6 +318,8 @@ class Algorithm(NamedTuple):
         use earlier updates; the sums are then 0.
       asks_for_thresholds: whether clients need thresholds, so that files can be checked before
         anything is traced.
+      metrics: returns numbers of a model and of its server's state by name, which are recorded
+        together with the task's metrics; None has none.
     """
 
     init: InitFn
@@ -325,6 +329,7 @@ class Algorithm(NamedTuple):
     equal_steps: Callable[[Task], bool] = lambda task: False
     steps_idle: bool = False
     asks_for_thresholds: bool = False
+    metrics: Callable[[Task, Params, ServerState], Metrics] | None = None
 
 
 @jax.tree_util.register_pytree_node_class
@@ -467,7 +472,8 @@ class ObserveFn(Protocol):
     def __call__(self, round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
         """Returns the new state, from the one that `assign` returned.
 
-        Reports ``[slots, ...]`` are in the order of the cohort; padding has zeros.
+        Reports ``[slots, ...]`` are in the order of the cohort; padding has zeros. Clients that do
+        not take part are padding here.
         """
 
 

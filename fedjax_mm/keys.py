@@ -2,9 +2,9 @@
 
 A sweep's root key folds the seed's number. The key of a round folds its number into that of a seed.
 A round's key folds 0 for the assignment, 1 + m for model m, and `_METRICS` for the metrics. A
-model's key folds the client's number. Round 0 comes before the first round. Asynchronous jobs have
-no round. Instead, the seed's key folds `_JOBS`, then the job's number, then 0 for the client, 1 for
-the delay and 2 for the training.
+model's key folds the client's number, and `_SERVER` for the server. Round 0 comes before the first
+round. Asynchronous jobs have no round. Instead, the seed's key folds `_JOBS`, then the job's
+number, then 0 for the client, 1 for the delay and 2 for the training.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,12 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from the numbers of rounds
-_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
+_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key, as the next two are
+_PRESENCE = 2**31 - 3
+_LOSSES = 2**31 - 4
+_SERVER = 2**31 - 1  # far from the numbers of clients, which are folded into the same key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
+_COMPRESSION = 2**31 - 2
 
 
 def seed_keys(seed: int | Index, numbers: Sequence[int] | ArrayLike) -> PRNGKeyArray:
@@ -43,6 +47,16 @@ def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
 def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of the delays in a round, which serves as a round's key in `model_keys`."""
     return jax.random.fold_in(assignment_key, _DELAYS)
+
+
+def presence_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which clients are present or absent in a round."""
+    return jax.random.fold_in(assignment_key, _PRESENCE)
+
+
+def losses_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which messages are lost in a round."""
+    return jax.random.fold_in(assignment_key, _LOSSES)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:
@@ -74,9 +88,24 @@ def client_key(model_key: PRNGKeyArray, client: Index) -> PRNGKeyArray:
     return jax.random.fold_in(model_key, client)
 
 
+def server_key(model_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key of the server's draws from that of the round and the model."""
+    return jax.random.fold_in(model_key, _SERVER)
+
+
+def step_key(rng_key: PRNGKeyArray, model: Int[Array, ""], number: Int[Array, ""]) -> PRNGKeyArray:
+    """Returns the key of the draws of a model's step among arrivals, from that of the seed."""
+    return server_key(jax.random.fold_in(round_key(rng_key, number), 1 + model))
+
+
 def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of an attacker's noise."""
     return jax.random.fold_in(client_key, _NOISE)
+
+
+def compression_key(client_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which a client's update is compressed."""
+    return jax.random.fold_in(client_key, _COMPRESSION)
 
 
 def job_key(rng_key: PRNGKeyArray, number: Int[Array, ""]) -> PRNGKeyArray:

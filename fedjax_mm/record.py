@@ -1,7 +1,7 @@
 """Records of a run: the models' metrics, counts of work, and message sizes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +13,17 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
-from fedjax_mm.base import Assignment, Cohort, Metrics, Params, Round, Task, Trace
+from fedjax_mm.base import (
+    Algorithm,
+    Assignment,
+    Cohort,
+    Metrics,
+    Params,
+    Round,
+    ServerState,
+    Task,
+    Trace,
+)
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
@@ -162,15 +172,22 @@ def measure(
       own: metrics ``[models, ...]`` that are not the tasks'.
     """
 
-    def of_model(task: Task, key: PRNGKeyArray, params: Params) -> Measured:
+    def of_model(
+        algorithm: Algorithm, task: Task, key: PRNGKeyArray, params: Params, server: ServerState
+    ) -> Measured:
         metrics, leaves = task.metrics(key, params), jax.tree.leaves(params)
         leaves += [metrics["loss"]] if "loss" in metrics else []
-        return Measured(metrics, jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves])))
+        of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
+        check_no_repeats(metrics, of_algorithm)
+        is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
+        return Measured(metrics | of_algorithm, is_finite)
 
     def of_stack(stack: Stack, state: StackState) -> Measured:
         chunk_size = chunk_size_of(client_map, stack.task, state.params, len(stack.models))
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
-        return over_models(of_model, stack, key, state.params, one_by_one=chunk_size is not None)
+        each = key, state.params, state.server
+        one = partial(of_model, stack.algorithm)
+        return over_models(one, stack, *each, one_by_one=chunk_size is not None)
 
     metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
 
@@ -198,10 +215,15 @@ def measure(
     names = dict.fromkeys(name for each in metrics for name in each)
     for name in names.keys() & set(RESERVED):
         raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
-    for name in names.keys() & (own or {}).keys():
-        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
+    check_no_repeats(names, own or {})
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+def check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Raises `ValueError` if a task's metric has the name of one that the run itself records."""
+    for name in metrics.keys() & others.keys():
+        raise ValueError(f"a metric is called {name!r}, like one that all runs record; rename it")
 
 
 def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 Local training is in `train.py`, the models axis in `stacks.py`, and every key in `keys.py`.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -144,19 +145,23 @@ def aggregate(
     """
 
     def of_stack(stack: Stack, state: StackState, trained: Trained) -> StackState:
-        def of_model(task: Task, size: Array, trained: Trained, model: StackState) -> StackState:
+        def of_model(
+            task: Task, key: PRNGKeyArray, size: Array, trained: Trained, model: StackState
+        ) -> StackState:
             is_trained = stack.algorithm.steps_idle or size > 0
             # The sums of an idle model are 0. Replace them by 1, because the gradient of 0/0 is NaN
             # even if `where` discards the value.
             total = jax.tree.map(lambda x: jnp.where(is_trained, x, 1), trained.total)
             old, states = (model.params, model.server), trained.client_states
-            given = base.ServerContext(now.round, task, *old, states, total)
+            server_key = keys.server_key(key)
+            given = base.ServerContext(now.round, task, *old, states, total, server_key)
             new = serve(stack.algorithm, given)
             params, server_state = jax.tree.map(partial(jnp.where, is_trained), new, old)
             return StackState(params, server_state, states, stack.models)
 
         trained = trained._replace(reports=())  # because reports have no models axis
-        return over_models(of_model, stack, stack.rows(sizes), trained, state)
+        each = keys.model_keys(now.rng_key, stack.models)
+        return over_models(of_model, stack, each, stack.rows(sizes), trained, state)
 
     sizes = now.cohort.sizes(sum(len(stack.models) for stack in stacks))
     return tuple(map(of_stack, stacks, states, trained))
@@ -185,6 +190,19 @@ def observe(
         all_reports = jax.tree.map(lambda *each: jnp.concatenate(each)[order], *reports)
     else:  # because a slot's report is 0 in all stacks but that of its model
         all_reports = jax.tree.map(lambda *each: reduce(jnp.add, each), *reports)
-    new = assignment.observe(now.round, now.cohort, all_reports, state)
+    new = assignment.observe(now.round, *_received(now.cohort, all_reports), state)
     check_state(f"{name_of(assignment)} returns from observe", like, new)
     return new
+
+
+def _received(cohort: Cohort, reports: Any) -> tuple[Cohort, Any]:
+    """Returns the cohort and the reports without clients that do not take part."""
+    if cohort.takes_part is None:
+        return cohort, reports
+    takes_part = cohort.participates()
+
+    def received(x: Array) -> Array:
+        return jnp.where(takes_part.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
+
+    clients = jnp.where(takes_part, jnp.asarray(cohort.clients), -1)
+    return dataclasses.replace(cohort, clients=clients), jax.tree.map(received, reports)

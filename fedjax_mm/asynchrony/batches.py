@@ -23,7 +23,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fedjax_mm import base, chunks, sums
+from fedjax_mm import base, chunks, keys, sums
 from fedjax_mm.asking import serve
 from fedjax_mm.asynchrony.arrivals import Arrivals, Batch, Bounds, next_batch
 from fedjax_mm.asynchrony.dispatch import WINDOW, Clock, Dispatch, draws_of, share_out
@@ -126,7 +126,8 @@ def arrivals_of(
             parts = list(zip(stacks, now.models, stores, strict=True))
             received = [_receive(*part, options, bounds, batch) for part in parts]
             work = add_counts(now.work, _work(stacks, batch, received))
-            stepped = [_step(*part, batch, new) for part, new in zip(parts, received, strict=True)]
+            both = zip(parts, received, strict=True)
+            stepped = [_step(*part, rng_key, batch, new) for part, new in both]
             models, stores = zip(*stepped, strict=True)
             done = now.done + batch.size
             if dispatch.reallocate:
@@ -208,7 +209,12 @@ def _receive(
 
 
 def _step(
-    stack: Stack, state: StackState, store: Store, batch: Batch, received: Received
+    stack: Stack,
+    state: StackState,
+    store: Store,
+    rng_key: PRNGKeyArray,
+    batch: Batch,
+    received: Received,
 ) -> tuple[StackState, Store]:
     """Returns the models of a stack after the servers' steps, and the store after them."""
     steps_before, new_steps, places = stack.rows(
@@ -224,14 +230,18 @@ def _step(
         i, old, versions = carry
         is_due = i < new_steps
 
-        def of_model(task: Task, is_due: Array, number: Array, total: Any, old: Version) -> Version:
+        def of_model(
+            task: Task, model: Array, is_due: Array, number: Array, total: Any, old: Version
+        ) -> Version:
             # A buffer that is not full may be empty. Replace it by 1, because 0/0 is NaN.
             full = jax.tree.map(lambda x: jnp.where(is_due, x[i], 1), total)
-            given = base.ServerContext(number, task, old.params, old.server, (), full)
+            key = keys.step_key(rng_key, model, number)
+            given = base.ServerContext(number, task, old.params, old.server, (), full, key)
             new = Version(*serve(stack.algorithm, given))
             return jax.tree.map(partial(jnp.where, is_due), new, old)
 
-        new = over_models(of_model, stack, is_due, steps_before + i + 1, total, old)
+        each = jnp.array(stack.models, jnp.int32), is_due, steps_before + i + 1
+        new = over_models(of_model, stack, *each, total, old)
         versions = chunks.put_rows(versions, jnp.where(is_due, places[:, i], nowhere), new)
         return i + 1, new, versions
 

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
 from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Scalar
+from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import (
     check_between,
     check_count,
@@ -163,16 +164,30 @@ class OnClock(NamedTuple):
     time: Float[Array, ""]
 
 
-def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
+@checked
+def on_clock(
+    assignment: Assignment,
+    delay: Delay,
+    *,
+    first: Count | None = None,
+    deadline: Positive | None = None,
+) -> Assignment:
     """Returns the assignment with a metric `time`, on the clock of asynchronous runs.
 
     A round takes the time of its slowest client, which is the longest delay of its local trainings.
     A client that trains several models does so at the same time, as in asynchronous runs. A round
     without participants takes no time.
 
+    Clients can be too late. They have then trained, so that their gradients count, but they do not
+    take part. `availability.dropping` loses messages in the same way.
+
     Args:
       assignment: the choice of clients and models.
       delay: draws the duration of a local training.
+      first: k; each model goes on with its k fastest clients, in ties those of lower numbers, so
+        that an assignment may choose more clients than needed. None waits for all.
+      deadline: the time after which a round ends without the clients that are not ready; None waits
+        for all.
 
     Raises:
       TypeError: if an argument has another type.
@@ -209,7 +224,16 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
             return jnp.where(is_padding, 0.0, drawn)
 
         model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
-        longest = jnp.max(jax.vmap(of_job)(model_keys[model], model, client), initial=0.0)
+        times = jax.vmap(of_job)(model_keys[model], model, client)
+        if first is not None:
+            is_there = (client >= 0) & (model >= 0)
+            is_among = _places(jnp.where(is_there, model, -1), times, client) < first
+            cohort = _taking_part(cohort, is_among)
+            times = jnp.where(is_among, times, 0.0)  # nobody waits for the others
+        if deadline is not None:
+            cohort = _taking_part(cohort, times <= deadline)
+            times = jnp.minimum(times, deadline)
+        longest = jnp.max(times, initial=0.0)
         return cohort, OnClock(inner, state.time + longest.astype(state.time.dtype))
 
     def observe(round: Round, cohort: Cohort, reports: Any, state: OnClock) -> OnClock:
@@ -227,3 +251,18 @@ def on_clock(assignment: Assignment, delay: Delay) -> Assignment:
         observe=observe if assignment.observe else None,
         metrics=metrics,
     )
+
+
+def _taking_part(cohort: Cohort, does: Bool[Array, " slots"]) -> Cohort:
+    """Returns the cohort with only some of its participants."""
+    return dataclasses.replace(cohort, takes_part=cohort.participates() & does)
+
+
+def _places(
+    groups: Int[Array, " n"], times: Float[Array, " n"], numbers: Int[Array, " n"]
+) -> Int[Array, " n"]:
+    """Returns each entry's place, from 0, among those of its group by time and then by number."""
+    order = jnp.lexsort((numbers, times, groups))
+    ordered, places = groups[order], jnp.arange(len(groups), dtype=jnp.int32)
+    first = jnp.searchsorted(ordered, ordered).astype(jnp.int32)  # of the group
+    return jnp.zeros_like(places).at[order].set(places - first)

@@ -1,11 +1,12 @@
 """Executors that are named on the command line, with settings of a file or of `--set`."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from fedjax_mm.experiments.executors import EXECUTORS, AnyExecutor
 from fedjax_mm.experiments.fields import Config
-from fedjax_mm.experiments.overrides import validate
+from fedjax_mm.experiments.overrides import settings_of, validate
 from fedjax_mm.sweeps.errors import refusing
 from fedjax_mm.sweeps.execution import Execution
 
@@ -19,36 +20,44 @@ class _Settings(Config):
 
 
 @contextmanager
-def by(name: str | None, given: AnyExecutor | None, how: Execution) -> Iterator[Execution]:
-    """Yields the execution by the executor of a name, with the settings that are given."""
-    if name is None:
+def by(executor: AnyExecutor | None, how: Execution) -> Iterator[Execution]:
+    """Yields the execution by an executor, if there is one."""
+    if executor is None:
         yield how
         return
     with ExitStack() as stack:
         with refusing():
-            _check(name)
-            if given and given.name != name:
-                raise ValueError(
-                    f"--executor is {name!r}, but the file has executor.name = {given.name!r}"
-                )
-            how = stack.enter_context((given or EXECUTORS[name]()).opened(how))
+            how = stack.enter_context(executor.opened(how))
         yield how
 
 
-def split_off(name: str | None, overrides: Sequence[str]) -> tuple[AnyExecutor | None, list[str]]:
-    """Returns the executor of a name, with its settings from overrides, and the other overrides.
+def split_off(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the settings of executors in `--set`, and the others."""
+    mine = [each for each in overrides if re.match(rf"\s*{_TABLE}\s*[.=]", each)]
+    return mine, [each for each in overrides if each not in mine]
+
+
+def executor_of(
+    name: str | None, given: AnyExecutor | None, overrides: Sequence[str]
+) -> AnyExecutor | None:
+    """Returns the executor that computes the parts, or None without a name.
+
+    Args:
+      name: from the command line.
+      given: the table of a file, if it has one.
+      overrides: settings that win over those of the table.
 
     Raises:
-      ValueError: if the name or a setting is unknown.
+      ValueError: if a name or a setting is unknown, or the table is another executor's.
     """
-    if name is None:
-        return None, [*overrides]
-    _check(name)
-    mine = [each for each in overrides if each.startswith(f"{_TABLE}.")]
-    found = validate(_Settings, {_TABLE: {"name": name}}, mine)
-    return found.executor, [each for each in overrides if each not in mine]
-
-
-def _check(name: str) -> None:
-    if name not in EXECUTORS:
+    if name is not None and name not in EXECUTORS:
         raise ValueError(f"--executor is {name!r}; choose from {', '.join(EXECUTORS)}")
+    if name is None and overrides and given is None:
+        raise ValueError(f"--set {overrides[0]}: there is no executor; give --executor NAME")
+    table = {"name": name} if given is None else settings_of(given)
+    if given is None and name is None:
+        return None
+    found = validate(_Settings, {_TABLE: table}, overrides).executor
+    if name is not None and found.name != name:
+        raise ValueError(f"--executor is {name!r}, but the file has executor.name = {found.name!r}")
+    return None if name is None else found

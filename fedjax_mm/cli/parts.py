@@ -1,6 +1,7 @@
 """Parts of a run on disk: files that `--part` writes and `merge` joins."""
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from fedjax_mm.experiments.run import run_part
 from fedjax_mm.files import plain
 from fedjax_mm.results.dataset import manifest
 from fedjax_mm.results.finished import differences
+from fedjax_mm.sweeps.callbacks import Callback
 from fedjax_mm.sweeps.checkpoint import Checkpoints
 from fedjax_mm.sweeps.errors import RefusedError
 from fedjax_mm.sweeps.execution import Execution
@@ -32,6 +34,7 @@ def compute_part(
     part: Part,
     before: Existing,
     how: Execution,
+    callbacks: Sequence[Callback],
     with_params: bool,
 ) -> None:
     """Computes a part of an experiment's runs, unless it exists, and saves it for `merge`.
@@ -54,6 +57,8 @@ def compute_part(
         return
     with saving(place, before, how) as how:
         keep: Any = "params" if with_params else None
+        how = how._replace(callbacks=[*callbacks, *how.callbacks])
+        say(f"part {part}", notes)
         piece = run_part(experiment, part, how, keep=keep)
         if jax.process_index() == 0:
             save_piece(piece, path)
@@ -98,6 +103,13 @@ def _found(folder: Path) -> dict[tuple[int, int], Path]:
     }
 
 
+def _in_words(numbers: Sequence[int], of: int, what: str) -> str:
+    """Returns what some parts are, and how to complete the first."""
+    many = len(numbers) > 1
+    parts = f"part{'s' * many} number {listed(numbers)} of {of} {'are' if many else 'is'}"
+    return f"{parts} {what} with --part {numbers[0]}/{of} --resume"
+
+
 def parts_in(directory: Path, first_seed: int) -> list[Path]:
     """Returns the files of all parts of a run, in their order.
 
@@ -117,6 +129,9 @@ def parts_in(directory: Path, first_seed: int) -> list[Path]:
     missing = [number for number in range(1, of + 1) if (number, of) not in found]
     if missing:
         begun = [number for number in missing if Checkpoints(folder / f"{number}-of-{of}").has_work]
-        words = f"; {listed(begun)} are unfinished: continue with --resume" if begun else ""
-        raise ValueError(f"parts {listed(missing)} of {of} are missing{words}")
+        rest = [number for number in missing if number not in begun]
+        kinds = {"missing: compute": rest, "unfinished: continue": begun}
+        raise ValueError(
+            "; ".join(_in_words(each, of, what) for what, each in kinds.items() if each)
+        )
     return [found[each] for each in sorted(found)]

@@ -15,7 +15,7 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm import plots
-from fedjax_mm.cli.executors import by, split_off
+from fedjax_mm.cli.executors import by, executor_of, split_off
 from fedjax_mm.cli.results import show_end
 from fedjax_mm.cli.saving import Existing, finished, leave_alone, made, saving
 from fedjax_mm.cli.terminal import notes, say, show_table
@@ -67,14 +67,15 @@ def reproduce(
       executor: the name of the executor that computes parts of the runs.
     """
     with refusing():
-        given, overrides = split_off(executor, overrides)
+        mine, overrides = split_off(overrides)
+        workers = executor_of(executor, None, mine)
         items = [_find(ITEMS, name, "experiment") for name in dict.fromkeys(ids)]
         each = [[*_scaled(item, data=data, **scale), *overrides] for item in items]
         configs = [_configure(item, mine) for item, mine in zip(items, each, strict=True)]
         for item, config in zip(items, configs, strict=True):
             if budget and isinstance(config, Seeded):
                 budget.seeds(item, config)
-    with by(executor, given, how) as how:
+    with by(workers, how) as how:
         return _make(items, configs, out, before, how, budget)
 
 

@@ -114,8 +114,10 @@ def show_last(dataset: xr.Dataset) -> None:
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
     """Prints the times that a result took, and its files."""
-    wall = dataset.attrs["manifest"]["wall_seconds"]
+    about = dataset.attrs["manifest"]
+    wall, parts = about["wall_seconds"], about.get("parts")
     times = f"compiled in {wall['compile']:.1f} s, ran in {wall['run']:.2f} s"
+    times += f", in all {parts} parts together" if parts else ""
     say(f"  {times}; in {directory}: {files}\n", style="dim")
 
 

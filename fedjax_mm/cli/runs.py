@@ -12,12 +12,13 @@ import xarray as xr
 from rich.text import Text
 
 from fedjax_mm.base import Params
-from fedjax_mm.cli.executors import by
+from fedjax_mm.cli.executors import by, executor_of, split_off
 from fedjax_mm.cli.parts import compute_part, parts_in
 from fedjax_mm.cli.results import show_end, show_last
 from fedjax_mm.cli.saving import Existing, alone, finished, leave_alone, saving
 from fedjax_mm.cli.terminal import notes, say, show_table, shown_progress
 from fedjax_mm.experiments import run as experiments
+from fedjax_mm.experiments.executors import AnyExecutor
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import load, validate
 from fedjax_mm.files import plain
@@ -25,7 +26,7 @@ from fedjax_mm.results.dataset import join_seeds, manifest, open_result, save_da
 from fedjax_mm.results.finished import RESULT, find_finished, read_about, save_about
 from fedjax_mm.results.params import save_params
 from fedjax_mm.sweeps.callbacks import Callback
-from fedjax_mm.sweeps.errors import DivergenceError, refusing
+from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.parts import Piece, load_piece
 from fedjax_mm.sweeps.plan import Plan
@@ -62,8 +63,9 @@ def run(
     with_params: bool = False,
 ) -> None:
     """Runs the experiment in a file, which has no axes, or some of its runs."""
-    experiment = _read(path, overrides, which, is_sweep=False)
-    _compute(experiment, out / path.stem, before, how, which, with_params=with_params)
+    experiment, workers = _read(path, overrides, which, is_sweep=False)
+    directory = out / path.stem
+    _compute(experiment, directory, before, how, which.part, workers, with_params=with_params)
 
 
 def sweep(
@@ -75,8 +77,8 @@ def sweep(
     how: Execution,
 ) -> None:
     """Runs the experiment in a file at all points of its axes, or some of these runs."""
-    experiment = _read(path, overrides, which, is_sweep=True)
-    _compute(experiment, out / path.stem, before, how, which)
+    experiment, workers = _read(path, overrides, which, is_sweep=True)
+    _compute(experiment, out / path.stem, before, how, which.part, workers)
 
 
 def _compute(
@@ -84,20 +86,19 @@ def _compute(
     directory: Path,
     before: Existing,
     how: Execution,
-    which: Which,
+    part: Part | None,
+    workers: AnyExecutor | None,
     *,
     with_params: bool = False,
 ) -> None:
     if _is_there(experiment, directory, before, with_params=with_params):
         leave_alone(directory)
-    elif which.part:
-        compute_part(experiment, directory, which.part, before, how, with_params)
+        return
+    plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
+    if part:
+        compute_part(experiment, directory, part, before, how, plan, with_params)
     else:
-        with (
-            saving(directory, before, how) as how,
-            by(which.executor, experiment.executor, how) as how,
-        ):
-            plan = [Callback(on_start=show_plan)] * bool(experiment.axes)
+        with saving(directory, before, how) as how, by(workers, how) as how:
             how = how._replace(callbacks=[*plan, *how.callbacks])
             dataset = _run_and_save(experiment, directory, how, with_params)
         _show(dataset, directory)
@@ -114,7 +115,13 @@ def _is_there(
     path, first = directory / "manifest.json", experiment.first_seed
     if not first:
         more = [PARAMS] if with_params else []
-        return finished(path, experiment, before, files=more) is not None
+        done = finished(path, experiment, before, seeds_too=False, files=more)
+        if done and (have := done["config"]["num_seeds"]) < experiment.num_seeds:
+            raise RefusedError(
+                f"{directory} has {have} seeds, and num_seeds is {experiment.num_seeds}; to add "
+                f"seeds, give --first-seed {have} and the number of new ones"
+            )
+        return done is not None
     with refusing():
         if with_params or (directory / PARAMS).exists():
             raise ValueError(
@@ -186,9 +193,11 @@ def outline(
     is_sweep: bool = False,
 ) -> None:
     """Prints the plan of an experiment, with the numbers that are known before compilation."""
-    experiment = _read(path, overrides, which, is_sweep=is_sweep)
+    experiment, workers = _read(path, overrides, which, is_sweep=is_sweep)
     with refusing(), shown_progress():
         show_plan(experiments.outline(experiment, how, which.part))
+    if workers:
+        say(f"  {workers.num_parts} parts, which {workers.name} computes", notes, "dim")
 
 
 def show_plan(plan: Plan) -> None:
@@ -210,19 +219,23 @@ def show_plan(plan: Plan) -> None:
         say(f"  {line}", notes, "dim")
 
 
-def _read(path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool) -> Experiment:
-    """Returns the experiment in a file, which has axes if it is a sweep."""
+def _read(
+    path: Path, overrides: Sequence[str], which: Which, *, is_sweep: bool
+) -> tuple[Experiment, AnyExecutor | None]:
+    """Returns the experiment in a file, which has axes if it is a sweep, and its executor."""
     with refusing():
         if path.stem in (".", ".."):  # results with this name would lie outside of OUT
             raise ValueError(f"{path}: results have the file's name; give it one with letters")
+        mine, overrides = split_off(overrides)
         experiment = load(path, Experiment, overrides)
+        workers = executor_of(which.executor, experiment.executor, mine)
         if experiment.axes and not is_sweep:
             raise ValueError(f"{path}: it has axes; run it with `fedjax-mm sweep`")
         if is_sweep and not experiment.axes:
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
         if which.part and which.executor:
             raise ValueError("--executor computes all parts, and --part one; give one of the two")
-    return experiment.with_seeds(which.first_seed, experiment.num_seeds)
+    return experiment.with_seeds(which.first_seed, experiment.num_seeds), workers
 
 
 def _run_and_save(

@@ -120,28 +120,28 @@ def alone(directory: Path) -> Iterator[None]:
 @contextmanager
 def saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
     """Adds a progress bar, and checkpoints that are discarded when all is written."""
-    try:
-        with _checkpointed(directory, before, how) as saving:
-            yield saving
-    except KeyboardInterrupt:
-        kept, nothing = (
-            "--resume continues what was saved",
-            "there is nothing for --resume to continue",
-        )
-        say(f"interrupted; {kept if Checkpoints(directory).has_work else nothing}", notes)
-        raise
+    with made([directory]):
+        try:
+            with _checkpointed(directory, before, how) as saving:
+                yield saving
+        except KeyboardInterrupt:
+            kept, nothing = (
+                "--resume continues what was saved",
+                "there is nothing for --resume to continue",
+            )
+            say(f"interrupted; {kept if Checkpoints(directory).has_work else nothing}", notes)
+            raise
 
 
 @contextmanager
 def _checkpointed(directory: Path, before: Existing, how: Execution) -> Iterator[Execution]:
-    with made([directory]):
-        with refusing():
-            checkpoints = Checkpoints(directory, resume=before == "resume").open()
-        with checkpoints:
-            with shown_progress() as report:
-                try:
-                    yield how._replace(callbacks=[progress(report)], checkpoints=checkpoints)
-                except DivergenceError:  # the run is over, because it would diverge again
-                    checkpoints.discard()
-                    raise
-            checkpoints.discard()
+    with refusing():
+        checkpoints = Checkpoints(directory, resume=before == "resume").open()
+    with checkpoints:
+        with shown_progress() as report:
+            try:
+                yield how._replace(callbacks=[progress(report)], checkpoints=checkpoints)
+            except DivergenceError:  # the run is over, because it would diverge again
+                checkpoints.discard()
+                raise
+        checkpoints.discard()

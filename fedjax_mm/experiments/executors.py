@@ -1,5 +1,6 @@
 """Executors of an experiment file: where parts of it are computed."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
@@ -59,7 +60,13 @@ class Submitit(_Executor):
             import submitit
         except ImportError as error:
             raise ValueError(f"executor submitit is not installed; {_REMEDY}") from error
-        executor = submitit.AutoExecutor(self.folder, cluster=self.cluster)
+        try:
+            executor = submitit.AutoExecutor(self.folder, cluster=self.cluster)
+        except RuntimeError as error:  # without srun
+            raise ValueError(
+                f"executor submitit: {error}; start it where Slurm is, or try it on this machine "
+                "by executor.cluster = 'local'"
+            ) from error
         try:
             executor.update_parameters(**self.parameters)
         except (NameError, TypeError) as error:  # of unknown names
@@ -84,7 +91,11 @@ class Dask(_Executor):
             raise ValueError(f"executor dask is not installed; {_REMEDY}") from error
         if self.address is None:
             here = {"n_workers": self.workers, "threads_per_worker": 1, "dashboard_address": None}
-            with distributed.LocalCluster(**here) as cluster, distributed.Client(cluster) as client:
+            quiet = {"silence_logs": logging.CRITICAL}  # of workers that end with their cluster
+            with (
+                distributed.LocalCluster(**here, **quiet) as cluster,
+                distributed.Client(cluster) as client,
+            ):
                 yield client.get_executor(pure=False)
             return
         try:

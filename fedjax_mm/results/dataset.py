@@ -20,6 +20,11 @@ from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Counts
 from fedjax_mm.results.labels import check_selectable
 
+MESSAGE_BITS = "message_bits"
+"""The metric of algorithms that compress updates: the bits of one client's message."""
+
+_BITS = 32  # of a number that is not compressed
+
 _LONG_NAMES = {
     "loss": "global loss F(w)",
     "excess_loss": "excess loss F(w) - F*",
@@ -30,6 +35,7 @@ _LONG_NAMES = {
     "idle_rounds": "rounds so far in which nobody trained the model",
     "parameters_up": "parameters sent to the server so far",
     "parameters_down": "parameters sent to clients so far",
+    "bits_up": "bits sent to the server so far",
 }
 
 
@@ -83,6 +89,10 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         "parameters_up": updates * np.asarray(trace.upload_size, np.int64),
         "parameters_down": updates * np.asarray(trace.download_size, np.int64),
     }
+    if (bits := trace.metrics.get(MESSAGE_BITS)) is not None:
+        # Models whose updates are not compressed have no such metric, but NaN.
+        plain = _BITS * np.asarray(trace.upload_size, np.int64)
+        sizes["bits_up"] = updates * np.where(np.isnan(bits), plain, bits)
     metrics = {
         name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()

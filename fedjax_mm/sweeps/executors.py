@@ -15,9 +15,15 @@ import xarray as xr
 
 from fedjax_mm.base import Params
 from fedjax_mm.checks import check_count, described
+from fedjax_mm.interrupts import noted_signals
 from fedjax_mm.sweeps.cache import use_compilation_cache
 from fedjax_mm.sweeps.checkpoint import Saved
-from fedjax_mm.sweeps.errors import DivergenceError, RefusedError, refusing
+from fedjax_mm.sweeps.errors import (
+    DivergenceError,
+    InterruptedRunError,
+    RefusedError,
+    refusing,
+)
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid
 from fedjax_mm.sweeps.parts import Piece, flat, join_parts, piece_of
@@ -181,6 +187,7 @@ def by_executor(
 
     Raises:
       DivergenceError, ChildProcessError: as `compute_parts`.
+      InterruptedRunError: if SIGINT or SIGTERM came, and there are checkpoints.
       RefusedError: if a part was refused, or the unfinished run is another one.
     """
     of, saved = check_count("num_parts", how.num_parts), how.checkpoints
@@ -202,8 +209,11 @@ def by_executor(
         done = {part: piece_of(each.arrays) for part, each in found.items() if each}
 
     def report(ended: int) -> None:
+        ended += len(done)
         for callback in how.callbacks:
-            callback.on_parts(len(done) + ended, of)
+            callback.on_parts(ended, of)
+        if signals:
+            raise InterruptedRunError(signals[-1], ended / of if ended else None)
 
     left = [part for part in parts if part not in done]
     given = compute_parts(compute, left, how.executor, report, at_once)
@@ -215,7 +225,8 @@ def by_executor(
                 saved.save(piece.part.number, grid.num_rounds, flat(piece))
             yield piece
 
-    with closing(given):
+    until = "stopping; parts that have ended are saved"
+    with noted_signals(saved is not None, until) as signals, closing(given):
         return join_parts(grid, pieces())
 
 

@@ -107,7 +107,8 @@ def _part_of_array(environ: Mapping[str, str]) -> Part:
     if first not in (0, 1) or 1 + (last - first) // step != count:
         raise ValueError(
             f"part is 'slurm', but the array has {count} tasks from {first} to {last}, and not all "
-            "from 0 or 1 on; give K/N, such as --part ${SLURM_ARRAY_TASK_ID}/200"
+            "from 0 or 1 on, so that the number of parts is unknown; give it: --part "
+            "${SLURM_ARRAY_TASK_ID}/N"
         )
     return Part(1 + (here - first) // step, count)
 

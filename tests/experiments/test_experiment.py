@@ -321,7 +321,7 @@ def test_the_server_scale_reaches_the_algorithm(scale, expected):
     local = ClientContext(key, 1, task, jnp.int32(0), params)
     client, _ = algorithm.client(local, server, ())
     total = client._replace(update=jnp.full(task.dim, 3.0), weight=jnp.float32(2))
-    moved, _ = algorithm.server(ServerContext(1, task, params, server, (), total))
+    moved, _ = algorithm.server(ServerContext(1, task, params, server, (), total, key))
     np.testing.assert_allclose(moved - params, expected * 3 / 2, rtol=1e-6)
 
 

@@ -141,7 +141,7 @@ def parts(program):
         sent, state = algorithm.client(local, server, state)
         states = jax.tree.map(lambda x: jnp.broadcast_to(x, (task.num_clients, *x.shape)), state)
         total = sent._replace(report=())
-        moved = algorithm.server(ServerContext(round, task, params, server, states, total))
+        moved = algorithm.server(ServerContext(round, task, params, server, states, total, key))
         trained = steps, sent, state
         return prepared, groups, assigned, trained, moved, task.metrics(key, params)
 

@@ -23,6 +23,7 @@ from fedjax_mm.sweeps import (
     DivergenceError,
     Execution,
     Grid,
+    InterruptedRunError,
     RefusedError,
     Setup,
 )
@@ -200,6 +201,26 @@ def test_parts_that_ended_are_saved(tmp_path):
             sweep(make(), how)
 
 
+def test_a_signal_ends_a_sweep_after_saving_its_parts(tmp_path, capsys):
+    """The second part sends it."""
+
+    def interrupts(part, _):
+        if part.number == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return False
+
+    with Checkpoints(tmp_path) as saved:
+        how = Execution(executor=Here(interrupts), num_parts=3, checkpoints=saved, at_once=1)
+        with pytest.raises(InterruptedRunError, match="at 33% and"):
+            sweep(make(), how)
+    assert "stopping; parts that have ended are saved" in capsys.readouterr().err
+    executor = Here()
+    with Checkpoints(tmp_path, resume=True) as saved:
+        how = Execution(executor=executor, num_parts=3, checkpoints=saved)
+        check_equal(sweep(make(), how), sweep(make()))
+    assert executor.given == parts(3)[1:]
+
+
 FILE = {
     "num_models": 2,
     "num_rounds": 3,
@@ -370,6 +391,19 @@ def test_a_reproduction_is_computed_by_an_executor(cheap, file):
 def test_wrong_executors_are_refused(file, capsys, options, message):
     assert call("sweep", file, *options) == 2
     assert message in capsys.readouterr().err
+    if "parameters" not in options[-1]:  # which submitit knows
+        assert call("sweep", file, *options, "--dry-run") == 2
+
+
+def test_settings_of_an_executor_need_no_table(file, capsys):
+    file.write_text(file.read_text().partition("[executor]")[0])
+    local = ["--set", "executor.cluster=local", "--set", "executor.num_parts=3"]
+    assert call("sweep", file, "--dry-run", "--executor", "submitit", *local) == 0
+    assert "3 parts, which submitit computes" in capsys.readouterr().err
+    assert call("sweep", file, "--dry-run", *local) == 2
+    assert "there is no executor; give --executor NAME" in capsys.readouterr().err
+    assert call("sweep", file, "--executor", "submitit") == 2  # without Slurm here
+    assert "executor.cluster = 'local'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,12 @@ def test_a_part_has_a_name(text, environ, part):
         ("1", {}, "give K/N"),
         ("a/b", {}, "give K/N"),
         ("slurm", {}, "SLURM_ARRAY_TASK_ID is not set; submit an array"),
-        ("slurm", array(1, 9, 9, count=3), "3 tasks from 1 to 9, and not all from 0 or 1 on; give"),
-        ("slurm", array(57, 57, 57), "1 tasks from 57 to 57, and not all from 0 or 1 on; give"),
+        (
+            "slurm",
+            array(1, 9, 9, count=3),
+            "3 tasks from 1 to 9, and not all from 0 or 1 on, so that",
+        ),
+        ("slurm", array(57, 57, 57), "1 tasks from 57 to 57, and not all from 0 or 1 on, so that"),
     ],
 )
 def test_other_names_are_refused(text, environ, message):
@@ -359,9 +363,9 @@ def test_what_cannot_be_merged_is_named(folder, capsys):
 
     capsys.readouterr()
     kept = (parts / "3-of-3.npz").rename(folder / "kept")
-    assert "parts 3 of 3 are missing" in refused()
+    assert "part number 3 of 3 is missing: compute with --part 3/3 --resume" in refused()
     (parts / "3-of-3/unfinished/part-0000").mkdir(parents=True)
-    assert "parts 3 of 3 are missing; 3 are unfinished: continue with --resume" in refused()
+    assert "part number 3 of 3 is unfinished: continue with --part 3/3 --resume" in refused()
     kept.rename(parts / "3-of-3.npz")
     shutil.copy(parts / "2-of-3.npz", parts / "1-of-4.npz")
     assert "has parts of 3 and of 4; delete the unwanted ones" in refused()
@@ -473,8 +477,14 @@ def test_later_seeds_are_added_to_a_finished_result(folder, capsys):
     capsys.readouterr()
     assert call(*words, folder / "whole", "--first-seed", 3, "--set", "num_seeds=2") == 0
     assert "is complete; nothing to resume" in capsys.readouterr().out
-    assert call(*words, folder / "whole", "--set", "num_seeds=5", "--resume") == 0
-    assert "is complete; nothing to resume" in capsys.readouterr().out
+    for number in (3, 5):  # the seeds of the file, which a script may ask for again, and all
+        words_of = (*words, folder / "whole", "--set", f"num_seeds={number}", "--resume")
+        assert call(*words_of) == 0
+        assert "is complete; nothing to resume" in capsys.readouterr().out
+    assert call(*words, folder / "whole", "--set", "num_seeds=7", "--resume") == 2
+    assert "has 5 seeds, and num_seeds is 7; to add seeds, give --first-seed 5" in (
+        capsys.readouterr().err
+    )
 
 
 def test_later_seeds_survive_a_kill_before_the_last_file(folder):

@@ -1,0 +1,15 @@
+# The package loads each of these names when it is first used: `__init__.py` reads this file.
+
+from .laws import Law, bernoulli, cyclic, markov, share_of_examples, timetable
+from .wrappers import available, dropping
+
+__all__ = [
+    "Law",
+    "available",
+    "bernoulli",
+    "cyclic",
+    "dropping",
+    "markov",
+    "share_of_examples",
+    "timetable",
+]

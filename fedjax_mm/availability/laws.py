@@ -1,0 +1,244 @@
+"""Laws of the clients' presence: who can be reached in a round, before anybody is chosen."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_mm.base import Round, Scalar
+from fedjax_mm.checked import Count, Positive, checked
+from fedjax_mm.checks import check_numbers, described
+from fedjax_mm.shuffles import permutation
+
+Probability = Scalar | Float[Array, " clients"]
+"""One number for all clients, or one for each; it may be traced."""
+
+
+class Law(NamedTuple):
+    """Law of the clients' presence.
+
+    Attributes:
+      init: makes the state before round 1, from a key and the number of clients.
+      step: returns who is present in a round, ``bool[clients]``, and the new state, from a key, the
+        round, the state and the number of clients.
+      share: the share of all rounds in which a client is present, one number or one for each.
+      num_clients: N, if the law is for so many clients only.
+    """
+
+    init: Callable[[PRNGKeyArray, int], Any]
+    step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
+    share: Probability
+    num_clients: int | None = None
+
+
+def bernoulli(probability: Probability) -> Law:
+    """Every client is present with its probability, independently in every round.
+
+    Args:
+      probability: p, one number, or one for each client.
+
+    Raises:
+      TypeError: if it is no number.
+      ValueError: if it does not lie between 0 and 1.
+
+    Example:
+      >>> law = bernoulli(0.25)
+      >>> present, _ = law.step(jax.random.key(0), 1, (), 1000)
+      >>> present.shape, bool(200 < present.sum() < 300)
+      ((1000,), True)
+    """
+    number = check_probability("probability", probability)
+
+    def step(
+        rng_key: PRNGKeyArray, round: Round, state: tuple[()], num_clients: int
+    ) -> tuple[Bool[Array, " clients"], tuple[()]]:
+        del round
+        return _draw(rng_key, probability, num_clients), state
+
+    return Law(_no_state, step, probability, number)
+
+
+def markov(comes: Probability, leaves: Probability) -> Law:
+    """Every client comes and leaves: two states, with their probabilities of a change per round.
+
+    Before round 1 clients are present with the stationary probability, so that their share does not
+    drift. Spells of presence last ``1 / leaves`` rounds on average, and of absence ``1 / comes``.
+
+    Args:
+      comes: the probability with which an absent client is present in the next round.
+      leaves: the probability with which a present client is absent in the next round.
+
+    Raises:
+      TypeError: if one of them is no number.
+      ValueError: if one of them does not lie between 0 and 1, or both are 0.
+
+    Example:
+      >>> law = markov(comes=0.2, leaves=0.1)
+      >>> round(float(law.share), 3)
+      0.667
+    """
+    given = check_probability("comes", comes), check_probability("leaves", leaves)
+    sizes = {number for number in given if number is not None}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"comes and leaves are for {' and '.join(map(str, sorted(sizes)))} clients; give as "
+            "many of each"
+        )
+    total = jnp.asarray(comes, float) + jnp.asarray(leaves, float)
+    if not isinstance(total, jax.core.Tracer) and not np.all(np.asarray(total) > 0):
+        raise ValueError(
+            "comes and leaves are both 0, so that nobody ever changes; take "
+            "bernoulli(probability), or one of them positive"
+        )
+    share = jnp.asarray(comes, float) / total
+
+    def init(rng_key: PRNGKeyArray, num_clients: int) -> Bool[Array, " clients"]:
+        return _draw(rng_key, share, num_clients)
+
+    def step(
+        rng_key: PRNGKeyArray, round: Round, state: Bool[Array, " clients"], num_clients: int
+    ) -> tuple[Bool[Array, " clients"], Bool[Array, " clients"]]:
+        # Round 1 has the initial state, which is stationary already.
+        changes = _draw(rng_key, jnp.where(state, leaves, comes), num_clients)
+        new = jnp.where(jnp.asarray(round) > 1, state ^ changes, state)
+        return new, new
+
+    return Law(init, step, share, next(iter(sizes), None))
+
+
+@checked
+def cyclic(num_groups: Count) -> Law:
+    """Groups of clients take turns: in round t those of group ``(t - 1) mod G`` are present.
+
+    Groups are near-equal, and drawn once for a run, from its seed.
+
+    Args:
+      num_groups: G, at most the number of clients.
+
+    Raises:
+      ValueError: if it is not positive; in a run, if there are fewer clients.
+
+    Example:
+      >>> law = cyclic(3)
+      >>> state = law.init(jax.random.key(0), 9)
+      >>> rounds = [law.step(jax.random.key(0), t, state, 9)[0] for t in (1, 2, 3)]
+      >>> sum(present.astype(int) for present in rounds).tolist()
+      [1, 1, 1, 1, 1, 1, 1, 1, 1]
+
+    Reference: Cho, Sharma, Joshi, Xu, Kale, Zhang, "On the Convergence of Federated Averaging with
+    Cyclic Client Participation" (2023).
+    """
+
+    def init(rng_key: PRNGKeyArray, num_clients: int) -> Int[Array, " clients"]:
+        if num_groups > num_clients:
+            raise ValueError(f"num_groups is {num_groups}; there are {num_clients} clients only")
+        return permutation(rng_key, num_clients) % num_groups
+
+    def step(
+        rng_key: PRNGKeyArray, round: Round, state: Int[Array, " clients"], num_clients: int
+    ) -> tuple[Bool[Array, " clients"], Int[Array, " clients"]]:
+        del rng_key, num_clients
+        return state == (jnp.asarray(round) - 1) % num_groups, state
+
+    return Law(init, step, 1 / num_groups)
+
+
+@checked
+def timetable(
+    intervals: Sequence[Sequence[tuple[float, float]]], *, period: Positive | None = None
+) -> Law:
+    """Clients are present as a trace of real devices says.
+
+    Args:
+      intervals: of every client, the half-open intervals ``[start, end)`` of rounds in which it is
+        present, sorted, and without overlaps. Round 1 begins at 0 and ends at 1; a client is
+        present in a round if it is at its beginning.
+      period: the length after which all intervals begin again. By default nobody is present after
+        the last interval.
+
+    Raises:
+      ValueError: if intervals are not sorted, overlap, are empty, or reach beyond the period.
+
+    Example:
+      >>> law = timetable([[(0, 2)], [(1, 3)]], period=4)
+      >>> [law.step(jax.random.key(0), t, (), 2)[0].tolist() for t in (1, 2, 3, 4)]
+      [[True, False], [True, True], [False, True], [False, False]]
+    """
+    most = max(map(len, intervals), default=0)
+    starts, ends = np.full((2, len(intervals), max(most, 1)), np.inf)
+    for k, each in enumerate(intervals):
+        _check_intervals(k, each, period)
+        for i, (start, end) in enumerate(each):
+            starts[k, i], ends[k, i] = start, end
+    lengths = np.where(np.isfinite(ends), ends - starts, 0).sum(1)
+    share = jnp.asarray(lengths / period) if period is not None else jnp.full(len(lengths), jnp.nan)
+    table = jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32)
+
+    def step(
+        rng_key: PRNGKeyArray, round: Round, state: tuple[()], num_clients: int
+    ) -> tuple[Bool[Array, " clients"], tuple[()]]:
+        del rng_key, num_clients
+        now = jnp.asarray(round, jnp.float32) - 1
+        now = now if period is None else now % jnp.asarray(period, jnp.float32)
+        first, last = table
+        return jnp.any((first <= now) & (now < last), axis=1), state
+
+    return Law(_no_state, step, share, len(intervals))
+
+
+def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " clients"]:
+    """Returns probabilities that grow with the clients' examples, ``n_k^b / max_j n_j^b``.
+
+    Args:
+      weights: n_k of every client, ``float[clients]``, such as `Look.weights` of one model.
+      exponent: b. With a negative one, clients with few examples are present more often; 0 gives 1.
+
+    Raises:
+      ValueError: if a weight is not positive.
+
+    Example:
+      >>> share_of_examples([1.0, 2.0, 4.0]).tolist()
+      [0.25, 0.5, 1.0]
+      >>> share_of_examples([1.0, 2.0, 4.0], -1.0).tolist()
+      [1.0, 0.5, 0.25]
+    """
+    n = jnp.asarray(weights, float)
+    check_numbers("weights", n, lambda x: x > 0, "be positive", ndim=1)
+    powers = n**exponent
+    return powers / powers.max()
+
+
+def check_probability(name: str, value: Any) -> int | None:
+    """Returns the number of clients for which a probability is, after checking it."""
+    if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
+        raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
+    ndim = min(np.ndim(value), 1)
+    check_numbers(name, value, lambda p: (p >= 0) & (p <= 1), "lie between 0 and 1", ndim=ndim)
+    return np.shape(value)[0] if ndim else None
+
+
+def _no_state(rng_key: PRNGKeyArray, num_clients: int) -> tuple[()]:
+    del rng_key, num_clients
+    return ()
+
+
+def _draw(rng_key: PRNGKeyArray, p: Any, num_clients: int) -> Bool[Array, " clients"]:
+    # Draw in float32, so that a seed means the same with and without x64.
+    return jax.random.uniform(rng_key, (num_clients,), jnp.float32) < p
+
+
+def _check_intervals(k: int, intervals: Any, period: Any) -> None:
+    last, limit = 0.0, np.inf if period is None else period
+    for interval in intervals:
+        start, end = interval
+        if not last <= start < end:
+            raise ValueError(
+                f"intervals[{k}] has ({start:g}, {end:g}) after {last:g}; give pairs of a start "
+                "and a later end, sorted and without overlaps, from 0 on"
+            )
+        last = end
+    if last > limit:
+        raise ValueError(f"intervals[{k}] ends at {last:g}, after the period of {limit:g}")

@@ -1,0 +1,200 @@
+"""Assignments whose clients may be absent, or whose messages may be lost."""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from fedjax_mm import keys
+from fedjax_mm.asking import assign as ask
+from fedjax_mm.availability.laws import Law, Probability, check_probability
+from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round
+from fedjax_mm.checked import checked
+from fedjax_mm.parts import check_assignment, check_instance
+
+
+class Present(NamedTuple):
+    """State of an assignment whose clients may be absent.
+
+    Attributes:
+      state: the assignment's own.
+      law: the state of the law.
+      number: of clients that were present in the last round.
+    """
+
+    state: Any
+    law: Any
+    number: Float[Array, ""]
+
+
+@checked
+def available(
+    assignment: Assignment,
+    law: Law,
+    *,
+    when_absent: Literal["skip", "replace"] = "skip",
+    unbiased: bool = False,
+) -> Assignment:
+    """Returns the assignment with clients that can be absent, so that they do not train.
+
+    The presence in a round is drawn before the choice, and does not depend on it. The metric
+    ``present`` is the number of present clients in the last round.
+
+    Args:
+      assignment: the choice of clients and models, which does not know who is present.
+      law: of the presence, such as ``bernoulli(0.8)``.
+      when_absent: "skip" leaves the places of absent clients empty. "replace" gives each of them to
+        a client that is present and not chosen yet, drawn uniformly, or leaves it empty if there is
+        none. A uniform choice of K clients is then a uniform choice of K present ones.
+      unbiased: whether the weights of the clients are multiplied by one over their shares of
+        presence. With ``fedavg(server_scale="1/N")`` the mean step is then that without absence.
+
+    Raises:
+      TypeError: if an argument has another type.
+      ValueError: if the law is for another number of clients or has no shares, or if clients with
+        factors of their own would be replaced.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, mfa_rand, simulate
+      >>> from fedjax_mm.availability import available, bernoulli
+      >>> from fedjax_mm.tasks import quadratic
+      >>> strategy = available(mfa_rand(100, 2), bernoulli(0.8))
+      >>> task, algorithm = quadratic(100, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> _, trace = simulate(0, task, algorithm, strategy, 20)
+      >>> bool((trace.client_updates.sum(1) == trace.metrics["present"][:, 0])[1:].all())
+      True
+    """
+    num_clients = check_assignment(assignment).num_clients
+    check_instance("law", law, Law, "give one, such as availability.bernoulli(0.8)")
+    if law.num_clients not in (None, num_clients):
+        raise ValueError(
+            f"law is for {law.num_clients} clients, and there are {num_clients}; give it one "
+            "number for all, or one for each"
+        )
+    if unbiased and when_absent == "replace":
+        raise ValueError("unbiased is for when_absent='skip'; replaced clients need no factors")
+    if unbiased and not _is_known(law.share):
+        raise ValueError(
+            "unbiased needs the shares of presence, which must be positive, and a timetable has "
+            "them with a period only; give one, or leave unbiased out"
+        )
+
+    def init(rng_key: PRNGKeyArray) -> Present:
+        own = law.init(keys.presence_key(rng_key), num_clients)
+        return Present(assignment.init(rng_key), own, jnp.full((), jnp.nan, float))
+
+    def assign(
+        rng_key: PRNGKeyArray, round: Round, state: Present, look: Look
+    ) -> tuple[Cohort, Present]:
+        draw_key, fill_key = jax.random.split(keys.presence_key(rng_key))
+        is_present, own = law.step(draw_key, round, state.law, num_clients)
+        cohort, inner = ask(assignment, rng_key, round, state.state, look)
+        if when_absent == "replace":
+            cohort = _replaced(fill_key, cohort, is_present)
+        else:
+            cohort = _skipped(cohort, is_present)
+        if unbiased:
+            cohort = _scaled(cohort, law.share)
+        number = jnp.sum(is_present, dtype=jnp.int32).astype(state.number.dtype)
+        return cohort, Present(inner, own, number)
+
+    def metrics(state: Present) -> Metrics:
+        own = assignment.metrics(state.state) if assignment.metrics else {}
+        return {**own, "present": jnp.full(assignment.num_models, state.number)}
+
+    def observe(round: Round, cohort: Cohort, reports: Any, state: Present) -> Present:
+        if assignment.observe is None:
+            return state
+        return state._replace(state=assignment.observe(round, cohort, reports, state.state))
+
+    observe_fn = observe if assignment.observe else None
+    return assignment._replace(init=init, assign=assign, observe=observe_fn, metrics=metrics)
+
+
+def _skipped(cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
+    """Returns the cohort without absent clients."""
+    clients = jnp.asarray(cohort.clients)
+    stays = is_present[jnp.maximum(clients, 0)]
+    return dataclasses.replace(cohort, clients=jnp.where(stays, clients, -1))
+
+
+def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
+    """Returns the cohort with other clients in the places of absent ones."""
+    if cohort.scale is not None:
+        raise ValueError(
+            "when_absent is 'replace', but the assignment gives clients factors of their own, "
+            "which another client must not have; take 'skip'"
+        )
+    clients = jnp.asarray(cohort.clients)
+    is_chosen = clients >= 0
+    is_absent = is_chosen & ~is_present[jnp.maximum(clients, 0)]
+    # Use a number out of range, which is dropped, because -1 would mark the last client.
+    numbers = jnp.where(is_chosen, clients, len(is_present))
+    is_free = is_present.at[numbers].set(False, mode="drop")
+    lots = jax.random.bits(rng_key, is_free.shape, jnp.uint32)
+    order = jnp.lexsort((lots, ~is_free)).astype(clients.dtype)  # the free ones first
+    place = jnp.cumsum(is_absent) - 1
+    new = jnp.where(place < jnp.sum(is_free), order[jnp.minimum(place, len(order) - 1)], -1)
+    return dataclasses.replace(cohort, clients=jnp.where(is_absent, new, clients))
+
+
+def _scaled(cohort: Cohort, share: Probability) -> Cohort:
+    """Returns the cohort with factors of one over the clients' shares of presence."""
+    factors = 1 / jnp.asarray(share, float)
+    own = factors if factors.ndim == 0 else factors[jnp.maximum(jnp.asarray(cohort.clients), 0)]
+    old = jnp.ones(cohort.clients.shape) if cohort.scale is None else cohort.scale
+    return dataclasses.replace(cohort, scale=(old * own).astype(old.dtype))
+
+
+def _is_known(share: Probability) -> bool:
+    return isinstance(share, jax.core.Tracer) or bool(np.all(np.asarray(share) > 0))
+
+
+def dropping(assignment: Assignment, probability: Probability) -> Assignment:
+    """Returns the assignment with messages that are lost on their way to the server.
+
+    A client whose message is lost has trained, so that its gradients count, but it does not take
+    part: its weight is 0, its state is as before the round, and the assignment does not see its
+    report.
+
+    Args:
+      assignment: the choice of clients and models.
+      probability: of a loss, independent for every local training; one number, or one for each
+        client.
+
+    Raises:
+      TypeError: if an argument has another type.
+      ValueError: if a probability does not lie between 0 and 1, or there is another number of them.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm import fedavg, mfa_rand, simulate
+      >>> from fedjax_mm.availability import dropping
+      >>> from fedjax_mm.tasks import quadratic
+      >>> strategy = dropping(mfa_rand(100, 2), 0.2)
+      >>> task, algorithm = quadratic(100, 4, mu=0.1), fedavg(0.1, local_steps=5)
+      >>> _, trace = simulate(0, task, algorithm, strategy, 20)
+      >>> int(trace.gradients.sum()), bool(1500 < trace.client_updates.sum() < 1700)
+      (10000, True)
+    """
+    check_assignment(assignment)
+    number = check_probability("probability", probability)
+    if number not in (None, assignment.num_clients):
+        raise ValueError(
+            f"probability is for {number} clients, and there are {assignment.num_clients}; give "
+            "one number for all, or one for each"
+        )
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        cohort, state = ask(assignment, rng_key, round, state, look)
+        lots = jax.random.uniform(keys.losses_key(rng_key), cohort.clients.shape, jnp.float32)
+        p = jnp.asarray(probability)
+        own = p if p.ndim == 0 else p[jnp.maximum(jnp.asarray(cohort.clients), 0)]
+        arrives = cohort.participates() & (lots >= own)
+        return dataclasses.replace(cohort, takes_part=arrives), state
+
+    return assignment._replace(assign=assign)
