@@ -1,6 +1,19 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
-from . import asynchrony, base, data, metrics, plots, schedules, sweeps, tasks, theory
+from . import (
+    asynchrony,
+    availability,
+    base,
+    compression,
+    data,
+    metrics,
+    plots,
+    privacy,
+    schedules,
+    sweeps,
+    tasks,
+    theory,
+)
 from .algorithms.afl import afl
 from .algorithms.attackers import attacked, noisy
 from .algorithms.ditto import ditto
@@ -36,9 +49,11 @@ __all__ = [
     "appealing",
     "asynchrony",
     "attacked",
+    "availability",
     "averaging",
     "bandit",
     "base",
+    "compression",
     "data",
     "ditto",
     "fedavg",
@@ -60,6 +75,7 @@ __all__ = [
     "params_of",
     "perfedavg",
     "plots",
+    "privacy",
     "prsgd",
     "qffl",
     "run",

@@ -147,6 +147,18 @@ class Measured(Towards):
         return self.loss(params, self.targets[client])
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Precise(Towards):
+    """`Towards` in the precision of its targets, from ones."""
+
+    def init(self, rng_key):
+        return {"w": jnp.ones(self.dim, self.targets.dtype)}
+
+    def weight(self, client):
+        return jnp.ones((), self.targets.dtype)
+
+
 class Visits(NamedTuple):
     """What a client of `counting` remembers."""
 

@@ -13,7 +13,7 @@ from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import check_numbers, described
 from fedjax_mm.shuffles import permutation
 
-Probability = Scalar | Float[Array, " clients"]
+Probability = Scalar | Float[Array, " clients"] | tuple[float, ...]
 """One number for all clients, or one for each; it may be traced."""
 
 
@@ -50,7 +50,7 @@ def bernoulli(probability: Probability) -> Law:
       >>> present.shape, bool(200 < present.sum() < 300)
       ((1000,), True)
     """
-    number = check_probability("probability", probability)
+    probability, number = check_probability("probability", probability)
 
     def step(
         rng_key: PRNGKeyArray, round: Round, state: tuple[()], num_clients: int
@@ -80,8 +80,11 @@ def markov(comes: Probability, leaves: Probability) -> Law:
       >>> round(float(law.share), 3)
       0.667
     """
-    given = check_probability("comes", comes), check_probability("leaves", leaves)
-    sizes = {number for number in given if number is not None}
+    (comes, first), (leaves, other) = (
+        check_probability("comes", comes),
+        check_probability("leaves", leaves),
+    )
+    sizes = {number for number in (first, other) if number is not None}
     if len(sizes) > 1:
         raise ValueError(
             f"comes and leaves are for {' and '.join(map(str, sorted(sizes)))} clients; give as "
@@ -102,7 +105,8 @@ def markov(comes: Probability, leaves: Probability) -> Law:
         rng_key: PRNGKeyArray, round: Round, state: Bool[Array, " clients"], num_clients: int
     ) -> tuple[Bool[Array, " clients"], Bool[Array, " clients"]]:
         # Round 1 has the initial state, which is stationary already.
-        changes = _draw(rng_key, jnp.where(state, leaves, comes), num_clients)
+        chances: tuple[Any, Any] = (leaves, comes)
+        changes = _draw(rng_key, jnp.where(state, *chances), num_clients)
         new = jnp.where(jnp.asarray(round) > 1, state ^ changes, state)
         return new, new
 
@@ -173,7 +177,7 @@ def timetable(
         _check_intervals(k, each, period)
         for i, (start, end) in enumerate(each):
             starts[k, i], ends[k, i] = start, end
-    lengths = np.where(np.isfinite(ends), ends - starts, 0).sum(1)
+    lengths = np.array([sum(end - start for start, end in each) for each in intervals])
     share = jnp.asarray(lengths / period) if period is not None else jnp.full(len(lengths), jnp.nan)
     table = jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32)
 
@@ -211,13 +215,14 @@ def share_of_examples(weights: Any, exponent: float = 1.0) -> Float[Array, " cli
     return powers / powers.max()
 
 
-def check_probability(name: str, value: Any) -> int | None:
-    """Returns the number of clients for which a probability is, after checking it."""
+def check_probability(name: str, value: Any) -> tuple[Any, int | None]:
+    """Returns a probability, as an array if it has one number for each client, and their number."""
     if not isinstance(value, jax.Array) and np.asarray(value).dtype.kind not in "iuf":
         raise TypeError(f"{name} is {described(value)}; give a number, or one for each client")
     ndim = min(np.ndim(value), 1)
+    value = jnp.asarray(value, float) if ndim else value
     check_numbers(name, value, lambda p: (p >= 0) & (p <= 1), "lie between 0 and 1", ndim=ndim)
-    return np.shape(value)[0] if ndim else None
+    return value, np.shape(value)[0] if ndim else None
 
 
 def _no_state(rng_key: PRNGKeyArray, num_clients: int) -> tuple[()]:

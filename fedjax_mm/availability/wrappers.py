@@ -182,7 +182,7 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
       (10000, True)
     """
     check_assignment(assignment)
-    number = check_probability("probability", probability)
+    probability, number = check_probability("probability", probability)
     if number not in (None, assignment.num_clients):
         raise ValueError(
             f"probability is for {number} clients, and there are {assignment.num_clients}; give "

@@ -288,7 +288,10 @@ def _can_join(key: str, here: Point) -> bool:
         return key.rpartition(".")[2] == "local_steps"
     assigned = [each.assignment or here.assignment for each in here.algorithms.values()]
     return here.params is None and all(
-        each is not None and each.name in ("mfa_rand", "mfa_rr") and each.appealing is None
+        each is not None
+        and each.name in ("mfa_rand", "mfa_rr")
+        and each.appealing is None
+        and each.available is None
         for each in assigned
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.availability.laws import Law, bernoulli, cyclic, markov, timetable
+from fedjax_mm.availability.wrappers import available, dropping
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -23,6 +25,7 @@ from fedjax_mm.base import (
     Padded,
     Task,
 )
+from fedjax_mm.compression import Compressor, compressed, qsgd, random_k, sign, top_k
 from fedjax_mm.data.partition import generator
 from fedjax_mm.experiments import fields
 from fedjax_mm.experiments.fields import (
@@ -40,6 +43,7 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import LocalSGD, local_sgd
+from fedjax_mm.privacy.private import AdaptiveClip, private
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 
@@ -49,6 +53,30 @@ class Appealing(Config):
 
     cohort_size: Count
     from_round: Count = 10
+
+
+class Available(Config):
+    """A law of the clients' presence by its name, and settings of `available`."""
+
+    name: str
+    when_absent: Literal["skip", "replace"] = "skip"
+    unbiased: fields.Flag = False
+
+    def wrap(self, assignment: Assignment, numbers: Numbers) -> Assignment:
+        """Returns the assignment with absent clients, with settings replaced by `numbers`."""
+        law = instantiate(self, _LAWS[self.name], numbers)
+        how: dict[str, Any] = {"when_absent": self.when_absent, "unbiased": self.unbiased}
+        return available(assignment, law, **how)
+
+
+_LAWS: dict[str, Callable[..., Law]] = {
+    law.__name__: law for law in (bernoulli, markov, cyclic, timetable)
+}
+_EACH = fields.Share | tuple[fields.Share, ...]
+_INTERVALS = tuple[tuple[tuple[fields.NonNegative, Positive], ...], ...]
+_LAW_TYPES = {"probability": _EACH, "comes": _EACH, "leaves": _EACH, "intervals": _INTERVALS}
+_LAW_TABLES = {name: table_of(Available, law, **_LAW_TYPES) for name, law in _LAWS.items()}
+"""The tables of all laws of presence, by their `name`."""
 
 
 class Delays(Config):
@@ -65,10 +93,17 @@ _DelayTable: Any = create_model(
 
 
 class Assigned(Config):
-    """An assignment or a dispatch by its name, whether clients may stay away, and a clock."""
+    """An assignment or a dispatch by its name, clients that are away or late, and a clock."""
 
     name: str
     appealing: Appealing | None = None
+    available: Annotated[Available, one_of(_LAW_TABLES)] | None = None
+    dropping: fields.Share | None = None
+    """The probability with which a message is lost."""
+    first: Count | None = None
+    """Of each model's clients on a clock, those that are waited for."""
+    deadline: Positive | None = None
+    """Of a round on a clock."""
     delay: Annotated[Delays, GetPydanticSchema(lambda _, make: make(_DelayTable))] | None = None
     """With it the result has the time: a round's is that of its slowest client."""
 
@@ -85,14 +120,24 @@ class Assigned(Config):
             raise ValueError(
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
+        lost = numbers.get("dropping", self.dropping)
         delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
         if factory is fedast:
-            if self.appealing:
-                raise ValueError("appealing is for rounds; fedast draws clients one by one")
+            for name in ("appealing", "available", "dropping", "first", "deadline"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"{name} is for rounds; fedast draws clients one by one")
             return instantiate(self, fedast, numbers, **sizes, delay=delay)
         drawn: Assignment = instantiate(self, factory, numbers, **sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
-        return on_clock(drawn, delay) if delay else drawn
+        if self.available:
+            drawn = self.available.wrap(drawn, numbers.get("available", {}))
+        if delay:
+            drawn = instantiate(self, on_clock, numbers, assignment=drawn, delay=delay)
+        elif self.first is not None or self.deadline is not None:
+            raise ValueError(
+                "first and deadline are for a clock; add a delay, such as delay = { mean = 1.0 }"
+            )
+        return drawn if lost is None else dropping(drawn, lost)
 
 
 _FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "fedast": fedast}
@@ -109,13 +154,59 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 """The table of any assignment."""
 
 
+class Compression(Config):
+    """A compressor by its name, and whether clients keep what they did not send."""
+
+    name: str
+    error_feedback: fields.Flag = True
+
+    def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
+        """Returns the algorithm with compressed updates, with settings replaced by `numbers`."""
+        rule = instantiate(self, _COMPRESSORS[self.name], numbers)
+        return compressed(algorithm, rule, error_feedback=self.error_feedback)
+
+
+_COMPRESSORS: dict[str, Callable[..., Compressor]] = {
+    rule.__name__: rule for rule in (top_k, random_k, qsgd, sign)
+}
+_COMPRESSION_TABLES = {name: table_of(Compression, rule) for name, rule in _COMPRESSORS.items()}
+"""The tables of all compressors, by their `name`."""
+
+
+class Adaptive(Config):
+    """Settings of `AdaptiveClip`, the rule by which the clipping norm changes."""
+
+    quantile: fields.Fraction = 0.5
+    rate: Positive = 0.2
+    count_noise: NonNegative = 0.0
+
+
+class Privacy(Config):
+    """Settings of `private`: clipped updates, and noise that the server adds."""
+
+    clip: Positive
+    noise_multiplier: NonNegative
+    clients_per_round: Positive
+    adaptive: Adaptive | None = None
+
+    def wrap(self, algorithm: Algorithm, numbers: Numbers) -> Algorithm:
+        """Returns the private algorithm, with settings replaced by `numbers`."""
+        rule = None
+        if self.adaptive:
+            rule = instantiate(self.adaptive, AdaptiveClip, numbers.get("adaptive", {}))
+        return instantiate(self, private, numbers, algorithm=algorithm, adaptive=rule)
+
+
 class Method(OptimizingClients):
     """A method by its name, its local training, and its assignment unless all methods share one.
 
-    The table of a method has a key for each argument of `local_sgd`, too.
+    The table of a method has a key for each argument of `local_sgd`, too. Updates are compressed
+    first and clipped then.
     """
 
     name: str
+    compression: Annotated[Compression, one_of(_COMPRESSION_TABLES)] | None = None
+    privacy: Privacy | None = None
     assignment: AssignmentConfig | None = None
     learning_rate: Rate
 
@@ -151,7 +242,12 @@ class Method(OptimizingClients):
         if isinstance(self, OptimizingServer):
             server = self.build_server_optimizer(num_models, num_rounds, numbers)
         local = self._local(self.schedule(num_models, num_rounds, numbers), numbers)
-        return self._of(local, numbers, server)
+        algorithm = self._of(local, numbers, server)
+        if self.compression:
+            algorithm = self.compression.wrap(algorithm, numbers.get("compression", {}))
+        if self.privacy:
+            algorithm = self.privacy.wrap(algorithm, numbers.get("privacy", {}))
+        return algorithm
 
 
 DEFAULT_METHOD = "fedavg"

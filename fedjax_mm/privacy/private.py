@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from fedjax_mm.algorithms.compression import of_weight_one
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -21,6 +20,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.checked import Fraction, NonNegative, Positive, check_argument, checked
+from fedjax_mm.compression import of_weight_one
 from fedjax_mm.parts import check_algorithm
 
 
@@ -62,8 +62,9 @@ def private(
 
     A client sends ``D_k min(1, C / |D_k|)``, where D_k is its update divided by its weight, as one
     vector. The server replaces the mean by ``(sum_k D_k + N(0, (z C)^2 I)) / W``, also in rounds in
-    which nobody takes part. All clients weigh 1, and W is public and fixed, because dividing by the
-    number of participants would reveal it. `theory.privacy.epsilon` accounts for the rounds.
+    which nobody takes part. All clients weigh 1, whatever factors the assignment gives them. W is
+    public and fixed, because dividing by the number of participants would reveal it. `epsilon`
+    accounts for the rounds.
 
     The server's step must divide the sum by the sum of the weights, as those of `fedavg`, `fedprox`
     and `perfedavg` do. Wrap `compressed` inside, so that clipping comes last. Reports of losses to
@@ -79,11 +80,11 @@ def private(
 
     Raises:
       TypeError: if an argument has another type.
-      ValueError: if a number is out of its range, or the count's noise is too small for z; in a
-        run, if the assignment gives clients factors.
+      ValueError: if a number is out of its range, or the count's noise is too small for z.
 
     Example:
-      >>> from fedjax_mm import fedavg, mfa_rand, private, simulate
+      >>> from fedjax_mm import fedavg, mfa_rand, simulate
+      >>> from fedjax_mm.privacy import private
       >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = private(
       ...     fedavg(0.1, local_steps=5), clip=1.0, noise_multiplier=0.5, clients_per_round=12)
@@ -105,11 +106,6 @@ def private(
     def client(
         context: ClientContext, server_state: Private, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
-        if context.is_scaled:
-            raise ValueError(
-                "private is for clients of equal weight, but the assignment gives them factors, by "
-                "which noise would be too small; take an assignment without them, such as mfa_rand"
-            )
         sent, state = algorithm.client(context, server_state.state, client_state)
         update, weight = of_weight_one(sent, context.params)
         norm = optax.tree.norm(update)

@@ -181,7 +181,8 @@ def compressed(
       TypeError: if an argument has another type.
 
     Example:
-      >>> from fedjax_mm import compressed, fedavg, full_participation, simulate, top_k
+      >>> from fedjax_mm import fedavg, full_participation, simulate
+      >>> from fedjax_mm.compression import compressed, top_k
       >>> from fedjax_mm.tasks import quadratic
       >>> algorithm = compressed(fedavg(0.1, local_steps=5), top_k(0.1))
       >>> _, trace = simulate(0, quadratic(24, 4, mu=0.1), algorithm, full_participation(24), 50)

@@ -1,0 +1,346 @@
+"""Clients that are away, messages that are lost, and clients that are late."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    advance,
+    fedavg,
+    full_participation,
+    init,
+    keys,
+    local_sgd,
+    mfa_rand,
+    mfa_rr,
+    scaffold,
+    simulate,
+)
+from fedjax_mm.assignments.bandits import bandit
+from fedjax_mm.asynchrony import on_clock
+from fedjax_mm.availability import (
+    available,
+    bernoulli,
+    cyclic,
+    dropping,
+    markov,
+    share_of_examples,
+    timetable,
+)
+from fedjax_mm.base import Assignment, Cohort, Look
+from tests.helpers import Measured, Precise, Towards
+from tests.oracles import wrappers as oracle
+
+N, ROUNDS = 12, 30
+KEY = jax.random.key(3)
+
+
+def presence(law, num_rounds, num_clients, seed=0):
+    """Who is there in each round, ``bool[rounds, clients]``."""
+
+    def step(state, t):
+        is_there, state = law.step(jax.random.fold_in(KEY, t), t, state, num_clients)
+        return state, is_there
+
+    start = law.init(jax.random.key(seed), num_clients)
+    rounds = jnp.arange(1, num_rounds + 1)
+    return np.asarray(jax.jit(lambda state: jax.lax.scan(step, state, rounds)[1])(start))
+
+
+def close(found, expected, error):
+    """Within four standard errors."""
+    assert abs(found - expected) < 4 * error, (found, expected, error)
+
+
+# Laws
+
+
+@pytest.mark.parametrize("p", [0.3, tuple(np.linspace(0.1, 0.9, 40))])
+def test_bernoulli(p):
+    law = bernoulli(jnp.asarray(p) if isinstance(p, tuple) else p)
+    there = presence(law, 4000, 40)
+    share = np.broadcast_to(p, 40)
+    error = np.sqrt(share * (1 - share) / 4000)
+    assert (abs(there.mean(0) - share) < 4.5 * error).all()
+    variance = np.sum(share * (1 - share))  # of the number that is there
+    close(there.sum(1).var(), variance, variance * np.sqrt(2 / 4000))
+
+
+def test_markov():
+    """Shares, correlation after h rounds, and mean spells: p_on = 0.2, p_off = 0.1."""
+    there = presence(markov(0.2, 0.1), 3000, 60).astype(float)
+    p, r = 2 / 3, 0.7
+    error = np.sqrt(p * (1 - p) / there.size * (1 + r) / (1 - r))
+    close(there.mean(), p, error)
+    close(there[0].mean(), p, np.sqrt(p * (1 - p) / 60))
+    for h in (1, 3):
+        both = np.mean((there[h:] - p) * (there[:-h] - p)) / (p * (1 - p))
+        close(both, r**h, 3 / np.sqrt(there.size))
+    changes = np.diff(there, axis=0)
+    spells = there[:-1].sum() / (changes < 0).sum(), (1 - there[:-1]).sum() / (changes > 0).sum()
+    np.testing.assert_allclose(spells, (10, 5), rtol=0.05)
+
+
+def test_cyclic_groups_take_turns():
+    there = presence(cyclic(5), 10, 12)
+    assert (there[:5].sum(0) == 1).all()
+    np.testing.assert_array_equal(there[:5], there[5:])
+    assert set(there.sum(1)) == {2, 3}
+    assert (presence(cyclic(1), 4, 12)).all()
+    other = presence(cyclic(5), 10, 12, seed=1)
+    assert (there != other).any()
+
+
+def test_a_timetable_is_kept():
+    """Half-open intervals, which begin again after the period."""
+    table = [[(0, 2), (5, 6)], [], [(3, 6)]]
+    there = presence(timetable(table, period=6), 12, 3)
+    rows = [[t for t in range(12) if row[t]] for row in there.T]
+    assert rows == [[0, 1, 5, 6, 7, 11], [], [3, 4, 5, 9, 10, 11]]
+    np.testing.assert_allclose(timetable(table, period=6).share, [0.5, 0, 0.5])
+    assert not presence(timetable(table), 12, 3)[6:].any()
+
+
+def test_probabilities_may_depend_on_the_examples():
+    n = [1.0, 4.0, 2.0]
+    np.testing.assert_allclose(share_of_examples(n, 0.5), [0.5, 1, np.sqrt(0.5)])
+    np.testing.assert_allclose(share_of_examples(n, -1), [1, 0.25, 0.5])
+    np.testing.assert_allclose(share_of_examples(n, 0), 1)
+
+
+# Absence
+
+
+def cohorts(assignment, num_rounds=ROUNDS, key=KEY):
+    """The cohorts of all rounds."""
+
+    def step(state, t):
+        one = keys.assignment_key(keys.round_key(key, t))
+        cohort, state = assignment.assign(one, t, state, Look())
+        return state, cohort
+
+    start = assignment.init(keys.assignment_key(keys.round_key(key, 0)))
+    rounds = jnp.arange(1, num_rounds + 1)
+    return jax.jit(lambda: jax.lax.scan(step, start, rounds)[1])()
+
+
+def models_of(cohort):
+    """The models ``[rounds, slots]``, which are the same in all rounds."""
+    return np.broadcast_to(cohort.models, np.shape(cohort.clients))
+
+
+# Client k is away in every fourth round.
+PARTS = [[(0, k % 4), (k % 4 + 1, 4)] for k in range(N)]
+TABLE = timetable([[pair for pair in each if pair[0] < pair[1]] for each in PARTS], period=4)
+THERE = np.array([[t % 4 != k % 4 for k in range(N)] for t in range(ROUNDS)])
+
+
+@pytest.mark.parametrize("strategy", [mfa_rand(N, 3), mfa_rr(N, 3, cohort_size=7)], ids=["R", "RR"])
+def test_absent_clients_are_skipped(strategy):
+    """The others train the models that they would have trained."""
+    before, after = cohorts(strategy), cohorts(available(strategy, TABLE))
+    stays = np.take_along_axis(THERE, np.maximum(before.clients, 0), axis=1)
+    np.testing.assert_array_equal(after.clients, np.where(stays, before.clients, -1))
+    np.testing.assert_array_equal(after.models, before.models)
+
+
+def test_absent_clients_are_replaced():
+    """By others that are there, until there are no more, each drawn equally often."""
+    strategy, law = mfa_rand(N, 2, cohort_size=6), bernoulli(0.6)
+    before = cohorts(strategy, 3000)
+    after = cohorts(available(strategy, law, when_absent="replace"), 3000)
+    there = np.array(jax.vmap(lambda t: law.step(_draw_key(t), t, (), N)[0])(jnp.arange(1, 3001)))
+    clients = np.asarray(after.clients)
+    chosen = clients >= 0
+    assert np.take_along_axis(there, np.maximum(clients, 0), axis=1)[chosen].all()
+    for mine in clients:
+        mine = mine[mine >= 0]
+        assert len(set(mine)) == len(mine)
+    np.testing.assert_array_equal(chosen.sum(1), np.minimum(6, there.sum(1)))
+    stays = np.take_along_axis(there, np.maximum(before.clients, 0), axis=1)
+    np.testing.assert_array_equal(clients[stays], before.clients[stays])
+    counts = np.bincount(clients[chosen], minlength=N)
+    mean = counts.mean()
+    assert (abs(counts - mean) < 4 * np.sqrt(mean)).all()
+
+
+def _draw_key(t):
+    one = keys.assignment_key(keys.round_key(KEY, t))
+    return jax.random.split(keys.presence_key(one))[0]
+
+
+def test_nobody_is_there():
+    nobody = bernoulli(0.0)
+    task = Towards(jnp.ones((N, 3)))
+    for how in ("skip", "replace"):
+        strategy = available(mfa_rand(N, 2), nobody, when_absent=how)
+        _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 3)
+        assert not trace.gradients.any()
+        np.testing.assert_array_equal(trace.idle_rounds[1:], 1)
+        np.testing.assert_array_equal(trace.metrics["present"][1:], 0)
+
+
+def test_factors_of_absence_are_unbiased():
+    """The mean step over many seeds is that of full participation."""
+    p = jnp.linspace(0.2, 1.0, N)
+    targets = jnp.arange(float(N * 3)).reshape(N, 3)
+    task, algorithm = Towards(targets), fedavg(0.5, local_steps=1, server_scale="1/N")
+    strategy = available(full_participation(N), bernoulli(p), unbiased=True)
+    start = {"w": jnp.zeros((1, 3))}
+
+    def step(seed):
+        state, _ = simulate(seed, task, algorithm, strategy, 1, params=start)
+        return state.models[0].params["w"][0]
+
+    moved = np.asarray(jax.jit(jax.vmap(step))(jnp.arange(4000)))
+    expected = 0.5 * targets.mean(0)
+    error = moved.std(0) / np.sqrt(len(moved))
+    assert (abs(moved.mean(0) - expected) < 4 * error).all()
+
+
+def test_presence_is_that_of_the_oracle():
+    """FedAvg with the clients that are there, against a loop in float64."""
+    with jax.enable_x64(True):
+        targets = np.random.default_rng(0).normal(size=(N, 3))
+        strategy = available(full_participation(N), TABLE)
+        algorithm, task = fedavg(0.3, local_steps=2), Precise(jnp.asarray(targets))
+        _, trace = simulate(KEY, task, algorithm, strategy, ROUNDS)
+        groups = [list(np.flatnonzero(row)) for row in THERE]
+        models = oracle.fedavg(np.ones(3), targets, 0.3, 2, groups)
+        norms = [np.sqrt(np.sum(w**2)) for w in models]
+        np.testing.assert_allclose(trace.metrics["norm"][:, 0], norms, rtol=1e-10)
+        np.testing.assert_array_equal(trace.metrics["present"][1:, 0], THERE.sum(1))
+
+
+def test_a_probability_is_no_new_program():
+    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
+
+    @jax.jit
+    def run(p, leaves, q):
+        strategy = available(mfa_rand(N, 2), markov(p, leaves))
+        return simulate(KEY, task, algorithm, dropping(strategy, q), 5)[1].gradients
+
+    each = jax.vmap(run)(jnp.array([0.1, 0.9]), jnp.array([0.5, 0.1]), jnp.array([0.0, 0.5]))
+    alone = [run(0.1, 0.5, 0.0), run(0.9, 0.1, 0.5)]
+    np.testing.assert_array_equal(each, alone)
+    assert run._cache_size() == 1
+
+
+def test_a_run_goes_on_where_it_was():
+    strategy = dropping(available(mfa_rand(N, 2), markov(0.3, 0.2)), 0.2)
+    run = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1), strategy
+    whole, trace = simulate(KEY, *run, 10)
+    state, _ = simulate(KEY, *run, 4)
+    state, later = advance(state, *run, 6)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        jax.random.key_data(whole.rng_key),
+        jax.random.key_data(state.rng_key),
+    )
+    np.testing.assert_array_equal(trace.gradients[5:], later.gradients[1:])
+    np.testing.assert_array_equal(whole.models[0].params["w"], state.models[0].params["w"])
+
+
+# Lost messages
+
+
+@pytest.mark.parametrize("p", [0.25, np.linspace(0, 1, N)])
+def test_so_many_messages_are_lost(p):
+    cohort = cohorts(dropping(mfa_rand(N, 3), jnp.asarray(p)), 2000)
+    lost = ~np.asarray(cohort.takes_part)
+    for client in range(N):
+        mine = lost[np.asarray(cohort.clients) == client]
+        share = float(np.broadcast_to(p, N)[client])
+        close(mine.mean(), share, np.sqrt(share * (1 - share) / len(mine)) + 1e-12)
+
+
+def test_lost_messages_cost_gradients_and_change_nothing():
+    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=3)
+    start = init(KEY, task, algorithm, dropping(mfa_rand(N, 2), 1.0))
+    state, trace = simulate(KEY, task, algorithm, dropping(mfa_rand(N, 2), 1.0), 3)
+    np.testing.assert_array_equal(state.models[0].params["w"], start.models[0].params["w"])
+    plain = simulate(KEY, task, algorithm, mfa_rand(N, 2), 3)[1]
+    np.testing.assert_array_equal(trace.gradients, plain.gradients)
+    assert not trace.client_updates.any()
+
+
+def test_clients_of_lost_messages_keep_their_states():
+    """SCAFFOLD's c stays the mean of all c_k."""
+    with jax.enable_x64(True):
+        task = Precise(jnp.asarray(np.random.default_rng(1).normal(size=(N, 3))))
+        strategy = dropping(full_participation(N), 0.5)
+        state, _ = simulate(KEY, task, scaffold(local_sgd(0.1, steps=2)), strategy, 8)
+        own, server = state.models[0].clients["w"], state.models[0].server["w"]
+        assert (np.abs(own) > 0).any()
+        np.testing.assert_allclose(own.mean(1), server, rtol=1e-10, atol=1e-14)
+
+
+def test_lost_reports_are_not_observed():
+    """An assignment that counts the reports that it gets."""
+
+    def observe(t, cohort, reports, state):
+        assert set(reports) == {"loss"}
+        there = jnp.asarray(cohort.clients) >= 0
+        told = jnp.sum((reports["loss"] != 0) & ~there)
+        return state + jnp.array([jnp.sum(there), told])
+
+    clients = jnp.arange(N, dtype=jnp.int32)[None]
+    counting = Assignment(
+        N,
+        1,
+        lambda key: jnp.zeros(2, int),
+        lambda key, t, state, look: (Cohort.of_rows(clients), state),
+        observe,
+    )
+    task, algorithm = Measured(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
+    state, trace = simulate(KEY, task, algorithm, dropping(counting, 0.5), 20)
+    assert state.assignment.tolist() == [int(trace.client_updates.sum()), 0]
+    assert 0 < state.assignment[0] < 20 * N
+
+
+def test_bandits_learn_with_clients_that_are_away():
+    task = Measured(jnp.ones((N, 3)))
+    strategy = available(bandit(N, 2, cohort_size=N), bernoulli(0.5))
+    _, trace = simulate(KEY, task, fedavg(0.1, local_steps=1), strategy, 5)
+    np.testing.assert_array_equal(trace.gradients[1:].sum(1), trace.metrics["present"][1:, 0])
+
+
+# Late clients
+
+
+def delay(rng_key, model, client):
+    """Two times, so that there are ties."""
+    return jnp.asarray(1.0 + client % 3 + model, float)
+
+
+@pytest.mark.parametrize(
+    ("first", "deadline"), [(2, None), (None, 2.5), (2, 2.5), (20, 1.5), (1, 100.0)]
+)
+def test_rounds_go_on_without_late_clients(first, deadline):
+    strategy = mfa_rand(N, 2, cohort_size=9)
+    before = cohorts(strategy)
+    clock = on_clock(strategy, delay, first=first, deadline=deadline)
+    after = cohorts(clock)
+    time = 0.0
+    models = models_of(before)
+    for t in range(ROUNDS):
+        taken, longest = set(), 0.0
+        for model in range(2):
+            mine = np.asarray(before.clients[t])[models[t] == model]
+            mine = [int(k) for k in mine if k >= 0]
+            times = [1.0 + k % 3 + model for k in mine]
+            for k, at, place in zip(mine, times, oracle.places(times, mine), strict=True):
+                if place >= (first or N):
+                    continue
+                longest = max(longest, min(at, deadline or np.inf))
+                if at <= (deadline or np.inf):
+                    taken.add((k, model))
+        time += longest
+        found = np.asarray(after.takes_part[t]) & (np.asarray(after.clients[t]) >= 0)
+        pairs = zip(after.clients[t][found], models[t][found], strict=True)
+        assert {(int(k), int(m)) for k, m in pairs} == taken
+    task, algorithm = Towards(jnp.ones((N, 3))), fedavg(0.1, local_steps=1)
+    _, trace = simulate(KEY, task, algorithm, clock, ROUNDS)
+    assert trace.metrics["time"][-1, 0] == pytest.approx(time)
+    np.testing.assert_array_equal(trace.gradients.sum(), ROUNDS * 9)

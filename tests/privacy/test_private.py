@@ -1,0 +1,193 @@
+"""Private training: clipped updates, one Gaussian noise per round and model, adaptive clipping."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_mm import (
+    advance,
+    fedavg,
+    full_participation,
+    local_sgd,
+    mfa_rand,
+    mfa_rr,
+    scaffold,
+    simulate,
+)
+from fedjax_mm.availability import available, bernoulli, dropping
+from fedjax_mm.base import ClientContext
+from fedjax_mm.compression import compressed, sign
+from fedjax_mm.privacy import AdaptiveClip, private
+from fedjax_mm.tasks import quadratic
+from tests.helpers import Precise, Towards
+from tests.oracles import wrappers as oracle
+
+N, DIM, ROUNDS = 8, 5, 20
+KEY = jax.random.key(4)
+TARGETS = np.random.default_rng(8).normal(size=(N, DIM)) * np.arange(1, N + 1)[:, None]
+
+
+def fed(steps=2, rate=0.3):
+    return fedavg(rate, local_steps=steps)
+
+
+def test_runs_without_noise_are_those_of_the_oracle():
+    """Half of the updates are clipped, and absent clients leave the divisor as it is."""
+    with jax.enable_x64(True):
+        task = Precise(jnp.asarray(TARGETS), DIM)
+        algorithm = private(fed(), clip=2.0, noise_multiplier=0.0, clients_per_round=6)
+        _, trace = simulate(KEY, task, algorithm, full_participation(N), ROUNDS)
+        groups = [list(range(N))] * ROUNDS
+
+        def message(client, update):
+            return oracle.clipped(update, 2.0)
+
+        models = oracle.fedavg(np.ones(DIM), TARGETS, 0.3, 2, groups, message, divisor=6)
+        norms = [np.sqrt(np.sum(w**2)) for w in models]
+        np.testing.assert_allclose(trace.metrics["norm"][:, 0], norms, rtol=1e-10)
+
+
+def test_a_large_norm_without_noise_is_plain_training():
+    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
+    algorithm = private(fed(), clip=1e9, noise_multiplier=0.0, clients_per_round=N)
+    one = simulate(KEY, task, algorithm, full_participation(N), 5)[0].models[0].params["w"]
+    other = simulate(KEY, task, fed(), full_participation(N), 5)[0].models[0].params["w"]
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "algorithm", [fed(), scaffold(local_sgd(0.3, steps=2)), compressed(fed(), sign())]
+)
+def test_messages_are_never_longer_than_the_norm(algorithm):
+    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
+    params, clip = {"w": jnp.ones(DIM)}, 0.7
+    private_one = private(algorithm, clip=clip, noise_multiplier=1.0, clients_per_round=4)
+    server, own = private_one.init(task, params)
+
+    @jax.vmap
+    def norms(client):
+        context = ClientContext(KEY, 1, task, client, params, is_scaled=False)
+        sent, _ = private_one.client(context, server, own)
+        return jnp.sqrt(sum(jnp.sum(x**2) for x in jax.tree.leaves(sent.update))), sent.weight
+
+    lengths, weights = jax.jit(norms)(jnp.arange(N))
+    assert (lengths <= clip * (1 + 1e-6)).all()
+    assert lengths.max() > 0.999 * clip
+    np.testing.assert_array_equal(weights, 1)
+
+
+@pytest.mark.parametrize(
+    "strategy", [full_participation(N), available(mfa_rand(N, 3), bernoulli(0))]
+)
+def test_noise_has_its_law(strategy):
+    """Of clients that send 0, and of nobody: N(0, (z C / W)^2), another for each model and seed."""
+    task = Towards(jnp.ones((N, 400)), 400)
+    algorithm = private(fed(), clip=2.0, noise_multiplier=1.5, clients_per_round=6)
+    start = {"w": jnp.ones((strategy.num_models, 400))}
+
+    @jax.jit
+    @jax.vmap
+    def steps(seed):
+        state, _ = simulate(seed, task, algorithm, strategy, 1, params=start)
+        return state.models[0].params["w"] - 1
+
+    moved = np.asarray(steps(jnp.arange(30)), float)
+    expected = 1.5 * 2 / 6
+    error = expected / np.sqrt(2 * moved.size)
+    assert abs(moved.std() - expected) < 4 * error
+    assert abs(moved.mean()) < 4 * expected / np.sqrt(moved.size)
+    flat = moved.reshape(-1, 400)
+    correlation = np.corrcoef(flat) - np.eye(len(flat))
+    assert abs(correlation).max() < 5.5 / np.sqrt(400)
+
+
+def test_lost_messages_do_not_change_the_divisor():
+    task = Precise(jnp.asarray(TARGETS), DIM)
+    algorithm = private(fed(), clip=2.0, noise_multiplier=0.0, clients_per_round=6)
+    strategy = dropping(full_participation(N), jnp.asarray([1.0] * 5 + [0.0] * 3))
+    state, _ = simulate(KEY, task, algorithm, strategy, 1)
+    groups = [[5, 6, 7]]
+
+    def message(client, update):
+        return oracle.clipped(update, 2.0)
+
+    _, model = oracle.fedavg(np.ones(DIM), TARGETS, 0.3, 2, groups, message, divisor=6)
+    np.testing.assert_allclose(state.models[0].params["w"][0], model, rtol=1e-5)
+
+
+def test_an_adaptive_norm_tends_to_the_median():
+    """Of the updates' norms, 1 to 8, which do not change, because the server stands still."""
+    targets = jnp.eye(DIM)[0] * jnp.arange(1.0, N + 1)[:, None] / 0.3 + 1
+    task = Precise(targets, DIM)
+    still = fed(steps=1)._replace(server=lambda given: (given.params, given.server_state))
+    rule = AdaptiveClip(quantile=0.5, rate=0.2)
+    algorithm = private(still, clip=0.1, noise_multiplier=0.0, clients_per_round=N, adaptive=rule)
+    _, trace = simulate(KEY, task, algorithm, full_participation(N), 200)
+    clip = np.asarray(trace.metrics["clip"][:, 0])
+    assert clip[0] == pytest.approx(0.1)
+    expected = [0.1]
+    norms = 0.3 * np.linalg.norm(np.asarray(targets) - 1, axis=1)
+    for _ in range(200):
+        share = np.mean(norms <= expected[-1])
+        expected.append(expected[-1] * np.exp(-0.2 * (share - 0.5)))
+    np.testing.assert_allclose(clip, expected, rtol=1e-4)
+    assert 4 <= clip[-1] <= 5
+
+
+def test_counts_of_an_adaptive_norm_cost_noise():
+    """z = 1 with 100 clients of a round and s_b = 5 leaves 1.0050378 for the updates."""
+    task = Towards(jnp.ones((N, 400)), 400)
+    given = {"clip": 2.0, "noise_multiplier": 1.0, "clients_per_round": 100}
+    rule = AdaptiveClip(count_noise=5.0)
+    start = {"w": jnp.ones((1, 400))}
+
+    def step(adaptive):
+        algorithm = private(fed(), **given, adaptive=adaptive)
+        state, _ = simulate(KEY, task, algorithm, full_participation(N), 1, params=start)
+        return state.models[0].params["w"] - 1
+
+    np.testing.assert_allclose(step(rule) / step(None), 1.0050378, rtol=1e-3)
+
+
+def test_numbers_are_no_new_programs_and_a_run_goes_on():
+    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
+
+    @jax.jit
+    def run(clip, noise, expected, rate):
+        rule = AdaptiveClip(rate=rate, count_noise=3.0)
+        how = {"clip": clip, "noise_multiplier": noise, "clients_per_round": expected}
+        algorithm = private(fed(), **how, adaptive=rule)
+        parts = task, algorithm, mfa_rand(N, 2)
+        whole, _ = simulate(KEY, *parts, 5)
+        state, _ = advance(simulate(KEY, *parts, 2)[0], *parts, 3)
+        return whole.models[0].params, state.models[0].params
+
+    values = jnp.array([[1.0, 0.5, 4.0, 0.1], [2.0, 0.1, 8.0, 0.3]])
+    whole, later = jax.vmap(run)(*values.T)
+    jax.tree.map(np.testing.assert_array_equal, whole, later)
+    alone = [run(*each)[0]["w"] for each in values]
+    np.testing.assert_allclose(whole["w"], alone, rtol=1e-5, atol=1e-6)
+    assert run._cache_size() == 1
+
+
+@pytest.mark.parametrize("client_map", ["scan", 3])
+def test_clients_one_by_one_and_models_of_another_structure(client_map):
+    tasks = [Towards(jnp.asarray(TARGETS, jnp.float32), DIM), quadratic(N, 2, mu=0.1)]
+    algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
+    runs = [
+        simulate(KEY, tasks, algorithm, mfa_rr(N, 2), 4, client_map=each)[0].models
+        for each in ("vmap", client_map)
+    ]
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
+
+
+def test_factors_of_an_assignment_are_ignored():
+    """Clients that count twice would need twice the noise."""
+    task = Towards(jnp.asarray(TARGETS, jnp.float32), DIM)
+    algorithm = private(fed(), clip=1.0, noise_multiplier=0.3, clients_per_round=4)
+    plain, scaled = (
+        simulate(KEY, task, algorithm, mfa_rand(N, 2, unbiased=unbiased), 3)[0].models[0].params
+        for unbiased in (False, True)
+    )
+    np.testing.assert_allclose(plain["w"], scaled["w"], rtol=1e-5)
