@@ -12,7 +12,7 @@ from .mean_estimation import (
     relu_objective,
 )
 from .minimize import Minimum, local_minimum
-from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanCNN
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
@@ -21,6 +21,7 @@ from .with_metrics import with_metrics
 __all__ = [
     "MLP",
     "CelebACNN",
+    "CharacterGRU",
     "Classification",
     "LeastSquares",
     "LogisticRegression",
