@@ -17,6 +17,7 @@ from fedjax_mm.base import Assignment, Cohort, Metrics, Params, Round, Task, Tra
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
+from fedjax_mm.rounds import stacks_at
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 from fedjax_mm.train import Trained, message_of
@@ -172,7 +173,7 @@ def measure(
         key = keys.metrics_keys(keys.round_key(rng_key, round), stack.models)
         return over_models(of_model, stack, key, state.params, one_by_one=chunk_size is not None)
 
-    metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
+    metrics, finite = zip(*map(of_stack, stacks_at(stacks, round), states), strict=True)
 
     of_clients = metrics_per_client(stacks)
 

@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .classification import Classification, classification
+from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
 from .mean_estimation import (
     MeanEstimation,
@@ -23,6 +24,7 @@ __all__ = [
     "CelebACNN",
     "CharacterGRU",
     "Classification",
+    "Drifting",
     "LeastSquares",
     "LogisticRegression",
     "McMahanCNN",
@@ -35,6 +37,7 @@ __all__ = [
     "classification",
     "client_losses",
     "draw_means",
+    "drifting",
     "fedavg_objective",
     "largest_curvature",
     "least_squares",
