@@ -1,7 +1,6 @@
 """CIFAR's binary files, arrays in NumPy files, and LEAF's FEMNIST and Shakespeare, written here."""
 
 import io
-import json
 import zipfile
 from types import SimpleNamespace
 
@@ -257,10 +256,13 @@ def test_wrong_tables_are_refused_before_a_file_is_read(task, words, tmp_path):
         experiment(tmp_path, task)
 
 
-def test_the_texts_are_those_of_leafs_script():
-    """A role's lines after 80 blanks, of which a window slides over."""
-    line = " " * 80 + "Who?\n"
-    pairs = [(line[i : i + 80], line[i + 80]) for i in range(len(line) - 80)]
-    assert json.loads(json.dumps(leaf_file(A=tuple(zip(*pairs, strict=True)))))["num_samples"] == [
-        5
-    ]
+def test_the_texts_are_those_of_leafs_script(tmp_path):
+    """A window slides over a role's line behind 80 blanks."""
+    line = " " * 80 + "Who's there?\n"
+    texts, characters = zip(*((line[i : i + 80], line[i + 80]) for i in range(13)), strict=True)
+    user = leaf_file(BERNARDO=(texts, characters))
+    write_leaf(tmp_path, train_0=user, test_0=user)
+    x, y = map(np.asarray, load_leaf(tmp_path, dataset="shakespeare").train.examples)
+    assert "".join(CHARACTERS[i] for i in y) == "Who's there?\n"
+    np.testing.assert_array_equal(x[1:, -1], y[:-1])
+    np.testing.assert_array_equal(x[1:, :-1], x[:-1, 1:])
