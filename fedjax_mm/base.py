@@ -43,6 +43,7 @@ __all__ = [
     "Padded",
     "Params",
     "Round",
+    "RoundTask",
     "Scalar",
     "ServerContext",
     "ServerFn",
@@ -176,6 +177,20 @@ class AnalyticTask(Task, Protocol):
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
         """Returns local minus global parameters after full-gradient steps, dense or sparse."""
+
+
+@runtime_checkable
+class RoundTask(Task, Protocol):
+    """A task that changes over rounds, such as one whose clients' data drift.
+
+    At the beginning of round t the engine replaces the task by that of the round. Local training,
+    the server's step and the questions of `Look` in round t, and the metrics recorded after it, all
+    have the same task. Before round 1, parameters, states and metrics are those of round 0.
+    Asynchronous runs refuse such tasks, because their jobs overlap rounds.
+    """
+
+    def at(self, round: Round) -> Self:
+        """Returns the task of round t, of the same structure, shapes and types."""
 
 
 class ClientContext(NamedTuple):

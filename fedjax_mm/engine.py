@@ -35,8 +35,9 @@ from fedjax_mm.record import (
     count,
     own_metrics,
 )
-from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, train_cohort
+from fedjax_mm.rounds import CurrentRound, aggregate, look, observe, stacks_at, train_cohort
 from fedjax_mm.stacks import Stack, StackState, over_models, stacks_of
+from fedjax_mm.tasks.view import changes
 from fedjax_mm.train import Options
 
 
@@ -101,15 +102,15 @@ def _in_rounds(stacks: list[Stack], assignment: Assignment, options: Options) ->
     @checks.tracing("a round")
     def one_round(state: State) -> tuple[State, Work]:
         t, models = state.round + 1, state.models
-        rng_key = keys.round_key(state.rng_key, t)
-        asked = look(stacks, state.rng_key, state.round, models, options)
+        rng_key, current = keys.round_key(state.rng_key, t), stacks_at(stacks, t)
+        asked = look(current, state.rng_key, state.round, models, options)
         assign_key = keys.assignment_key(rng_key)
         cohort, own = assign(assignment, assign_key, t, state.assignment, asked)
         now = CurrentRound(t, rng_key, cohort)
-        trained = train_cohort(stacks, now, models, options)
-        models = aggregate(stacks, now, models, trained)
-        own = observe(assignment, stacks, now, own, trained, like=state.assignment)
-        return State(state.rng_key, t, models, own), Work(count(stacks, cohort, trained))
+        trained = train_cohort(current, now, models, options)
+        models = aggregate(current, now, models, trained)
+        own = observe(assignment, current, now, own, trained, like=state.assignment)
+        return State(state.rng_key, t, models, own), Work(count(current, cohort, trained))
 
     def one_more(carry: tuple[State, Work], _: None) -> tuple[tuple[State, Work], None]:
         state, work = one_round(carry[0])
@@ -142,6 +143,11 @@ def _in_rounds(stacks: list[Stack], assignment: Assignment, options: Options) ->
 
 def _in_arrivals(stacks: list[Stack], dispatch: Dispatch, options: Options) -> Engine:
     """Returns the engine of an asynchronous run."""
+    if any(changes(stack.task) for stack in stacks):
+        raise ValueError(
+            "the task changes over rounds, but asynchronous jobs overlap rounds; use an assignment "
+            "in rounds, such as mfa_rr"
+        )
 
     @checks.tracing("the start of a run")
     def start(rng_key: PRNGKeyArray, params: Params | None) -> State:

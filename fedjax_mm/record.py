@@ -27,6 +27,7 @@ from fedjax_mm.base import (
 from fedjax_mm.checks import check_alike, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
+from fedjax_mm.rounds import stacks_at
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
 from fedjax_mm.tasks.view import per_client
 from fedjax_mm.train import Trained, message_of
@@ -189,7 +190,7 @@ def measure(
         one = partial(of_model, stack.algorithm)
         return over_models(one, stack, *each, one_by_one=chunk_size is not None)
 
-    metrics, finite = zip(*map(of_stack, stacks, states), strict=True)
+    metrics, finite = zip(*map(of_stack, stacks_at(stacks, round), states), strict=True)
 
     of_clients = metrics_per_client(stacks)
 

@@ -19,7 +19,7 @@ from fedjax_mm.asking import check_state, name_of, serve
 from fedjax_mm.base import Assignment, Cohort, Contribution, Look, Params, Round, Scalar, Task
 from fedjax_mm.checks import check_alike
 from fedjax_mm.stacks import Stack, StackState, by_model, over_models
-from fedjax_mm.tasks.view import appeals, client_losses, client_weights
+from fedjax_mm.tasks.view import appeals, at_round, changes, client_losses, client_weights
 from fedjax_mm.train import Jobs, MessageFn, Options, SendFn, Start, Trained, as_it_is, train
 
 
@@ -29,6 +29,38 @@ class CurrentRound(NamedTuple):
     round: Round
     rng_key: PRNGKeyArray
     cohort: Cohort
+
+
+def stacks_at(stacks: Sequence[Stack], round: Round) -> list[Stack]:
+    """Returns the models with their tasks of a round.
+
+    Raises:
+      ValueError: if the task of a round has another structure, or arrays of other shapes or types.
+    """
+
+    def kinds_of(task: Task) -> Any:
+        leaves, structure = jax.tree.flatten(task)
+        return structure, [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves]
+
+    def at(task: Task) -> Task:
+        now = at_round(task, round)
+        if kinds_of(now) != kinds_of(task):
+            raise ValueError(
+                f"at of {type(task).__name__} returns a task of another structure, shape or type; "
+                "return the task with other values"
+            )
+        return now
+
+    def of_stack(stack: Stack) -> Stack:
+        if not changes(stack.task):
+            return stack
+        if all(jax.tree.leaves(stack.shared)):
+            return stack._replace(task=at(stack.task))
+        # Arrays that models share have no models axis, before and after.
+        axes = jax.tree.map(lambda same: None if same else 0, stack.shared)
+        return stack._replace(task=jax.vmap(at, (axes,), axes)(stack.task))
+
+    return list(map(of_stack, stacks))
 
 
 def look(

@@ -2,12 +2,14 @@
 
 from . import partition
 from .celeba import check_celeba, load_celeba
+from .cifar import check_cifar, load_cifar
 from .clients import ClientData, client_data, flat_client_data, shared_client_data
 from .digits import digits
 from .federate import federate, flip_labels, flipped_clients
 from .federated import FederatedData, Pool, stack_data
 from .idx import check_idx, load_idx
 from .leaf import load_leaf
+from .npz import check_npz, load_npz
 from .sent140 import check_sent140, load_sent140
 from .surrogate import surrogate_faces, surrogate_tweets
 from .synthetic import synthetic
@@ -17,7 +19,9 @@ __all__ = [
     "FederatedData",
     "Pool",
     "check_celeba",
+    "check_cifar",
     "check_idx",
+    "check_npz",
     "check_sent140",
     "client_data",
     "digits",
@@ -26,8 +30,10 @@ __all__ = [
     "flip_labels",
     "flipped_clients",
     "load_celeba",
+    "load_cifar",
     "load_idx",
     "load_leaf",
+    "load_npz",
     "load_sent140",
     "partition",
     "shared_client_data",

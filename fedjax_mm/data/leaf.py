@@ -1,8 +1,9 @@
 """LEAF's directories of JSON files, with a natural partition into clients."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -11,12 +12,28 @@ from fedjax_mm.data.clients import client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.files import check_regular
 
+LeafName = Literal["femnist", "shakespeare"]
+
+_Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
 _Users = dict[str, tuple[Path, np.ndarray, np.ndarray]]
+
+CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's vocabulary of Shakespeare; the place of a character is its number."""
+
+_LENGTH = 80  # characters of a text of Shakespeare
+_SIDE = 28  # pixels of an image of FEMNIST
+_UNKNOWN = 255
+_NUMBERS = np.full(128, _UNKNOWN, np.uint8)  # of ASCII characters
+_NUMBERS[[ord(each) for each in CHARACTERS]] = np.arange(len(CHARACTERS))
 
 
 @checked
 def load_leaf(
-    directory: str | Path, *, name: str = "leaf", num_classes: Count | None = None
+    directory: str | Path,
+    *,
+    dataset: LeafName | None = None,
+    name: str | None = None,
+    num_classes: Count | None = None,
 ) -> FederatedData:
     """Loads the clients of a LEAF directory, in the order of the training files.
 
@@ -24,8 +41,13 @@ def load_leaf(
       directory: a folder with the folders `train` and `test` of JSON files ``{users, num_samples,
         user_data: {user: {x, y}}}``. The files of a folder are joined in the order of their names;
         other entries, such as hierarchies, are ignored. x must be numbers; it is read as float32.
-      name: of the dataset.
-      num_classes: C; by default 1 more than the largest label, if half of the labels or more occur.
+      dataset: one that has a form of its own. "femnist": x are 784 pixels between 0 and 1, which
+        become images ``uint8[examples, 28, 28, 1]`` of 62 classes, digits, capitals, small letters.
+        "shakespeare": x are texts of 80 characters and y the next one; they become the numbers of
+        characters, ``uint8[examples, 80]`` and ``int32[examples]``, in LEAF's vocabulary of 80.
+      name: of the dataset; by default `dataset`, or "leaf".
+      num_classes: C; by default that of `dataset`, or 1 more than the largest label, if half of the
+        labels or more occur.
 
     Raises:
       FileNotFoundError: if a folder has no JSON files.
@@ -47,7 +69,8 @@ def load_leaf(
     Reference:
       Caldas et al., "LEAF: a benchmark for federated settings", 2018.
     """
-    train, test = _split(Path(directory, "train")), _split(Path(directory, "test"))
+    read = _FORMS[dataset].read
+    train, test = _split(Path(directory, "train"), read), _split(Path(directory, "test"), read)
     for one, other, place in ((train, test, "test"), (test, train, "train")):
         for user, (path, *_) in one.items():
             if user not in other:
@@ -57,9 +80,10 @@ def load_leaf(
         for user, (path, x, _) in users.items():
             if x.shape[1:] != first:
                 raise _error(path, user, f"x has shape {x.shape[1:]}, the first user's {first}")
-    num_classes = _classes(Path(directory), [train, test], num_classes)
+    known = num_classes or _FORMS[dataset].num_classes
+    num_classes = _classes(Path(directory), [train, test], known)
     stores = [client_data([users[user][1:] for user in train]) for users in (train, test)]
-    return FederatedData(name, "real", num_classes, *stores)
+    return FederatedData(name or dataset or "leaf", "real", num_classes, *stores)
 
 
 def _classes(directory: Path, splits: list[_Users], given: int | None) -> int:
@@ -95,14 +119,14 @@ def json_files(folder: Path) -> list[Path]:
     return paths
 
 
-def _split(folder: Path) -> _Users:
+def _split(folder: Path, read: Callable[..., _Examples]) -> _Users:
     users: _Users = {}
     # Refuse a user in a second file, because it would silently replace the first one's examples.
     for path in json_files(folder):
         for user, (x, y) in read_users(path).items():
             if user in users:
                 raise _error(path, user, f"already in {users[user][0].name}")
-            users[user] = path, *_examples(path, user, x, y)
+            users[user] = path, *read(path, user, x, y)
     if not users:
         raise ValueError(f"{folder}: the files have no users")
     return users
@@ -147,9 +171,7 @@ def _lists(path: Path, user: str, entry: Any, size: Any) -> tuple[list[Any], lis
     return x, y
 
 
-def _examples(
-    path: Path, user: str, inputs: list[Any], labels: list[Any]
-) -> tuple[np.ndarray, np.ndarray]:
+def _examples(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
     x, y = _numbers(path, user, "x", inputs), _numbers(path, user, "y", labels)
     if y.ndim != 1:
         raise _error(path, user, f"x has {x.ndim} dimensions, y has {y.ndim}; y must have 1")
@@ -175,6 +197,56 @@ def _numbers(path: Path, user: str, key: str, values: Any) -> np.ndarray:
     if not np.isfinite(array).all():
         raise _error(path, user, f"{key} is not finite")
     return array
+
+
+def _images(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
+    x, y = _examples(path, user, inputs, labels)
+    if x.shape[1:] != (_SIDE**2,):
+        raise _error(path, user, f"x has shape {x.shape[1:]}; images of FEMNIST have {_SIDE**2}")
+    # LEAF divides bytes by 255. As bytes again they take a quarter of the memory.
+    pixels = np.rint(x * 255)
+    if x.min() < 0 or x.max() > 1 or np.abs(x * 255 - pixels).max() > 1e-3:
+        raise _error(path, user, "x must be bytes divided by 255, as LEAF's scripts write them")
+    return pixels.astype(np.uint8).reshape(-1, _SIDE, _SIDE, 1), y
+
+
+def _texts(path: Path, user: str, inputs: list[Any], labels: list[Any]) -> _Examples:
+    x, y = (
+        _characters(path, user, name, values, length)
+        for name, values, length in (("x", inputs, _LENGTH), ("y", labels, 1))
+    )
+    return x, y[:, 0].astype(np.int32)
+
+
+def _characters(path: Path, user: str, name: str, texts: list[Any], length: int) -> np.ndarray:
+    """Returns the numbers of the texts' characters, ``uint8[texts, length]``."""
+    for i, text in enumerate(texts):
+        if not isinstance(text, str) or len(text) != length:
+            given = f"{len(text)} characters" if isinstance(text, str) else "no text"
+            raise _error(path, user, f"{name}[{i}] is {given}; it must be a text of {length}")
+    everything = "".join(texts)
+    codes = np.frombuffer(everything.encode("utf-32-le", "surrogatepass"), np.uint32)
+    # A code beyond ASCII takes that of a control character, which is not in the vocabulary.
+    numbers = _NUMBERS[np.where(codes < len(_NUMBERS), codes, 0)]
+    unknown = np.flatnonzero(numbers == _UNKNOWN)
+    if len(unknown):
+        place, character = unknown[0] // length, everything[unknown[0]]
+        raise _error(path, user, f"{name}[{place}] has {character!r}, not in LEAF's vocabulary")
+    return numbers.reshape(len(texts), length)
+
+
+class _Form(NamedTuple):
+    """How a dataset's x and y are read, and its number of classes, if it is known."""
+
+    read: Callable[[Path, str, list[Any], list[Any]], _Examples]
+    num_classes: int | None
+
+
+_FORMS: dict[str | None, _Form] = {
+    None: _Form(_examples, None),
+    "femnist": _Form(_images, 62),
+    "shakespeare": _Form(_texts, len(CHARACTERS)),
+}
 
 
 def _error(path: Path, user: str, reason: str) -> ValueError:

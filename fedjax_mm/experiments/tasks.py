@@ -11,11 +11,13 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from fedjax_mm.base import Params, Task
 from fedjax_mm.data import partition
+from fedjax_mm.data.cifar import CIFARLabels, CIFARName, check_cifar, load_cifar
 from fedjax_mm.data.digits import digits
 from fedjax_mm.data.federate import federate, flip_labels
 from fedjax_mm.data.federated import FederatedData, Pool
 from fedjax_mm.data.idx import Name, check_idx, load_idx
-from fedjax_mm.data.leaf import check_leaf, load_leaf
+from fedjax_mm.data.leaf import LeafName, check_leaf, load_leaf
+from fedjax_mm.data.npz import check_npz, load_npz
 from fedjax_mm.data.synthetic import Generator, sample_counts, synthetic
 from fedjax_mm.experiments.fields import (
     Config,
@@ -35,7 +37,7 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.tasks.quadratic import quadratic
 
-Model = Literal["logistic", "mlp", "cnn"]
+Model = Literal["logistic", "mlp", "cnn", "gru"]
 
 
 class QuadraticConfig(Config):
@@ -151,6 +153,9 @@ class _Network(_Learning):
                 f"dropout_rate is {self.dropout_rate:g}, but model is {self.model!r}; only 'mlp' "
                 "drops units"
             )
+        if (self.model == "gru") != self.has_characters:
+            kind, remedy = ("texts", "'gru'") if self.has_characters else ("no texts", "another")
+            raise ValueError(f"model is {self.model!r}, but examples are {kind}; choose {remedy}")
         if self.flipped and not self.has_own_tests:
             raise ValueError(
                 f"flipped is {self.flipped:g}, but one pool of test examples stands for all "
@@ -161,6 +166,11 @@ class _Network(_Learning):
         except OSError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def has_characters(self) -> bool:
+        """Whether examples are texts."""
+        return False
 
     def _check_files(self) -> None:
         """Raises `OSError` if files of the data are missing."""
@@ -263,8 +273,9 @@ class _Images(_Network):
         return self._with_flips(federate(pool, parts, test_fraction=self.test_fraction, seed=seed))
 
     def build(self, data: FederatedData) -> Task:
-        """Builds the task, with pixels between 0 and 1."""
-        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=1 / 255)
+        """Builds the task, with bytes as pixels between 0 and 1."""
+        scale = 1 / 255 if data.train.examples[0].dtype == np.uint8 else None
+        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
 
 
 class DigitsConfig(_Images):
@@ -292,11 +303,46 @@ class IDXConfig(_Images):
         return load_idx(self.directory, name=self.dataset, split=self.split)
 
 
+class CIFARConfig(_Images):
+    """CIFAR-10 or CIFAR-100 from a folder with the files of their binary version."""
+
+    name: Literal["cifar"]
+    directory: str
+    dataset: CIFARName = "cifar-10"
+    labels: CIFARLabels = "fine"
+
+    def _check_files(self) -> None:
+        check_cifar(self.directory, name=self.dataset, labels=self.labels)
+
+    def _pool(self) -> Pool:
+        return load_cifar(self.directory, name=self.dataset, labels=self.labels)
+
+
+class NPZConfig(_Images):
+    """Arrays x_train, y_train, x_test and y_test in a NumPy file."""
+
+    name: Literal["npz"]
+    file: str
+    num_classes: Count | None = None
+
+    def _check_files(self) -> None:
+        check_npz(self.file)
+
+    def _pool(self) -> Pool:
+        return load_npz(self.file, num_classes=self.num_classes)
+
+
 class LeafConfig(_Network):
     """The clients in a folder of LEAF, with flipped labels of clients drawn by `data_seed`."""
 
     name: Literal["leaf"]
     directory: str
+    dataset: LeafName | None = None
+
+    @property
+    def has_characters(self) -> bool:
+        """Whether examples are texts."""
+        return self.dataset == "shakespeare"
 
     def _check_files(self) -> None:
         check_leaf(self.directory)
@@ -316,14 +362,16 @@ class LeafConfig(_Network):
 
     def data(self) -> FederatedData:
         """Reads the files."""
-        return self._with_flips(load_leaf(self.directory))
+        return self._with_flips(load_leaf(self.directory, dataset=self.dataset))
 
     def build(self, data: FederatedData) -> Task:
-        """Builds the task."""
-        return _classifier(data, self.model, dropout_rate=self.dropout_rate)
+        """Builds the task, with FEMNIST's pixels between 0 and 1."""
+        scale = 1 / 255 if self.dataset == "femnist" else None
+        return _classifier(data, self.model, dropout_rate=self.dropout_rate, scale=scale)
 
 
-AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | IDXConfig | LeafConfig
+_FromFiles = IDXConfig | CIFARConfig | NPZConfig | LeafConfig
+AnyTask = QuadraticConfig | SyntheticConfig | DigitsConfig | _FromFiles
 """Any of the tasks, as it was checked."""
 
 TaskConfig = Annotated[
@@ -345,7 +393,7 @@ def _classifier(
     """Builds the classifier of that name."""
     # Import flax here, because it takes a fifth of a second, and quadratics do not need it.
     from fedjax_mm.tasks.classification import classification
-    from fedjax_mm.tasks.networks import MLP, LogisticRegression, McMahanCNN
+    from fedjax_mm.tasks.networks import MLP, CharacterGRU, LogisticRegression, McMahanCNN
 
     if model == "logistic":
         return classification(data, LogisticRegression(data.num_classes, sigmoid_head), **settings)
@@ -353,6 +401,8 @@ def _classifier(
         module = MLP(data.num_classes, dropout_rate=dropout_rate)
         rngs = ("dropout",) if dropout_rate else ()
         return classification(data, module, rngs=rngs, **settings)
+    if model == "gru":
+        return classification(data, CharacterGRU(data.num_classes), **settings)
     shape = data.train.examples[0].shape[1:]
     if len(shape) != 3:
         raise ValueError(

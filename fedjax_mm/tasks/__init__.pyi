@@ -1,6 +1,7 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .classification import Classification, classification
+from .drift import Drifting, drifting
 from .least_squares import LeastSquares, least_squares
 from .mean_estimation import (
     MeanEstimation,
@@ -12,7 +13,7 @@ from .mean_estimation import (
     relu_objective,
 )
 from .minimize import Minimum, local_minimum
-from .networks import MLP, CelebACNN, LogisticRegression, McMahanCNN
+from .networks import MLP, CelebACNN, CharacterGRU, LogisticRegression, McMahanCNN
 from .quadratic import Quadratic, largest_curvature, quadratic
 from .requirements import OwnModels, Requiring, Tuning, own_models, requiring
 from .view import client_losses
@@ -21,7 +22,9 @@ from .with_metrics import with_metrics
 __all__ = [
     "MLP",
     "CelebACNN",
+    "CharacterGRU",
     "Classification",
+    "Drifting",
     "LeastSquares",
     "LogisticRegression",
     "McMahanCNN",
@@ -34,6 +37,7 @@ __all__ = [
     "classification",
     "client_losses",
     "draw_means",
+    "drifting",
     "fedavg_objective",
     "largest_curvature",
     "least_squares",

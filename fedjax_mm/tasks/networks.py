@@ -168,6 +168,47 @@ class CelebACNN(nn.Module):
         return _dense(self.num_classes, "classes")(_flat(x))
 
 
+class CharacterGRU(nn.Module):
+    """Embedding of characters, a GRU over the text, and a dense layer of its last state.
+
+    It predicts the character that follows a text. LEAF has two LSTM layers of 256 units in place of
+    the GRU, which is small enough for many clients at once.
+
+    Attributes:
+      num_classes: C, the characters, in the text and to predict; they are numbered 0 ... C - 1.
+      embedding: the length of a character's vector; LEAF has 8.
+      hidden: units of the GRU.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> module, x = CharacterGRU(80), jnp.ones((2, 80))
+      >>> params = module.init(jax.random.key(0), x)["params"]
+      >>> module.apply({"params": params}, x).shape
+      (2, 80)
+
+    Reference: Cho, van Merrienboer et al. (2014), the GRU, in the form of flax's `GRUCell`; Caldas
+    et al. (2018), LEAF, Shakespeare.
+    """
+
+    num_classes: int = 80
+    embedding: int = 8
+    hidden: int = 128
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch length"]) -> Logits:
+        """Returns the logits of the next character."""
+        kind: Any = {"param_dtype": jnp.result_type(float)}
+        shape = self.num_classes, self.embedding
+        vectors = nn.Embed(*shape, embedding_init=glorot_uniform, name="characters", **kind)
+        # A task gives whole numbers as floats, which are exact.
+        text = vectors(x.astype(jnp.int32))
+        kind |= {"kernel_init": glorot_uniform, "recurrent_kernel_init": glorot_uniform}
+        cell = nn.GRUCell(self.hidden, name="gru", **kind)
+        state, _ = nn.RNN(cell, return_carry=True)(text)
+        return _dense(self.num_classes, "classes")(state)
+
+
 def _flat(x: Array) -> Float[Array, "batch features"]:
     return x.reshape(len(x), -1)
 

@@ -16,6 +16,8 @@ from fedjax_mm.base import (
     MeasuredTask,
     Metrics,
     Params,
+    Round,
+    RoundTask,
     Task,
 )
 from fedjax_mm.checks import needs
@@ -85,6 +87,20 @@ def thresholds(task: Task) -> Float[Array, " clients"]:
 def per_client(task: Task) -> tuple[str, ...]:
     """Returns the names of the metrics that have a number for each client."""
     return tuple(getattr(task, "per_client", ()))
+
+
+def changes(task: Task) -> bool:
+    """Returns whether the task, or the one that it views, changes over rounds."""
+    return isinstance(task, RoundTask) or (isinstance(task, View) and changes(task.task))
+
+
+def at_round(task: Any, round: Round) -> Any:
+    """Returns the task of round t, which is the task itself unless it changes."""
+    if isinstance(task, RoundTask):
+        return task.at(round)
+    if isinstance(task, View):
+        return dataclasses.replace(task, task=at_round(task.task, round))
+    return task
 
 
 def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:

@@ -494,7 +494,11 @@ DIGITS = {"name": "digits"}
         ({}, {}, ["algorithms.A", "the quadratic has no examples", "give local_steps"]),
         (DIGITS | {"num_clients": 1}, {}, ["num_models is 2", "at most 1 models"]),
         (DIGITS | {"num_clients": 1439}, {}, ["task.num_clients = 1439", "1438"]),
-        (DIGITS | {"model": "rnn"}, {}, ["task.model = 'rnn'", "'logistic', 'mlp' or 'cnn'"]),
+        (
+            DIGITS | {"model": "rnn"},
+            {},
+            ["task.model = 'rnn'", "'logistic', 'mlp', 'cnn' or 'gru'"],
+        ),
         (DIGITS | {"partiton": {}}, {}, ["unknown key", "did you mean 'partition'"]),
         (DIGITS | {"partition": {"name": "x"}}, {}, ["task.partition.name = 'x'", "'dirichlet'"]),
         (

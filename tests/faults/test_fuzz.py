@@ -25,8 +25,10 @@ from PIL import Image
 from fedjax_mm import cli
 from fedjax_mm.cli import reproductions, runs, timing
 from fedjax_mm.data.celeba import load_celeba
+from fedjax_mm.data.cifar import load_cifar
 from fedjax_mm.data.idx import load_idx, read_idx
 from fedjax_mm.data.leaf import load_leaf
+from fedjax_mm.data.npz import load_npz
 from fedjax_mm.data.sent140 import load_sent140
 from fedjax_mm.experiments.experiment import Experiment
 from fedjax_mm.experiments.overrides import _in_toml, load
@@ -198,10 +200,34 @@ def write_images(directory):
         (directory / f"{part}-labels-idx1-ubyte").write_bytes(labels)
 
 
+CIFAR = (bytes([19, 99]) + bytes(3072)) * 2
+
+
+def write_cifar(directory):
+    for part in ("train", "test"):
+        (directory / f"{part}.bin").write_bytes(CIFAR)
+
+
+@cache
+def npz():
+    content, x, y = io.BytesIO(), np.zeros((6, 4)), np.arange(6) % 3
+    np.savez(content, x_train=x, y_train=y, x_test=x[:2], y_test=y[:2])
+    return content.getvalue()
+
+
 LEAF = {
     "users": ["a", "b"],
     "num_samples": [2, 1],
     "user_data": {"a": {"x": [[1, 2], [3, 4]], "y": [0, 1]}, "b": {"x": [[5, 6]], "y": [1]}},
+}
+
+
+PLAYS = {
+    **LEAF,
+    "user_data": {
+        "a": {"x": [" " * 80, "a" * 80], "y": ["a", "b"]},
+        "b": {"x": ["[" * 80], "y": ["]"]},
+    },
 }
 
 
@@ -335,8 +361,10 @@ def targets():
     def toml(value):
         return in_toml(value) if isinstance(value, dict) else "x"
 
-    def in_leaf(read):
-        return beside(write_leaf, "train/data.json", read)
+    def in_leaf(read, content=LEAF):
+        return beside(partial(write_leaf, content=content), "train/data.json", read)
+
+    in_texts = in_leaf(partial(load_leaf, dataset="shakespeare"), PLAYS)
 
     def in_celeba(name):
         return beside(write_celeba, name, read_celeba)
@@ -358,6 +386,11 @@ def targets():
         ),
         "idx, one of four": spoiling(images, whole("train-images-idx3-ubyte", load_idx)),
         "leaf": both(changing(LEAF, in_leaf(load_leaf), json.dumps), spoiling(leaf.encode(), None)),
+        "leaf, texts": changing(PLAYS, in_texts, json.dumps),
+        "cifar": spoiling(
+            CIFAR, beside(write_cifar, "train.bin", partial(load_cifar, name="cifar-100"))
+        ),
+        "npz": spoiling(npz(), written("x.npz", load_npz)),
         "celeba, identities": spoiling(IDENTITIES.encode(), in_celeba("identity_CelebA.txt")),
         "celeba, attributes": spoiling(ATTRIBUTES.encode(), in_celeba("list_attr_celeba.txt")),
         "sent140": spoiling(read[csv], in_tweets(csv)),
@@ -392,6 +425,7 @@ def targets():
 NAMES = ("toml, spoilt", "toml, changed", "toml, all tables", "outline", "commands", "idx")
 NAMES += ("idx, one of four", "leaf", "celeba, identities", "celeba, attributes", "sent140")
 NAMES += ("sent140, leaf", "glove", "params.npz", "result.nc", "result.nc, manifest", "run.json")
+NAMES += ("leaf, texts", "cifar", "npz")
 NAMES += ("checkpoint", "summary.json", "manifest.json", "summary.json, finished", "figure.png")
 
 

@@ -10,7 +10,14 @@ import pytest
 from flax import linen as nn
 from jax import lax
 
-from fedjax_mm.tasks.networks import MLP, CelebACNN, LogisticRegression, McMahanCNN, glorot_uniform
+from fedjax_mm.tasks.networks import (
+    MLP,
+    CelebACNN,
+    CharacterGRU,
+    LogisticRegression,
+    McMahanCNN,
+    glorot_uniform,
+)
 from tests.compiling import optimised
 
 NETWORKS = {  # module, shape of one example, number of parameters
@@ -21,6 +28,7 @@ NETWORKS = {  # module, shape of one example, number of parameters
     "McMahan's CNN": (McMahanCNN(), (28, 28, 1), 1_663_370),
     "McMahan's CNN of colors": (McMahanCNN(), (32, 32, 3), 2_156_490),
     "CelebA's CNN": (CelebACNN(), (84, 84, 3), 31_074),
+    "GRU of characters": (CharacterGRU(), (80,), 640 + 3 * 8 * 128 + 3 * 128**2 + 512 + 10_320),
 }
 """Every network. CelebA's: 864 + 3 * 9,216 of kernels, 4 * 64 of batch norm, 2,306 of the last."""
 
@@ -74,7 +82,7 @@ def test_modules_are_static(module, shape, count):
 def test_weights_start_glorot_uniform_and_biases_at_zero(module, shape, count):
     params = jax.jit(module.init)(jax.random.key(1), np.ones((1, *shape), np.float32))["params"]
     for path, leaf in arrays(params).items():
-        if path.endswith("kernel"):
+        if path.endswith(("kernel", "embedding")):
             fans = np.prod(leaf.shape[:-2]) * np.add(*leaf.shape[-2:])
             limit = np.sqrt(6 / fans)
             assert np.abs(leaf).max() <= limit
@@ -160,6 +168,34 @@ def test_celebas_cnn_normalizes_by_the_batch():
     with jax.enable_x64(True):
         want = by_hand(p, x.astype(float))
     np.testing.assert_allclose(applied(module, params, x), want, rtol=1e-3, atol=1e-3)
+
+
+def test_the_gru_is_that_of_numpy():
+    """Cho et al.: z keeps of the state, r resets it in the candidate, after its product."""
+    module = CharacterGRU(5, embedding=3, hidden=4)
+    params, _ = setup(module, (7,))
+    p = arrays(params)
+    x = np.random.default_rng(0).integers(5, size=(6, 7))
+
+    def sigmoid(x):
+        return 1 / (1 + np.exp(-x))
+
+    want = []
+    for text in x:
+        h = np.zeros(4)
+        for character in text:
+            v = p["characters/embedding"][character]
+            gate = {g: v @ p[f"gru/i{g}/kernel"] + p[f"gru/i{g}/bias"] for g in "rzn"}
+            r = sigmoid(gate["r"] + h @ p["gru/hr/kernel"])
+            z = sigmoid(gate["z"] + h @ p["gru/hz/kernel"])
+            n = np.tanh(gate["n"] + r * (h @ p["gru/hn/kernel"] + p["gru/hn/bias"]))
+            h = (1 - z) * n + z * h
+        want.append(h @ p["classes/kernel"] + p["classes/bias"])
+    np.testing.assert_allclose(applied(module, params, x.astype(float)), want, rtol=1e-4, atol=1e-5)
+    with jax.enable_x64(True):
+        exact = jax.tree.map(lambda leaf: np.asarray(leaf, float), params)
+        got = applied(module, exact, x.astype(float))
+    np.testing.assert_allclose(got, want, rtol=1e-10)
 
 
 @functools.cache

@@ -1,0 +1,113 @@
+"""CIFAR-10 and CIFAR-100 in their published binary files."""
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from fedjax_mm.checked import checked
+from fedjax_mm.data.federated import Pool
+from fedjax_mm.files import check_regular
+
+CIFARName = Literal["cifar-10", "cifar-100"]
+CIFARLabels = Literal["fine", "coarse"]
+
+_FOLDERS = {"cifar-10": "cifar-10-batches-bin", "cifar-100": "cifar-100-binary"}  # in the archives
+_FILES = {
+    "cifar-10": ([f"data_batch_{i}.bin" for i in range(1, 6)], "test_batch.bin"),
+    "cifar-100": (["train.bin"], "test.bin"),
+}
+# The labels of a record, in the order of its first bytes, and their numbers of classes.
+_CLASSES = {"cifar-10": {"fine": 10}, "cifar-100": {"coarse": 20, "fine": 100}}
+_SHAPE = (3, 32, 32)  # of an image in a file: red, green and blue
+
+
+@checked
+def load_cifar(
+    directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
+) -> Pool:
+    """Loads CIFAR-10 or CIFAR-100 from the files of their "binary version".
+
+    Images are ``uint8[examples, 32, 32, 3]``; the files have the channels first.
+
+    Args:
+      directory: the folder of the files, ``data_batch_1.bin`` ... ``data_batch_5.bin`` and
+        ``test_batch.bin``, or ``train.bin`` and ``test.bin``; or the folder of the archive's
+        ``cifar-10-batches-bin`` or ``cifar-100-binary``.
+      name: the dataset.
+      labels: of CIFAR-100: the 100 fine or the 20 coarse classes.
+
+    Raises:
+      FileNotFoundError: if a file is missing; the message names it.
+      ValueError: if the name is unknown, CIFAR-10 is to have coarse labels, or a file is empty, cut
+        off, or has a label out of its range; the message names the file and the record, from 0.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> for part in ("train", "test"):
+      ...     _ = (folder / f"{part}.bin").write_bytes(bytes([19, 99, *[7] * 3072]))
+      >>> pool = load_cifar(folder, name="cifar-100", labels="coarse")
+      >>> pool.name, pool.num_classes, pool.train[0].shape, pool.train[1]
+      ('cifar-100, coarse', 20, (1, 32, 32, 3), array([19], dtype=int32))
+
+    Reference:
+      Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+    """
+    paths, test_path = _find(Path(directory), name, labels)
+    title = name if labels == "fine" else f"{name}, {labels}"
+    parts = [_read(path, name, labels) for path in paths]
+    train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+    return Pool(title, "real", _CLASSES[name][labels], train, _read(test_path, name, labels))
+
+
+@checked
+def check_cifar(
+    directory: str | Path, *, name: CIFARName = "cifar-10", labels: CIFARLabels = "fine"
+) -> None:
+    """Raises `load_cifar`'s errors about names and missing files, without reading any file.
+
+    Example:
+      >>> check_cifar("nowhere")
+      Traceback (most recent call last):
+      FileNotFoundError: no data_batch_1.bin in nowhere or nowhere/cifar-10-batches-bin
+    """
+    _find(Path(directory), name, labels)
+
+
+def _find(directory: Path, name: CIFARName, labels: CIFARLabels) -> tuple[list[Path], Path]:
+    """Returns the paths of the training files and of the test file."""
+    if labels not in _CLASSES[name]:
+        raise ValueError(f"labels is {labels!r}, but {name} has one kind of labels; leave it out")
+    places = [directory, directory / _FOLDERS[name]]
+
+    def find(file: str) -> Path:
+        for place in places:
+            if (place / file).is_file():
+                return place / file
+        raise FileNotFoundError(f"no {file} in {' or '.join(map(str, places))}")
+
+    train, test = _FILES[name]
+    return list(map(find, train)), find(test)
+
+
+def _read(path: Path, name: CIFARName, labels: CIFARLabels) -> tuple[np.ndarray, np.ndarray]:
+    check_regular(path)
+    classes = _CLASSES[name]
+    size = len(classes) + np.prod(_SHAPE)
+    content = np.fromfile(path, np.uint8)
+    number, rest = divmod(len(content), size)
+    if rest or not number:
+        raise ValueError(
+            f"{path}: record {number} is cut off: a record has {size} bytes, there are {rest}"
+        )
+    records = content.reshape(number, size)
+    for column, (kind, num_classes) in enumerate(classes.items()):
+        wrong = np.flatnonzero(records[:, column] >= num_classes)
+        if len(wrong):
+            raise ValueError(
+                f"{path}: record {wrong[0]} has the {kind} label {records[wrong[0], column]}, "
+                f"outside 0 ... {num_classes - 1}; give the files of {name}"
+            )
+    x = records[:, len(classes) :].reshape(number, *_SHAPE).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(x), records[:, list(classes).index(labels)].astype(np.int32)

@@ -1,0 +1,243 @@
+"""Drift: clients' labels, or the examples that they have, change over rounds."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from fedjax_mm.base import Index, Metrics, Params, Round, Scalar
+from fedjax_mm.checked import NonNegative, Positive, Share, checked
+from fedjax_mm.data.arrays import check_labels, is_known, plain_array
+from fedjax_mm.data.clients import ClientData
+from fedjax_mm.parts import check_instance, key_of
+from fedjax_mm.tasks.classification import Classification
+from fedjax_mm.tasks.view import View
+
+
+class Times(NamedTuple):
+    """The course of a drift, in rounds, as in `drifting`."""
+
+    start: Any
+    length: Any
+    period: Any  # or None
+
+    def share(self, round: Round) -> Float[Array, ""]:
+        """Returns s(t), from 0 before the drift to 1 after it."""
+        since = jnp.asarray(round, float) - self.start
+        if self.period is None:
+            return self._risen(since)
+        phase = since % self.period
+        moved = self._risen(phase) - self._risen(phase - self.period / 2)
+        return jnp.where(since < 0, 0, moved)
+
+    def _risen(self, since: Scalar) -> Float[Array, ""]:
+        return jnp.clip((since + 1) / self.length, 0, 1)
+
+
+class Origin(NamedTuple):
+    """A split of the data before any drift.
+
+    Attributes:
+      labels: of all examples.
+      draws: ``float32[examples]``, uniform; the labels of an example change where ``draw < s(t)``.
+        None without another concept.
+      store: of all clients, sorted by client and label; None without windows.
+    """
+
+    labels: Array
+    draws: Array | None
+    store: ClientData | None
+
+
+@checked
+def drifting(
+    task: Classification,
+    concept: Any = None,
+    *,
+    window: Share | None = None,
+    start: NonNegative = 1,
+    length: Positive = 1,
+    period: Positive | None = None,
+    seed: Any = 0,
+) -> "Drifting":
+    """Returns the task with data that change over rounds, for training and for testing.
+
+    A drift is at s(t) in round t, between 0 and 1. It is 0 before round `start`, then rises by
+    ``1 / length`` a round up to 1: at once with a length of 1. With a `period` it returns: half a
+    period after `start` it falls as it rose, and so on. Metrics after round t are those of the data
+    of round t. Training, losses and metrics see the same data.
+
+    *Concept drift*, P(y | x): the share s(t) of all examples, chosen once at random, has other
+    labels, ``concept[y]`` instead of y. With a rotation, ``np.roll(np.arange(C), 1)``, clients'
+    label distributions rotate, too.
+
+    *Label shift*, P(y) with the same P(x | y): each client has a window of its own examples, which
+    moves from its smallest labels to its largest. Of the client's n_k examples, sorted by label,
+    these are the `window` n_k examples behind the first ``s(t) (1 - window) n_k``, rounded. n_k
+    in weighted means is the size of the window. A client of one label does not shift. Test examples
+    shift in the same way if every client has its own.
+
+    Args:
+      task: from `classification`; other wrappers, such as `requiring`, come outside.
+      concept: the new label of each class, ``int[C]``, which may be traced; None is no concept
+        drift.
+      window: the share of a client's examples that it has at a time; it sets shapes. None is no
+        label shift.
+      start: the first round of the drift. All these numbers may be traced.
+      length: the rounds until the drift is complete; with a period at most half of it.
+      period: rounds from one `start` to the next; None does not return.
+      seed: of the order in which examples change; a whole number or a key.
+
+    Raises:
+      TypeError: if the task is none of `classification`.
+      ValueError: if there is no drift, `concept` has labels out of range or too few, a number is
+        out of its range, or `length` is longer than half a period.
+
+    Example:
+      >>> from fedjax_mm import fedavg, mfa_rr, simulate
+      >>> from fedjax_mm.data import synthetic
+      >>> from fedjax_mm.tasks import LogisticRegression, classification
+      >>> plain = classification(synthetic(6, dim=4, num_classes=3), LogisticRegression(3))
+      >>> task = drifting(plain, [1, 2, 0], start=11)
+      >>> algorithm = fedavg(0.1, local_steps=5)
+      >>> _, trace = simulate(0, task, algorithm, mfa_rr(6, 1), 20)
+      >>> bool(trace.metrics["loss"][11, 0] > 1.1 * trace.metrics["loss"][10, 0])
+      True
+    """
+    check_instance("task", task, Classification, "give one of classification, and wrap the result")
+    if concept is None and window is None:
+        raise ValueError("there is no drift; give a concept, such as [1, 2, 0], or a window")
+    if isinstance(window, jax.core.Tracer):
+        raise ValueError("window is traced, but it sets shapes; give a number, not an axis")
+    if window == 0:
+        raise ValueError("window is 0; each client needs examples: give more, up to 1")
+    is_known_period = not any(isinstance(x, jax.core.Tracer) for x in (length, period))
+    if period is not None and is_known_period and 2 * length > period:
+        raise ValueError(f"length is {length}; it must be at most half of the period, {period}")
+    times = Times(*(None if x is None else jnp.asarray(x, float) for x in (start, length, period)))
+    if concept is not None:
+        concept = _checked_concept(concept, task)
+    stores, origins = [], []
+    for i, data in enumerate((task.train, task.test)):
+        _, labels = data.examples
+        draws, store = None, None
+        if concept is not None:
+            key = jax.random.fold_in(key_of(seed, "seed"), i)
+            draws = jax.random.uniform(key, (len(labels),), jnp.float32)
+        if window is not None and data.num_clients == task.num_clients:
+            store = _by_label(data, labels if task.column is None else labels[:, task.column])
+            data = _windows(store, window)
+        stores.append(data)
+        origins.append(Origin(jnp.asarray(labels), draws, store))
+    now = dataclasses.replace(task, train=stores[0], test=stores[1])
+    made = Drifting(now, task.num_clients, times, concept, tuple(origins))
+    return made.at(0)  # so that models with drifts of their own do not share its labels
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drifting(View):
+    """A classification of a round's data, built by `drifting`.
+
+    Attributes:
+      times: when it drifts.
+      concept: the new label of each class, or None.
+      origins: the training data and the test data before any drift.
+    """
+
+    times: Times
+    concept: Array | None
+    origins: tuple[Origin, ...]
+
+    @property
+    def train(self) -> ClientData:
+        """Training examples of the round."""
+        data: ClientData = self.task.train
+        return data
+
+    @property
+    def test(self) -> ClientData:
+        """Test examples of the round."""
+        data: ClientData = self.task.test
+        return data
+
+    def at(self, round: Round) -> "Drifting":
+        """Returns the task of round t."""
+        share = self.times.share(round)
+        train = self._at(share, self.train, self.origins[0])
+        test = self._at(share, self.test, self.origins[1])
+        return dataclasses.replace(
+            self, task=dataclasses.replace(self.task, train=train, test=test)
+        )
+
+    def client_metrics(self, params: Params, client: Index, data: ClientData) -> Metrics:
+        """Returns the loss and the accuracy of one client."""
+        metrics: Metrics = self.task.client_metrics(params, client, data)
+        return metrics
+
+    def evaluate(self, params: Params, data: ClientData, **options: Any) -> Metrics:
+        """Returns the loss and the accuracy over all examples."""
+        metrics: Metrics = self.task.evaluate(params, data, **options)
+        return metrics
+
+    def _at(self, share: Float[Array, ""], data: ClientData, origin: Origin) -> ClientData:
+        if origin.draws is not None and self.concept is not None:
+            # Compare in float32, so that the same examples change with and without x64.
+            changes = origin.draws < share.astype(jnp.float32)
+            changes = changes.reshape(-1, *[1] * (origin.labels.ndim - 1))
+            labels = jnp.where(changes, self.concept[origin.labels], origin.labels)
+            data = dataclasses.replace(data, examples=(data.examples[0], labels))
+        whole, places = origin.store, jnp.arange(data.num_places, dtype=jnp.int32)
+        if whole is None or whole.order is None:
+            return data
+        behind = jnp.round(share * (whole.counts - data.counts)).astype(jnp.int32)
+        owner = jnp.searchsorted(data.offsets, places, side="right") - 1
+        source = (whole.offsets + behind - data.offsets)[owner] + places
+        # Places behind the last window are not used.
+        return dataclasses.replace(data, order=whole.order[jnp.minimum(source, len(places) - 1)])
+
+
+def _checked_concept(concept: Any, task: Classification) -> Int[Array, " classes"]:
+    if isinstance(concept, jax.Array) and not is_known(concept):
+        return concept.astype(jnp.int32)
+    values = plain_array("concept", concept, "the new label of each class, 0 ... C - 1")
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"concept has shape {values.shape}; give the new label of each class")
+    check_labels("concept", values, len(values))
+    for data in (task.train, task.test):
+        labels = data.examples[1]
+        if is_known(labels) and np.max(labels) >= len(values):
+            raise ValueError(
+                f"concept has {len(values)} labels, but the data have a label {np.max(labels)}; "
+                "give the new label of each class"
+            )
+    return jnp.asarray(values, jnp.int32)
+
+
+def _by_label(data: ClientData, labels: Array) -> ClientData:
+    """Returns the store with each client's places sorted by label."""
+    places = jnp.arange(data.num_places, dtype=jnp.int32)
+    rows = places if data.order is None else data.order
+    owner = jnp.searchsorted(data.offsets, places, side="right")
+    # Places behind the last client's stay behind.
+    owner = jnp.where(places < data.offsets[-1] + data.counts[-1], owner, len(data.counts) + 1)
+    order = jnp.lexsort((jnp.asarray(labels)[rows], owner)).astype(jnp.int32)
+    return dataclasses.replace(data, order=rows[order])
+
+
+def _windows(store: ClientData, window: float) -> ClientData:
+    """Returns the store with the first part of each client's places."""
+    least, most = (max(1, round(window * n)) for n in (store.min_count, store.max_count))
+    # Clip to the static bounds, because a product in float32 may round otherwise.
+    counts = jnp.clip(jnp.round(window * store.counts), least, most).astype(jnp.int32)
+    return dataclasses.replace(
+        store,
+        offsets=jnp.cumsum(counts, dtype=jnp.int32) - counts,
+        counts=counts,
+        min_count=least,
+        max_count=most,
+        num_examples=min(store.num_examples, store.num_clients * most),
+    )
