@@ -4,12 +4,12 @@ import pytest
 
 from fedjax_mm import engine
 from fedjax_mm.sweeps.program import Program
-from tests.boundary import wrong_data, wrong_drift, wrong_files, wrong_parts
+from tests.boundary import wrong_data, wrong_drift, wrong_files, wrong_parts, wrong_wrappers
 
 TABLE = [
     pytest.param(*case[:2], *(case[2:] or (ValueError,)), id=name)
-    for table in (wrong_data.CASES, wrong_drift.CASES, wrong_files.CASES, wrong_parts.CASES)
-    for name, case in table.items()
+    for module in (wrong_data, wrong_drift, wrong_files, wrong_parts, wrong_wrappers)
+    for name, case in module.CASES.items()
 ]
 
 

@@ -1,0 +1,177 @@
+"""Wrong wrappers: of clients that are away, of compression and of privacy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_mm import fedavg, full_participation, mfa_rand
+from fedjax_mm.asynchrony import on_clock, shifted_exponential
+from fedjax_mm.availability import (
+    available,
+    bernoulli,
+    cyclic,
+    dropping,
+    markov,
+    share_of_examples,
+    timetable,
+)
+from fedjax_mm.compression import compressed, qsgd, random_k, top_k
+from fedjax_mm.privacy import AdaptiveClip, private
+
+ALL, FEDAVG = full_participation(4), fedavg(0.1, local_steps=1)
+DELAY = shifted_exponential(4)
+
+
+def hidden(**change):
+    given = {"clip": 1.0, "noise_multiplier": 0.5, "clients_per_round": 4} | change
+    return lambda: private(FEDAVG, **given)
+
+
+CASES = {
+    # Presence.
+    "probability above 1": (lambda: bernoulli(1.2), "probability is 1.2; it must lie between 0"),
+    "probability below 0": (lambda: bernoulli(-0.1), "probability is -0.1; it must lie between"),
+    "probability nan": (lambda: bernoulli(np.nan), "probability is nan; it must lie between 0"),
+    "probability a word": (
+        lambda: bernoulli("often"),
+        "probability is 'often'; give a number, or one for each client",
+        TypeError,
+    ),
+    "probability none": (lambda: bernoulli(None), "probability is None; give a number", TypeError),
+    "probability of pairs": (lambda: bernoulli(np.ones((2, 2))), "probability is of shape"),
+    "one of the probabilities": (lambda: bernoulli([0.5, 2.0]), "it must lie between 0 and 1"),
+    "presence of others": (
+        lambda: available(ALL, bernoulli(np.full(3, 0.5))),
+        "law is for 3 clients, and there are 4; give it one number for all, or one for each",
+    ),
+    "nobody changes": (lambda: markov(0.0, 0.0), "comes and leaves are both 0, so that nobody"),
+    "comes above 1": (lambda: markov(1.5, 0.1), "comes is 1.5; it must lie between 0 and 1"),
+    "leaves below 0": (lambda: markov(0.5, -0.1), "leaves is -0.1; it must lie between 0 and 1"),
+    "comes and leaves of others": (
+        lambda: markov(np.full(3, 0.5), np.full(4, 0.5)),
+        "comes and leaves are for 3 and 4 clients; give as many of each",
+    ),
+    "no groups": (lambda: cyclic(0), "num_groups is 0; it must be a positive whole number"),
+    "half a group": (lambda: cyclic(1.5), "num_groups is 1.5; it must be a positive whole number"),
+    "more groups than clients": (
+        lambda: available(ALL, cyclic(5)).init(jax.random.key(0)),
+        "num_groups is 5; there are 4 clients only",
+    ),
+    "interval backwards": (
+        lambda: timetable([[(3, 2)]]),
+        r"intervals\[0\] has \(3, 2\) after 0; give pairs of a start and a later end",
+    ),
+    "intervals overlap": (lambda: timetable([[(0, 2), (1, 3)]]), r"\(1, 3\) after 2; give pairs"),
+    "interval before the start": (lambda: timetable([[(-1, 2)]]), r"\(-1, 2\) after 0; give pairs"),
+    "interval beyond the period": (
+        lambda: timetable([[], [(0, 5)]], period=4),
+        r"intervals\[1\] ends at 5, after the period of 4",
+    ),
+    "no period": (lambda: timetable([[(0, 1)]], period=0), "period is 0; it must be positive"),
+    "timetable of others": (
+        lambda: available(ALL, timetable([[(0, 1)]])),
+        "law is for 1 clients, and there are 4",
+    ),
+    "presence of no assignment": (
+        lambda: available(FEDAVG, bernoulli(0.5)),
+        "assignment is an Algorithm, not an assignment",
+        TypeError,
+    ),
+    "presence a number": (
+        lambda: available(ALL, 0.5),
+        "law is 0.5, not a Law; give one, such as availability.bernoulli",
+        TypeError,
+    ),
+    "absent how": (
+        lambda: available(ALL, bernoulli(0.5), when_absent="wait"),
+        "when_absent is 'wait'; it must be 'skip' or 'replace'",
+    ),
+    "replaced and unbiased": (
+        lambda: available(ALL, bernoulli(0.5), when_absent="replace", unbiased=True),
+        "unbiased is for when_absent='skip'; replaced clients need no factors",
+    ),
+    "unbiased without shares": (
+        lambda: available(ALL, timetable([[(0, 1)]] * 4), unbiased=True),
+        "unbiased needs the shares of presence, which must be positive",
+    ),
+    "unbiased, never there": (
+        lambda: available(ALL, bernoulli(0.0), unbiased=True),
+        "unbiased needs the shares of presence, which must be positive",
+    ),
+    "replaced with factors": (
+        lambda: available(
+            mfa_rand(4, 2, unbiased=True), bernoulli(0.5), when_absent="replace"
+        ).assign(*start(), None),
+        "when_absent is 'replace', but the assignment gives clients factors of their own",
+    ),
+    "no examples": (lambda: share_of_examples([1.0, 0.0]), "it must be positive"),
+    # Lost and late messages.
+    "lost above 1": (lambda: dropping(ALL, 1.01), "probability is 1.01; it must lie between 0"),
+    "lost of others": (
+        lambda: dropping(ALL, [0.1, 0.2]),
+        "probability is for 2 clients, and there are 4; give one number for all, or one for each",
+    ),
+    "lost of an algorithm": (
+        lambda: dropping(FEDAVG, 0.1),
+        "assignment is an Algorithm, not an assignment",
+        TypeError,
+    ),
+    "first nobody": (lambda: on_clock(ALL, DELAY, first=0), "first is 0; it must be a positive"),
+    "first and a half": (lambda: on_clock(ALL, DELAY, first=1.5), "first is 1.5; it must be a"),
+    "deadline at once": (lambda: on_clock(ALL, DELAY, deadline=0), "deadline is 0; it must be pos"),
+    "deadline nan": (lambda: on_clock(ALL, DELAY, deadline=np.nan), "deadline is nan; it must be"),
+    # Compression.
+    "share 0": (lambda: top_k(0.0), r"share is 0.0; it must be in \(0, 1\]"),
+    "share above 1": (lambda: random_k(1.5), r"share is 1.5; it must be in \(0, 1\]"),
+    "share a word": (lambda: top_k("all"), "share is 'all'; it must be a number", TypeError),
+    "no levels": (lambda: qsgd(0), "levels is 0; it must be a positive whole number"),
+    "half a level": (lambda: qsgd(2.5), "levels is 2.5; it must be a positive whole number"),
+    "compressor not called": (
+        lambda: compressed(FEDAVG, top_k),
+        "compressor is .*, not a Compressor; give one, such as top_k",
+        TypeError,
+    ),
+    "compressed assignment": (
+        lambda: compressed(ALL, top_k(0.1)),
+        "algorithm is an Assignment, not an algorithm",
+        TypeError,
+    ),
+    "feedback a number": (
+        lambda: compressed(FEDAVG, top_k(0.1), error_feedback=0.5),
+        "error_feedback is 0.5; it must be True or False",
+    ),
+    # Privacy.
+    "clip 0": (hidden(clip=0.0), "clip is 0.0; it must be positive"),
+    "clip infinite": (hidden(clip=np.inf), "clip is inf; it must be positive"),
+    "noise negative": (hidden(noise_multiplier=-1.0), "noise_multiplier is -1.0; it must not be"),
+    "noise a word": (
+        hidden(noise_multiplier="much"),
+        "noise_multiplier is 'much'; it must be a number",
+        TypeError,
+    ),
+    "no clients a round": (hidden(clients_per_round=0), "clients_per_round is 0; it must be pos"),
+    "noise of the count too small": (
+        hidden(adaptive=AdaptiveClip(count_noise=0.2)),
+        "adaptive.count_noise is 0.2; it must exceed half of noise_multiplier = 0.5",
+    ),
+    "quantile 1": (
+        hidden(adaptive=AdaptiveClip(quantile=1.0)),
+        "adaptive.quantile is 1.0; it must lie between 0 and 1",
+    ),
+    "rate of the clip 0": (
+        hidden(adaptive=AdaptiveClip(rate=0.0)),
+        "adaptive.rate is 0.0; it must be positive",
+    ),
+    "private assignment": (
+        lambda: private(ALL, clip=1.0, noise_multiplier=0.5, clients_per_round=4),
+        "algorithm is an Assignment, not an algorithm",
+        TypeError,
+    ),
+}
+
+
+def start():
+    """A key, a round and a state of `available`."""
+    key = jax.random.key(0)
+    strategy = available(mfa_rand(4, 2, unbiased=True), bernoulli(0.5))
+    return key, jnp.int32(1), strategy.init(key)
