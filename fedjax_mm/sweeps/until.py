@@ -21,8 +21,8 @@ class Watch(NamedTuple):
       waited: the records since then, of each model; negative in the warm-up.
     """
 
-    best: Float[Array, "*models"]
-    waited: Int[Array, "*models"]
+    best: Float[Array | np.ndarray, "*models"]
+    waited: Int[Array | np.ndarray, "*models"]
 
 
 class Until(NamedTuple):
@@ -120,7 +120,7 @@ class Until(NamedTuple):
         """
         values = metrics[self.metric]
         xp = values.__array_namespace__()
-        if isinstance(watch, tuple) and not watch:
+        if not isinstance(watch, Watch):
             return (), xp.all(self._is_inside(values), axis=-1)
         values = values.astype(watch.best.dtype)
         is_watched = watch.waited >= 0
