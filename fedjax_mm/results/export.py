@@ -296,8 +296,11 @@ class _TensorBoard:
             # Write summaries instead of scalars, because `add_scalar` warns of each NaN.
             for summary in hparams(run.params, dict.fromkeys(run.curves)):
                 writer.file_writer.add_summary(summary, walltime=self.result.seconds)
+            by_round = dict[int, list[Any]]()
             for name, curve in run.curves.items():
                 for step, value in zip(*curve, strict=True):
                     scalar = Summary.Value(tag=name, simple_value=float(value))
-                    one = Summary(value=[scalar])
-                    writer.file_writer.add_summary(one, int(step), self.result.seconds)
+                    by_round.setdefault(int(step), []).append(scalar)
+            for step, values in by_round.items():
+                one = Summary(value=values)
+                writer.file_writer.add_summary(one, step, self.result.seconds)
