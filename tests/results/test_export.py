@@ -58,7 +58,6 @@ def saved(folder, seed=7):
 def place(tmp_path_factory):
     """A folder with a store of MLflow, in which the tests work."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         folder = tmp_path_factory.mktemp("mlflow")
         patch.chdir(folder)
@@ -381,7 +380,6 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_exports_are_refused_in_one_line(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     monkeypatch.chdir(tmp_path)
     Path("empty").mkdir()
     Path("damaged.nc").write_text("no NetCDF")
