@@ -85,7 +85,7 @@ class Tracked(NamedTuple):
         name = file.parent.name if file.name == RESULT else file.stem
         made = cls(dataset, axes, file.parent, name, digest_of(file), file.stat().st_mtime)
         if not made.metrics:
-            raise ValueError(f"{file} has no curves by round, which a tracker could show; {remedy}")
+            raise ValueError(f"{file} has no curves by round; give a result of run or sweep")
         if "seed" not in dataset.dims:
             made = made._replace(
                 dataset=dataset.drop_vars("seed", errors="ignore").expand_dims(seed=[0])
