@@ -92,7 +92,7 @@ REFERENCE = {
         "Labelled results, measures and figures.",
         ("results", "files", "metrics", "plots"),
         (
-            *(f"fedjax_mm.results.{name}" for name in ("dataset", "finished", "labels")),
+            *(f"fedjax_mm.results.{name}" for name in ("dataset", "export", "finished", "labels")),
             *("fedjax_mm.files", "fedjax_mm.plots"),
         ),
     ),

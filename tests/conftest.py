@@ -33,6 +33,7 @@ os.environ |= {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # before it is imported
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",  # nobody reads where an instruction comes from
 }
 

@@ -22,6 +22,7 @@ from fedjax_mm.experiments.methods import METHOD_TABLES, Method
 from fedjax_mm.experiments.optimizers import OPTIMIZER_TABLES, SCHEDULE_TABLES, Scheduled
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.papers import ALL
+from fedjax_mm.sweeps import cache, plan
 from fedjax_mm.sweeps.structures import programs_of
 from tests.experiments.test_method_tables import EXAMPLES, METHOD
 from tests.helpers import slow_unless
@@ -132,7 +133,7 @@ SHORTER = {  # what stands on a page, and what a small instance of it has there
     "how-to/results.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
     "how-to/sweeps.md": {"[mfa_rand, mfa_rr]": "[mfa_rr]"},
 }
-ELSEWHERE = {"extending.md"}  # in tests/simulator/test_extending.py
+ELSEWHERE = {"extending.md", "how-to/tuning.md"}  # in tests/simulator/test_extending.py, below
 
 
 def blocks(path):
@@ -165,6 +166,28 @@ def test_the_code_of_a_page_runs(name, tmp_path, monkeypatch):
         code = code.replace(old, new)
     exec(compile(code, name, "exec"), {"__name__": "page"})
     plt.close("all")
+
+
+def test_all_asks_of_the_tuning_page_are_one_program(monkeypatch):
+    lower, texts = plan._lower, []
+
+    def lowered(*arguments):
+        made = lower(*arguments)
+        texts.append(made.as_text())
+        return made
+
+    monkeypatch.setattr(plan, "_lower", lowered)
+    monkeypatch.setattr(cache, "use_compilation_cache", lambda: None)
+    page = PAGES["how-to/tuning.md"]
+    code = "\n".join(code for language, code in blocks(page) if language == "python")
+    assert "range(4)" in code
+    names = {"__name__": "page"}
+    exec(compile(code.replace("range(4)", "range(2)"), page.name, "exec"), names)
+    first, second, other = texts
+    assert first == second != other
+    assert names["events"]["/jax/compilation_cache/compile_requests_use_cache"] > 0
+    assert names["study"].best_params["rate"] > 0.1
+    assert {trial.state for trial in names["study"].trials} >= {names["TrialState"].COMPLETE}
 
 
 @pytest.mark.parametrize("name", sorted({*pages_with("toml")} - {"experiments.md"}))

@@ -329,7 +329,15 @@ def test_the_import_graph_has_no_cycle():
         visit(name)
 
 
-@pytest.mark.parametrize(("library", "module"), [("matplotlib", "plots"), ("typer", "cli")])
+@pytest.mark.parametrize(
+    ("library", "module"),
+    [
+        ("matplotlib", "plots"),
+        ("typer", "cli"),
+        ("mlflow", "results"),
+        ("tensorboardX", "results"),
+    ],
+)
 def test_heavy_libraries_have_one_door(library, module):
     users = [
         path.relative_to(ROOT).parts[0].removesuffix(".py")

@@ -1,4 +1,4 @@
-"""The command line: list, reproduce, bounds, report, init, run, sweep, show, bench.
+"""The command line: list, reproduce, bounds, report, init, run, sweep, show, export, bench.
 
 This module has options, help texts and exit codes, and `commands` does the work. It is imported
 inside the commands that need it, because importing JAX and the rest takes seconds, which neither a
@@ -18,12 +18,13 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 import fedjax_mm
-from fedjax_mm.cli.experiments import init, merge, run, show, sweep
+from fedjax_mm.cli.experiments import export, init, merge, run, show, sweep
 from fedjax_mm.cli.options import ExecutorName, Out, Overrides, Overwrite, Resume, SaveEvery, number
 from fedjax_mm.cli.terminal import console, notes, say, show_table
 from fedjax_mm.papers import ITEMS
 from fedjax_mm.sweeps.errors import InterruptedRunError, RefusedError, refusing
 
+_NOT_COMPUTING = ("cache", "export", "init", "list", "report", "show")
 FAILED, BAD_INPUT, CONTRADICTED, INTERRUPTED = 1, 2, 3, 130
 
 app = typer.Typer(
@@ -45,6 +46,7 @@ app = typer.Typer(
     - `fedjax-mm run experiment.toml` runs it
     - `fedjax-mm sweep experiment.toml` runs it at all points of a grid
     - `fedjax-mm show results/experiment` shows the result
+    - `fedjax-mm export results/experiment --to mlflow` writes it to a tracker
 
     Exit codes: 0 done, 1 failed, 2 wrong input (nothing is written), 3 done, but a paper's
     statement is contradicted, 130 or 143 interrupted. Interrupted work is saved, and `--resume`
@@ -154,7 +156,7 @@ def set_up(
     if cache is not None:
         os.environ["FEDJAX_MM_CACHE"] = str(cache.absolute())
     is_asked = verbose or distributed or process is not None or devices is not None
-    if context.invoked_subcommand in ("cache", "list", "report", "init", "show") and not is_asked:
+    if context.invoked_subcommand in _NOT_COMPUTING and not is_asked:
         return  # they compute nothing, and importing JAX would take longer than the command
 
     import jax
@@ -344,7 +346,7 @@ def cache(
     machine.show_cache(clear)
 
 
-for command in (init, run, sweep, merge, show):
+for command in (init, run, sweep, merge, show, export):
     app.command()(command)
 
 

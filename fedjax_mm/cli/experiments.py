@@ -1,10 +1,10 @@
-"""Commands for experiments of one's own: init, run, sweep, merge, show."""
+"""Commands for experiments of one's own: init, run, sweep, merge, show, export."""
 
 from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -183,3 +183,31 @@ def show(
     from fedjax_mm.cli import results
 
     results.show(result)
+
+
+def export(
+    result: Annotated[Path, typer.Argument(metavar="RESULT")],
+    to: Annotated[
+        Literal["mlflow", "tensorboard"], typer.Option(help="The tracker.", show_default=False)
+    ],
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="MLflow's tracking URI, else the environment's; TensorBoard's folder, else runs.",
+        ),
+    ] = None,
+) -> None:
+    """Write a result to MLflow or TensorBoard.
+
+    RESULT is a directory that `run`, `sweep` or `reproduce` wrote, or its result.nc. Each point and
+    seed is a run with its settings, and with a curve by round for each metric and model. A second
+    export of the same result adds nothing:
+
+        pip install 'fedjax-mm[tracking]'
+        fedjax-mm export results/experiment --to tensorboard
+        fedjax-mm export results/experiment --to mlflow --store sqlite:///mlflow.db
+    """
+    from fedjax_mm.cli import results
+
+    results.export(result, to, store)

@@ -3,14 +3,15 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xarray as xr
 
-from fedjax_mm.cli.terminal import console, say, show_table
+from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
 from fedjax_mm.results.dataset import open_result
+from fedjax_mm.results.export import export_result
 from fedjax_mm.results.labels import places
-from fedjax_mm.sweeps.errors import RefusedError
+from fedjax_mm.sweeps.errors import RefusedError, refusing
 
 _FIRST = ("excess_loss", "test_accuracy", "accuracy", "appeal", "loss", "test_loss")
 _NO_METRICS = ("diverged", "ended")
@@ -64,6 +65,19 @@ def _values(dataset: xr.Dataset, dim: str) -> str:
         return str(size)
     names = [_label(value) for value in dataset[dim].values]
     return ", ".join(names) if size <= 6 else f"{names[0]} ... {names[-1]} ({size})"
+
+
+def export(path: Path, to: Literal["mlflow", "tensorboard"], store: str | None) -> None:
+    """Writes a result to a tracker, and prints where its runs are.
+
+    Raises:
+      RefusedError: if the path holds no result, or the tracker cannot be written.
+    """
+    with refusing(), shown_progress() as report:
+        done = export_result(path, to, store, report)
+    say(f"runs: {done.runs}, new: {done.new}; in {done.place}")
+    if done.left_out:
+        say(f"  arrays are not exported: {', '.join(done.left_out)}", style="dim")
 
 
 def show_last(dataset: xr.Dataset) -> None:

@@ -11,7 +11,15 @@ from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Assignment, Padded, Task
 from fedjax_mm.checks import check_epochs
 from fedjax_mm.data.federated import FederatedData
-from fedjax_mm.experiments.fields import Config, Count, Number, Numbers, Seeded
+from fedjax_mm.experiments.fields import (
+    Config,
+    Count,
+    CountOrZero,
+    NonNegative,
+    Number,
+    Numbers,
+    Seeded,
+)
 from fedjax_mm.experiments.methods import (
     Assigned,
     AssignmentConfig,
@@ -35,6 +43,10 @@ class Target(Config):
     metric: str
     at_least: Number | None = None
     at_most: Number | None = None
+    patience: Count | None = None
+    mode: Literal["min", "max"] | None = None
+    min_delta: NonNegative = 0.0
+    warmup: CountOrZero = 0
 
 
 class Point(Seeded):

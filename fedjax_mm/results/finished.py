@@ -35,7 +35,7 @@ def save_about(path: Path, content: Mapping[str, Any], files: Sequence[str]) -> 
       content: a summary or a manifest.
       files: the names of the others, in the same directory.
     """
-    digests = {name: _digest(path.with_name(name)) for name in files}
+    digests = {name: digest_of(path.with_name(name)) for name in files}
     save_json(sealed({**content, "files": digests}), path)
 
 
@@ -101,7 +101,7 @@ def read_about(path: Path) -> Finished:
         file = path.with_name(name)
         if not file.is_file():
             return Finished(content, f"{name} is missing")
-        if _digest(file) != digest:
+        if digest_of(file) != digest:
             return Finished(content, f"{name} is damaged")
     return Finished(content, "")
 
@@ -115,6 +115,7 @@ def _manifest_of(path: Path) -> Mapping[str, Any]:
     return about if isinstance(about, Mapping) else {}
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Returns the SHA-256 digest of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -31,6 +31,7 @@ from fedjax_mm.record import (
 from fedjax_mm.stacks import StackState
 from fedjax_mm.sweeps.devices import Layout
 from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.until import Watch
 
 _BUFFER_BYTES = 64 * 2**10  # records of one replica that a segment keeps on the device
 
@@ -77,6 +78,7 @@ class Replica(NamedTuple):
       since: work since the last record.
       prepared: the result of the grid's `prepare`.
       total: counts up to the last record, if there is a target.
+      watch: the state of the target, if there is one.
       has_ended: whether a record met the target, if there is one.
     """
 
@@ -85,6 +87,7 @@ class Replica(NamedTuple):
     since: Work
     prepared: Any
     total: Counts | tuple[()] = ()
+    watch: Watch | tuple[()] = ()
     has_ended: Any = ()
 
 
@@ -203,15 +206,23 @@ class Program:
 
     def start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any) -> Replica:
         """Returns one replica before round 1."""
-        return self._start(rng_key, numbers, shared, self.prepare(rng_key, numbers, shared))
+        prepared = self.prepare(rng_key, numbers, shared)
+        return self._watched(self._start(rng_key, numbers, shared, prepared), self.traced.record)
 
     def _start(self, rng_key: PRNGKeyArray, numbers: Any, shared: Any, prepared: Any) -> Replica:
         engine, setup = self._engine(numbers, shared, prepared)
-        state, no_work = engine.start(rng_key, setup.params), engine.no_work()
-        replica = Replica(state.models, state.assignment, no_work, prepared)
-        if self.grid.until is None:
+        state = engine.start(rng_key, setup.params)
+        return Replica(state.models, state.assignment, engine.no_work(), prepared)
+
+    def _watched(self, replica: Replica, record: Record) -> Replica:
+        """Adds the state of the target, if there is one, for records of this shape."""
+        until = self.grid.until
+        if until is None:
             return replica
-        return replica._replace(total=no_work.counts, has_ended=jnp.zeros((), bool))
+        until.check_metric(record.metrics, Counts._fields)
+        watch = jax.tree.map(jnp.asarray, until.start(record.metrics))
+        has_ended = jnp.zeros((), bool)
+        return replica._replace(total=replica.since.counts, watch=watch, has_ended=has_ended)
 
     def advance(
         self,
@@ -265,8 +276,10 @@ class Program:
             return replica
         counts = jax.tree.map(lambda new: jnp.where(is_record, new, 0), record.counts)
         total = add_counts(replica.total, counts)
-        is_met = is_record & until.is_met(record.metrics | total._asdict())
-        return replica._replace(total=total, has_ended=replica.has_ended | is_met)
+        watch, is_met = until.after(replica.watch, record.metrics | total._asdict())
+        watch = jax.tree.map(partial(jnp.where, is_record), watch, replica.watch)
+        has_ended = replica.has_ended | (is_record & is_met)
+        return replica._replace(total=total, watch=watch, has_ended=has_ended)
 
     @cached_property
     def traced(self) -> Traced:
@@ -282,7 +295,8 @@ class Program:
             replica = self._start(rng_key, numbers, shared, prepared)
             engine, _ = self._engine(numbers, shared, prepared)
             facts = Facts.of(engine, State(rng_key, round, replica.models, replica.assignment))
-            return Traced(replica, self.measure(rng_key, numbers, shared, replica, round), facts)
+            record = self.measure(rng_key, numbers, shared, replica, round)
+            return Traced(self._watched(replica, record), record, facts)
 
         # Use shapes alone, so that nothing is computed or compiled, even for large data.
         key = jax.eval_shape(lambda: jax.random.key(0))
@@ -299,8 +313,6 @@ class Program:
                 f"{self.label}: all models together have more numbers than 32 bits can count; take "
                 "fewer clients or models, or smaller ones"
             ) from error
-        if self.grid.until is not None:
-            self.grid.until.check_metric(traced.record.metrics, Counts._fields)
         return traced
 
     def _check_ends(self, numbers: Mapping[str, Any], prepared: Any) -> None:

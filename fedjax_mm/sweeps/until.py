@@ -2,42 +2,84 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Float, Int
+
+from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked
 
 _LARGEST = 2**31 - 1  # counts are int32
 
 
-class Until(NamedTuple):
-    """Target for a metric.
+class Watch(NamedTuple):
+    """State of a target with patience between two records.
 
-    A run ends with the first record in which all its models meet the target.
+    Attributes:
+      best: the last value that counted as an improvement, of each model; at first an infinity.
+      waited: the records since then, of each model; negative in the warm-up.
+    """
+
+    best: Float[Array | np.ndarray, "*models"]
+    waited: Int[Array | np.ndarray, "*models"]
+
+
+class Until(NamedTuple):
+    """Target for a metric: a bound, or a plateau.
+
+    A run ends with the first record in which all its models meet the target. A model meets a
+    bound if its value lies on the right side of it. It is on a plateau if its best value has not
+    improved by more than `min_delta` for `patience` records; it leaves the plateau if the value
+    improves later. NaN is no improvement.
 
     Attributes:
       metric: a recorded metric, or a count since the start: client_updates, gradients, idle_rounds.
-        A count takes no `at_most`, because it only grows.
-      at_least: the smallest value that meets the target; give this or `at_most`.
+        A count takes `at_least` only, because it only grows.
+      at_least: the smallest value that meets the target; give this, `at_most` or `patience`.
       at_most: the largest value that meets the target.
+      patience: the number of records without an improvement.
+      mode: "min" if smaller values are better, as of a loss, or "max"; for `patience` only.
+      min_delta: an improvement is larger than this; for `patience` only.
+      warmup: the number of first records that are ignored, the start included; for `patience` only.
 
     Example:
       >>> target = Until("test_accuracy", at_least=0.9)
       >>> target.first_record({"test_accuracy": np.array([[0.5], [0.9], [0.8]])}).item()
       1
+      >>> plateau = Until("loss", patience=2, mode="min", min_delta=0.1)
+      >>> plateau.first_record({"loss": np.array([[1.0], [0.5], [0.45], [0.42]])}).item()
+      3
     """
 
     metric: str
     at_least: float | None = None
     at_most: float | None = None
+    patience: int | None = None
+    mode: Literal["min", "max"] | None = None
+    min_delta: float = 0.0
+    warmup: int = 0
 
     def check(self) -> None:
-        """Raises `ValueError` unless there is one bound."""
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError(
-                f"until has at_least = {self.at_least} and at_most = {self.at_most}; give one"
-            )
+        """Raises an error unless there is one target, with settings of its own."""
+        bounds = {"at_least": self.at_least, "at_most": self.at_most, "patience": self.patience}
+        if sum(each is not None for each in bounds.values()) != 1:
+            *first, last = (f"{name} = {each}" for name, each in bounds.items())
+            raise ValueError(f"until has {', '.join(first)} and {last}; give one")
+        if self.patience is not None:
+            if self.mode is None:
+                raise ValueError(
+                    'until has patience, but no mode; give "min" if smaller values are better, as '
+                    'of a loss, or "max"'
+                )
+            _check_plateau(self.patience, self.mode, self.min_delta, self.warmup)
+            return
+        for name in ("mode", "min_delta", "warmup"):
+            if (given := getattr(self, name)) != self._field_defaults[name]:
+                raise ValueError(
+                    f"until has {name} = {given}, which is for a plateau; give patience, or leave "
+                    "it out"
+                )
 
     def check_metric(self, metrics: Mapping[str, Any], counts: Iterable[str]) -> None:
         """Raises `ValueError` unless the metric is recorded, or a count with `at_least`."""
@@ -49,7 +91,8 @@ class Until(NamedTuple):
             )
         if self.metric in counts:
             if self.at_least is None:
-                raise ValueError(f"until has at_most for {self.metric}, which grows; give at_least")
+                given = "patience" if self.at_most is None else "at_most"
+                raise ValueError(f"until has {given} for {self.metric}, which grows; give at_least")
             if self.at_least > _LARGEST:
                 raise ValueError(f"until.at_least is {self.at_least:g}; counts go up to {_LARGEST}")
         recorded = {*metrics, *counts}
@@ -59,17 +102,64 @@ class Until(NamedTuple):
                 f"{', '.join(sorted(recorded))}"
             )
 
-    def is_met(self, metrics: Any) -> Bool[Array, "*batch"]:
-        """Returns whether all models meet the target, from a record's metrics ``[..., models]``."""
-        values, least = metrics[self.metric], self.at_least
-        if least is not None and jnp.issubdtype(values.dtype, jnp.integer):
+    def start(self, metrics: Any) -> Watch | tuple[()]:
+        """Returns the state before the first record, from a record's metrics or their shapes."""
+        if self.patience is None:
+            return ()
+        values = metrics[self.metric]
+        worst = math.inf if self.mode == "min" else -math.inf
+        best = np.full(values.shape, worst, _at_least_float32(values.dtype))
+        return Watch(best, np.full(values.shape, -self.warmup, np.int32))
+
+    def after(
+        self, watch: Watch | tuple[()], metrics: Any
+    ) -> tuple[Watch | tuple[()], Bool[Array, "*batch"]]:
+        """Returns the state after a record ``[..., models]``, and whether all models meet it.
+
+        NumPy's arrays stay NumPy's, because on the host nothing should be compiled.
+        """
+        values = metrics[self.metric]
+        xp = values.__array_namespace__()
+        if not isinstance(watch, Watch):
+            return (), xp.all(self._is_inside(values), axis=-1)
+        values = values.astype(watch.best.dtype)
+        is_watched = watch.waited >= 0
+        if self.mode == "min":
+            is_better = is_watched & (values < watch.best - self.min_delta)
+        else:
+            is_better = is_watched & (values > watch.best + self.min_delta)
+        best = xp.where(is_better, values, watch.best)
+        waited = xp.where(is_better, 0, watch.waited + 1)
+        return Watch(best, waited), xp.all(waited >= self.patience, axis=-1)
+
+    def _is_inside(self, values: Any) -> Any:
+        least = self.at_least
+        if least is None:
+            return values <= self.at_most
+        if jnp.issubdtype(values.dtype, jnp.integer):
             # Compare integers, because as floats large counts would be rounded, differently on
             # device and host.
             least = math.ceil(least)
-        is_met = values <= self.at_most if least is None else values >= least
-        return jnp.all(is_met, axis=-1)
+        return values >= least
 
     def first_record(self, metrics: Any) -> Int[np.ndarray, "*batch"]:
         """Returns the first record that meets the target in ``[records, ..., models]``, or -1."""
-        is_met = np.asarray(self.is_met(metrics))
+        values = metrics[self.metric]
+        watch, is_met = self.start({self.metric: values[0]}), np.zeros(values.shape[:-1], bool)
+        for record, each in enumerate(values):
+            watch, is_met[record] = self.after(watch, {self.metric: each})
         return np.where(is_met.any(0), is_met.argmax(0), -1)
+
+
+@checked
+def _check_plateau(
+    patience: Count, mode: Literal["min", "max"], min_delta: NonNegative, warmup: CountOrZero
+) -> None:
+    """Raises an error unless the settings of a plateau lie in their ranges."""
+
+
+def _at_least_float32(dtype: Any) -> Any:
+    """Returns the type in which a metric's values are compared."""
+    # Widen types of 16 bits, because XLA may compute with more bits than they have, and the host
+    # would not.
+    return jnp.promote_types(dtype, np.float32)

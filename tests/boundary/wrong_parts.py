@@ -44,7 +44,7 @@ from fedjax_mm.asynchrony import (
 )
 from fedjax_mm.data import federate
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
-from fedjax_mm.sweeps import Setup
+from fedjax_mm.sweeps import Setup, Until
 from fedjax_mm.tasks import (
     LogisticRegression,
     Tuning,
@@ -705,6 +705,75 @@ CASES = {
         r"per_seed\['a'\] has shape \(2,\)",
     ),
     "sweep together": (lambda: swept(together={"x": str}), "together has 'x'; give names of"),
+    "until nothing": (
+        lambda: swept(until=Until("loss")),
+        "until has at_least = None, at_most = None and patience = None; give one",
+    ),
+    "until a bound and a plateau": (
+        lambda: swept(until=Until("loss", at_most=1.0, patience=2, mode="min")),
+        "at_least = None, at_most = 1.0 and patience = 2; give one",
+    ),
+    "plateau without mode": (
+        lambda: swept(until=Until("loss", patience=2)),
+        'until has patience, but no mode; give "min" if smaller values are better',
+    ),
+    "plateau auto": (
+        lambda: swept(until=Until("loss", patience=2, mode="auto")),
+        "mode is 'auto'; it must be 'min' or 'max'",
+    ),
+    "plateau patience 0": (
+        lambda: swept(until=Until("loss", patience=0, mode="min")),
+        "patience is 0; it must be a positive whole number",
+    ),
+    "plateau patience fractional": (
+        lambda: swept(until=Until("loss", patience=2.5, mode="min")),
+        "patience is 2.5; it must be a positive whole number",
+    ),
+    "plateau patience 2^31": (
+        lambda: swept(until=Until("loss", patience=2**31, mode="min")),
+        "patience is 2147483648; it must be a positive whole number, at most 2147483647",
+    ),
+    "plateau min_delta negative": (
+        lambda: swept(until=Until("loss", patience=2, mode="min", min_delta=-0.1)),
+        "min_delta is -0.1; it must not be negative",
+    ),
+    "plateau min_delta NaN": (
+        lambda: swept(until=Until("loss", patience=2, mode="min", min_delta=np.nan)),
+        "min_delta is nan; it must not be negative",
+    ),
+    "plateau min_delta text": (
+        lambda: swept(until=Until("loss", patience=2, mode="min", min_delta="0.1")),
+        "min_delta is '0.1'; it must be a number",
+        NOT_A_NUMBER,
+    ),
+    "plateau warmup -1": (
+        lambda: swept(until=Until("loss", patience=2, mode="min", warmup=-1)),
+        "warmup is -1; it must be a whole number, 0 or more",
+    ),
+    "plateau warmup fractional": (
+        lambda: swept(until=Until("loss", patience=2, mode="min", warmup=1.5)),
+        "warmup is 1.5; it must be a whole number, 0 or more",
+    ),
+    "a bound with warmup": (
+        lambda: swept(until=Until("loss", at_most=1.0, warmup=2)),
+        "until has warmup = 2, which is for a plateau; give patience, or leave it out",
+    ),
+    "a bound with mode": (
+        lambda: swept(until=Until("loss", at_most=1.0, mode="min")),
+        "until has mode = min, which is for a plateau",
+    ),
+    "a bound with min_delta": (
+        lambda: swept(until=Until("loss", at_most=1.0, min_delta=0.1)),
+        "until has min_delta = 0.1, which is for a plateau",
+    ),
+    "plateau of a count": (
+        lambda: swept(until=Until("gradients", patience=2, mode="max")),
+        "until has patience for gradients, which grows; give at_least",
+    ),
+    "plateau of nothing": (
+        lambda: swept(until=Until("accuracy", patience=2, mode="max")),
+        "until.metric is 'accuracy'; the recorded metrics are",
+    ),
     # Experiments.
     "run a file that is not there": (lambda: run("no.toml"), "no.toml: No such file or directory"),
     "run a dict": (lambda: run({"task": {}}), "experiment is a dict of 1, not an Exp", TypeError),

@@ -147,7 +147,10 @@ def test_an_override_may_make_a_table():
         ({"num_seeds": -1}, ["num_seeds = -1", "greater than or equal to 1"]),
         ({"seed": -1}, ["seed = -1", "greater than or equal to 0"]),
         ({"record_every": 5}, ["record_every is 5", "divide 12 rounds"]),
-        ({"until": {"metric": "loss"}}, ["until has at_least = None and at_most", "give one"]),
+        (
+            {"until": {"metric": "loss"}},
+            ["until has at_least = None, at_most = None and patience", "give one"],
+        ),
         ({"client_map": "warp"}, ["client_map", "'warp'", "'vmap' or 'scan'"]),
         ({"client_map": 0}, ["client_map", "= 0"]),
         ({"precision": "half"}, ["precision = 'half'", "'float32' or 'float64'"]),

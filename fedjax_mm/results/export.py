@@ -1,0 +1,306 @@
+"""Export of results to experiment trackers: MLflow and TensorBoard."""
+
+import io
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import quote
+
+import numpy as np
+
+from fedjax_mm.checked import checked
+from fedjax_mm.files import save_json
+from fedjax_mm.results.tracked import Run, Tracked
+
+_RESULT_TAG = "fedjax_mm.result"  # of every MLflow run: the digest of the result
+_MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one MLflow request
+
+
+class Exported(NamedTuple):
+    """What an export has done.
+
+    Attributes:
+      place: where the runs are.
+      runs: the number of the result's runs.
+      new: how many of them the tracker did not have.
+      left_out: the metrics that are arrays, which trackers do not draw.
+    """
+
+    place: str
+    runs: int
+    new: int
+    left_out: list[str]
+
+
+@checked
+def export_result(
+    path: Path | str,
+    to: Literal["mlflow", "tensorboard"],
+    store: str | None = None,
+    report: Callable[[str, int, int], None] = lambda label, done, total: None,
+) -> Exported:
+    """Writes a result to a tracker: one run for each point and seed, grouped.
+
+    A run has the settings and coordinates of its point, and a curve by round for each metric and
+    model, up to the round that met a target. The figure and the manifest come once, for all runs.
+    The tracker keeps the digest of ``result.nc``, so that a second export of the same result adds
+    only what an interrupted one has not written.
+
+    Args:
+      path: the directory of a result, or its ``result.nc``.
+      to: the tracker. MLflow gets an experiment with the name of the result's directory, in which a
+        parent run has the others as children. TensorBoard gets a directory for each point, with one
+        for each seed in it.
+      store: MLflow's tracking URI, by default that of the environment; or the directory of
+        TensorBoard, by default ``runs``.
+      report: receives a label, the runs that are done, and all runs.
+
+    Raises:
+      ValueError: if the result or the store is wrong, or the tracker's library is not installed.
+      OSError: if the result does not exist, or the store cannot be written.
+
+    Example:
+      >>> import tempfile
+      >>> import xarray as xr
+      >>> from fedjax_mm import save_dataset
+      >>> curves = xr.Dataset({"loss": (("algorithm", "round"), [[2.0, 1.0], [2.0, 0.5]])},
+      ...                     {"algorithm": ["A", "B"], "round": [0, 10]})
+      >>> with tempfile.TemporaryDirectory() as place:
+      ...     save_dataset(curves, Path(place, "mine.nc"))
+      ...     first = export_result(Path(place, "mine.nc"), "tensorboard", place)
+      ...     again = export_result(Path(place, "mine.nc"), "tensorboard", place)
+      ...     print(*sorted(each.name for each in Path(place, "mine").iterdir()))
+      about algorithm=A algorithm=B export.json
+      >>> first.new, again.new
+      (2, 0)
+    """
+    result = Tracked.read(Path(path))
+    tracked = _in_mlflow if to == "mlflow" else _in_tensorboard
+    new = 0
+    with tracked(result, store) as tracker:
+        for number, run in enumerate(result.runs()):
+            report(f"exporting {run.name}", number, result.num_runs)
+            if not tracker.has(run):
+                tracker.write(run)
+                new += 1
+    return Exported(tracker.place, result.num_runs, new, result.left_out)
+
+
+class _Tracker(Protocol):
+    """A tracker with a result's figure and manifest, which takes its runs.
+
+    Attributes:
+      place: where the runs are.
+    """
+
+    place: str
+
+    def has(self, run: Run) -> bool:
+        """Returns whether an earlier export has written the run to its end."""
+
+    def write(self, run: Run) -> None:
+        """Writes a run; an interrupted write leaves none that `has` takes for whole."""
+
+
+@contextmanager
+def _in_mlflow(result: Tracked, store: str | None) -> Iterator[_Tracker]:
+    """Yields the experiment of a result, and then ends its parent run."""
+    _check_installed("mlflow", "sqlalchemy", "alembic")
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        made = _MLflow(result, store)
+        if len(made.whole) < result.num_runs:
+            made.write_about()
+        yield made
+        made.end(made.parent)
+    except (MlflowException, SQLAlchemyError) as error:
+        words = " ".join(str(error).split())[:160]
+        raise ValueError(f"MLflow refuses --store {store or '(not given)'}: {words}") from error
+
+
+@contextmanager
+def _in_tensorboard(result: Tracked, store: str | None) -> Iterator[_Tracker]:
+    """Yields the directory of a result, with its figure and its manifest."""
+    _check_installed("tensorboardX")
+    made = _TensorBoard(result, store)
+    if not (made.root / "about").exists():
+        made.write_about()
+    yield made
+
+
+def _check_installed(*libraries: str) -> None:
+    """Raises `ValueError` with the remedy unless all libraries are installed."""
+    for library in libraries:
+        if find_spec(library) is None:
+            raise ValueError(f"{library} is not installed; pip install 'fedjax-mm[tracking]'")
+
+
+class _MLflow:
+    """An experiment of MLflow, with a parent run for the result."""
+
+    def __init__(self, result: Tracked, store: str | None) -> None:
+        from mlflow import MlflowClient, get_tracking_uri
+
+        self.place = store or get_tracking_uri()
+        self.client = MlflowClient(store)
+        self.result, self.milliseconds = result, int(1000 * result.seconds)
+        found = self.client.get_experiment_by_name(result.name)
+        if found is not None and found.lifecycle_stage == "deleted":
+            raise ValueError(
+                f"the MLflow experiment {result.name!r} is deleted; restore it, or rename the "
+                "directory of the result"
+            )
+        made = self.client.create_experiment(result.name) if found is None else found.experiment_id
+        self.experiment: str = made
+        known = list(self._known())
+        parents = [each for each in known if "mlflow.parentRunId" not in each.data.tags]
+        self.parent: str = parents[0].info.run_id if parents else self._begin(result.name, {})
+        self.whole = set[tuple[str, str]]()
+        for each in known:
+            if each.data.tags.get("mlflow.parentRunId") != self.parent:
+                continue
+            if each.info.status == "FINISHED":
+                self.whole.add((each.data.tags["point"], each.data.tags["seed"]))
+            else:  # its export was interrupted
+                self.client.delete_run(each.info.run_id)
+
+    def _known(self) -> Iterator[Any]:
+        """Yields the runs of this result that were exported before."""
+        where, token = f"tags.`{_RESULT_TAG}` = '{self.result.digest}'", None
+        while True:
+            page = self.client.search_runs([self.experiment], where, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
+
+    def _begin(self, name: str, tags: Mapping[str, str]) -> str:
+        own = {_RESULT_TAG: self.result.digest, **tags}
+        when, client = self.milliseconds, self.client
+        run = client.create_run(self.experiment, start_time=when, tags=own, run_name=name)
+        made: str = run.info.run_id
+        return made
+
+    def end(self, run_id: str) -> None:
+        """Marks a run as finished."""
+        self.client.set_terminated(run_id, end_time=self.milliseconds)
+
+    def write_about(self) -> None:
+        """Writes the figure and the manifest."""
+        text = json.dumps(dict(self.result.manifest), indent=2)
+        self.client.log_text(self.parent, text, "manifest.json")
+        if self.result.figure:
+            self.client.log_artifact(self.parent, str(self.result.figure))
+
+    def has(self, run: Run) -> bool:
+        """Returns whether a child of this point and seed has ended."""
+        return (run.point, str(run.seed)) in self.whole
+
+    def write(self, run: Run) -> None:
+        """Writes a child of the parent run."""
+        from mlflow.entities import Metric, Param
+
+        tags = {"mlflow.parentRunId": self.parent, "point": run.point, "seed": str(run.seed)}
+        made = self._begin(run.name, tags)
+        params = [Param(_allowed(name), str(value)) for name, value in run.params.items()]
+        metrics = [
+            Metric(_allowed(name), float(value), self.milliseconds, int(step))
+            for name, curve in run.curves.items()
+            for step, value in zip(*curve, strict=True)
+        ]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self.client.log_batch(made, params=params[first : first + _MOST_PARAMS])
+        for first in range(0, len(metrics), _MOST_METRICS):
+            self.client.log_batch(made, metrics=metrics[first : first + _MOST_METRICS])
+        self.end(made)
+
+
+def _allowed(name: str) -> str:
+    """Returns a name without the characters that MLflow excludes."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
+
+
+class _TensorBoard:
+    """A directory of TensorBoard for the result."""
+
+    def __init__(self, result: Tracked, store: str | None) -> None:
+        self.result, self.root = result, Path(store or "runs") / result.name
+        self.place = str(self.root)
+        about = self.root / "export.json"
+        if self.root.is_dir() and any(self.root.iterdir()):
+            try:
+                is_same = json.loads(about.read_text())["result"] == result.digest
+            except (OSError, ValueError, KeyError, TypeError):
+                is_same = False
+            if not is_same:
+                raise ValueError(
+                    f"{self.root} is of another result; give another --store, or remove it"
+                )
+        self.aside = self.root / ".part"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            if not about.exists():
+                save_json({"result": result.digest}, about)
+            if self.aside.exists():  # of an interrupted export
+                shutil.rmtree(self.aside)
+        except OSError as error:
+            raise ValueError(
+                f"cannot write to {self.root}: {error.strerror}; give another --store"
+            ) from error
+
+    @contextmanager
+    def _events(self, folder: Path) -> Iterator[Any]:
+        """Yields a writer of events, and renames their folder once it is whole."""
+        from tensorboardX import SummaryWriter
+
+        with SummaryWriter(str(self.aside)) as writer:
+            yield writer
+        folder.parent.mkdir(exist_ok=True)
+        self.aside.rename(folder)
+
+    def write_about(self) -> None:
+        """Writes the figure and the manifest as events."""
+        from PIL import Image
+
+        when = self.result.seconds
+        text = json.dumps(dict(self.result.manifest), indent=2)
+        with self._events(self.root / "about") as writer:
+            code = "".join(f"    {line}\n" for line in text.splitlines())  # Markdown
+            writer.add_text("manifest", code, walltime=when)
+            if self.result.figure:
+                content = io.BytesIO(self.result.figure.read_bytes())
+                pixels = np.asarray(Image.open(content).convert("RGB"))
+                writer.add_image("figure", pixels, walltime=when, dataformats="HWC")
+
+    def _folder(self, run: Run) -> Path:
+        point, seed = (quote(text, safe=" =,+") for text in (run.point, f"seed={run.seed}"))
+        return self.root / point / seed
+
+    def has(self, run: Run) -> bool:
+        """Returns whether the folder of the run exists."""
+        return self._folder(run).exists()
+
+    def write(self, run: Run) -> None:
+        """Writes a folder with the settings and the curves of the run."""
+        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.summary import hparams
+
+        with self._events(self._folder(run)) as writer:
+            # Write summaries instead of scalars, because `add_scalar` warns of each NaN.
+            for summary in hparams(run.params, dict.fromkeys(run.curves)):
+                writer.file_writer.add_summary(summary, walltime=self.result.seconds)
+            by_round = dict[int, list[Any]]()
+            for name, curve in run.curves.items():
+                for step, value in zip(*curve, strict=True):
+                    scalar = Summary.Value(tag=name, simple_value=float(value))
+                    by_round.setdefault(int(step), []).append(scalar)
+            for step, values in by_round.items():
+                one = Summary(value=values)
+                writer.file_writer.add_summary(one, step, self.result.seconds)
