@@ -22,6 +22,7 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 _METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from the numbers of rounds
 _DELAYS = 2**31 - 2  # far from what an assignment folds into its own key
+_PROCESSORS = 2**31 - 3  # far from what an assignment folds into its own key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
 
 
@@ -43,6 +44,11 @@ def assignment_key(round_key: PRNGKeyArray) -> PRNGKeyArray:
 def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key of the delays in a round, which serves as a round's key in `model_keys`."""
     return jax.random.fold_in(assignment_key, _DELAYS)
+
+
+def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which clients with several processors draw their other models."""
+    return jax.random.fold_in(assignment_key, _PROCESSORS)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:

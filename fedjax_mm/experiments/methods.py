@@ -97,10 +97,10 @@ class Assigned(Config):
 
 _FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "fedast": fedast}
 
+_COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple[Count, ...])
+
 ASSIGNMENT_TABLES = {
-    name: table_of(
-        Assigned, factory, "num_clients", "num_models", at_work=Count | tuple[Count, ...]
-    )
+    name: table_of(Assigned, factory, "num_clients", "num_models", **_COUNTS)
     for name, factory in _FACTORIES.items()
 }
 """The tables of all assignments in a file, and of the dispatch, by their `name`."""
