@@ -5,6 +5,7 @@ partition draws which models get the larger groups.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -285,11 +286,14 @@ def _add_models(
 ) -> Cohort:
     """Lets clients train further models, so that client k trains ``min(num_trained[k], M)``."""
     shape = len(cohort.clients), most_models
-    words = jax.random.bits(keys.processors_key(rng_key), shape, jnp.uint32)
+    # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
+    words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
     # Each client's own random order of the models, with that of its group first.
     models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
     is_other = models != jnp.asarray(cohort.models)[:, None]
-    order = jnp.lexsort((words, models >= number, is_other), axis=1).astype(jnp.int32)
+    order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
+        jnp.int32
+    )
     order = order[:, : num_trained.max()].T
     num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
     is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
