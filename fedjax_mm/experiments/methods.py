@@ -16,6 +16,7 @@ from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -86,16 +87,22 @@ class Assigned(Config):
                 f"num_models is {num_models}; {self.name} trains 1 model: choose mfa_rand or mfa_rr"
             )
         delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
-        if factory is fedast:
+        if "delay" in parameters_of(factory):
             if self.appealing:
-                raise ValueError("appealing is for rounds; fedast draws clients one by one")
-            return instantiate(self, fedast, numbers, **sizes, delay=delay)
+                raise ValueError(
+                    "appealing is for rounds; fedast draws clients one by one"
+                    if factory is fedast
+                    else f"appealing is not for {self.name}, which plans with all its clients"
+                )
+            on_its_clock: Assignment | Dispatch
+            on_its_clock = instantiate(self, factory, numbers, **sizes, delay=delay)
+            return on_its_clock
         drawn: Assignment = instantiate(self, factory, numbers, **sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         return on_clock(drawn, delay) if delay else drawn
 
 
-_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "fedast": fedast}
+_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "bods": bods, "fedast": fedast}
 
 _COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple[Count, ...])
 

@@ -39,6 +39,7 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.asynchrony import (
+    bods,
     fedast,
     on_clock,
     shifted_exponential,
@@ -613,6 +614,33 @@ CASES = {
     "processors of MFA-Rand large": (
         lambda: mfa_rand(4, 2, processors=2**31),
         "processors is 2147483648; it must be a positive whole number, at most",
+    ),
+    "BODS clients": (
+        lambda: bods(7, 2, cohort_size=4),
+        "cohort_size is 4, 8 clients for 2 models, more than num_clients = 7; every model has",
+    ),
+    "BODS cohort 0": (lambda: bods(4, 2, cohort_size=0), "cohort_size is 0; it must be a positive"),
+    "BODS models 0": (lambda: bods(4, 0, cohort_size=1), "num_models is 0; it must be a positive"),
+    "BODS alpha": (
+        lambda: bods(4, 2, cohort_size=1, alpha=1.5),
+        "alpha is 1.5; it must lie between 0 and 1",
+    ),
+    "BODS alpha NaN": (
+        lambda: bods(4, 2, cohort_size=1, alpha=np.nan),
+        "alpha is nan; it must lie between 0 and 1",
+    ),
+    "BODS learn": (
+        lambda: bods(4, 2, cohort_size=1, learn="fairness"),
+        "learn is 'fairness'; it must be 'cost' or 'time'",
+    ),
+    "BODS delay": (
+        lambda: bods(4, 2, cohort_size=1, delay=1.0),
+        "delay is 1.0; give a function of a key, a model and a client",
+        TypeError,
+    ),
+    "BODS delays of others": (
+        lambda: bods(4, 2, cohort_size=1, delay=shifted_exponential(5)),
+        "delay is for 5 clients, and there are 4; give shifted_exponential",
     ),
     "IFCA clients 0": (lambda: ifca(0, 2), "num_clients is 0; it must be a positive whole number"),
     "IFCA models 0": (lambda: ifca(4, 0), "num_models is 0; it must be a positive whole number"),
