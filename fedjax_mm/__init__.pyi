@@ -29,6 +29,7 @@ from .algorithms.scaffold import scaffold
 from .algorithms.stalevr import stalevr
 from .assignments.appealing import appealing
 from .assignments.bandits import bandit
+from .assignments.clusters import ifca
 from .assignments.fairness import fedfair
 from .assignments.partitions import fedcluster, full_participation, mfa_rand, mfa_rr, sequential
 from .assignments.sampling import variance_reduced
@@ -61,6 +62,7 @@ __all__ = [
     "fedfair",
     "fedprox",
     "full_participation",
+    "ifca",
     "init",
     "join_traces",
     "local_sgd",

@@ -21,9 +21,10 @@ ModelNumbers: TypeAlias = Sequence[int] | Int[Array, " models"]
 
 _METRICS = 2**31 - 1  # far from the numbers of models, so that draws do not depend on M
 _JOBS = 2**31 - 1  # far from the numbers of rounds
-_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key, as the next two are
+_DELAYS = 2**31 - 2  # far from what an assignment folds into its own key, as the next are
 _PRESENCE = 2**31 - 3
 _LOSSES = 2**31 - 4
+_PROCESSORS = 2**31 - 5
 _SERVER = 2**31 - 1  # far from the numbers of clients, which are folded into the same key
 _NOISE = 2**31 - 1  # far from the numbers of local steps, which are folded into the same key
 _COMPRESSION = 2**31 - 2
@@ -57,6 +58,11 @@ def presence_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
 def losses_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     """Returns the key by which messages are lost in a round."""
     return jax.random.fold_in(assignment_key, _LOSSES)
+
+
+def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
+    """Returns the key by which clients with several processors draw their other models."""
+    return jax.random.fold_in(assignment_key, _PROCESSORS)
 
 
 def model_keys(round_key: PRNGKeyArray, models: ModelNumbers) -> PRNGKeyArray:

@@ -5,7 +5,9 @@ partition draws which models get the larger groups.
 """
 
 import dataclasses
-from typing import Any, Literal
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +15,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from fedjax_mm import checks
+from fedjax_mm import checks, keys
 from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round
 from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.shuffles import permutation
+
+Processors: TypeAlias = int | Sequence[int] | np.ndarray
+"""B_k, how many models a client trains in a round at most: one number, or one for each client."""
 
 
 @checked
@@ -26,21 +31,30 @@ def mfa_rand(
     *,
     cohort_size: Count | None = None,
     unbiased: bool = False,
+    processors: Processors = 1,
 ) -> Assignment:
     """MFA-Rand: a new uniform partition into M groups in every round, matched to models at random.
 
     With one model this is FedAvg with a uniform cohort.
 
+    A client with B_k processors trains ``min(B_k, M)`` different models, a uniform draw. The first
+    is its group's, so that every model still has its group, and the others are independent of those
+    of other clients.
+
     Args:
       num_clients: N.
       num_models: M <= cohort size. If it is padded, the models from M on train nothing.
       cohort_size: K of the N clients, drawn uniformly each round; all of them if None.
-      unbiased: whether the clients' weights are multiplied by 1/p, where ``p = K / (N M)`` is the
-        probability with which a client trains a model. `stalevr` needs it, and with
-        ``fedavg(server_scale="1/N")`` the mean step is then that of full participation.
+      unbiased: whether the clients' weights are multiplied by 1/p, where
+        ``p = min(B_k, M) K / (N M)`` is the probability with which a client trains a model.
+        `stalevr` needs it, and with ``fedavg(server_scale="1/N")`` the mean step is then that of
+        full participation.
+      processors: B_k, one number, or one for each client. With 1 every client of the cohort trains
+        one model, and with M or more it trains all.
 
     Raises:
-      ValueError: if the sizes do not fit, or `unbiased` is no truth value.
+      ValueError: if the sizes do not fit, `processors` are not positive whole numbers or `unbiased`
+        is no truth value.
 
     Example:
       >>> import jax
@@ -48,19 +62,29 @@ def mfa_rand(
       >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), None)
       >>> sorted(cohort.clients.tolist()), cohort.models.tolist()
       ([0, 1, 2, 3, 4, 5], [0, 0, 1, 1, 2, 2])
+      >>> strategy = mfa_rand(3, 2, processors=[1, 2, 2])
+      >>> cohort, _ = strategy.assign(jax.random.key(0), 1, (), None)
+      >>> sorted(cohort.clients.tolist())
+      [0, 1, 1, 2, 2]
 
     Reference: Bhuyan, Moharir, Joshi, "Multi-Model Federated Learning with Provable Guarantees",
-    Alg. 2.
+    Alg. 2, for one processor; several are an extension.
     """
     most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
+    num_trained = np.minimum(check_processors(processors, num_clients), most_models)
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
         cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
+        if num_trained.max() > 1:
+            most = int(np.sort(num_trained)[-cohort_size:].sum())
+            cohort = _add_models(rng_key, cohort, num_trained, most_models, number, most)
         if unbiased:
             # Keep the type weak, so that contributions in single precision stay so.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
+            if num_trained.max() > 1:
+                scale = scale / jnp.minimum(jnp.asarray(num_trained)[cohort.clients], number)
             cohort = dataclasses.replace(cohort, scale=scale)
         return cohort, state
 
@@ -252,6 +276,33 @@ def draw_cohort(
     return Cohort.of_rows(groups[permutation(order_key, num_models)])
 
 
+def _add_models(
+    rng_key: PRNGKeyArray,
+    cohort: Cohort,
+    num_trained: Int[np.ndarray, " clients"],
+    most_models: int,
+    number: int | Int[Array, ""],
+    num_slots: int,
+) -> Cohort:
+    """Lets clients train further models, so that client k trains ``min(num_trained[k], M)``."""
+    shape = len(cohort.clients), most_models
+    # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
+    words = jax.random.bits(keys.processors_key(rng_key), (math.prod(shape),), jnp.uint32)
+    # Each client's own random order of the models, with that of its group first.
+    models = jnp.broadcast_to(jnp.arange(most_models, dtype=jnp.int32), shape)
+    is_other = models != jnp.asarray(cohort.models)[:, None]
+    order = jnp.lexsort((words.reshape(shape), models >= number, is_other), axis=1).astype(
+        jnp.int32
+    )
+    order = order[:, : num_trained.max()].T
+    num_own = jnp.minimum(jnp.asarray(num_trained, jnp.int32)[cohort.clients], number)
+    is_trained = jnp.arange(len(order), dtype=jnp.int32)[:, None] < num_own
+    clients = jnp.where(is_trained, cohort.clients, -1).ravel()
+    # Put padding last, and drop what no draw of the cohort needs.
+    slots = jnp.argsort(clients < 0, stable=True)[:num_slots]
+    return Cohort(clients[slots], order.ravel()[slots])
+
+
 def _parts(
     places: Int[Array, " places"], size: int, number: int | Int[Array, ""]
 ) -> Int[Array, " places"]:
@@ -283,6 +334,21 @@ def _sizes(
     if isinstance(number, int):
         checks.check_between("num_models", number, 1, size, "the padded size")
     return size, number, cohort_size
+
+
+def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " clients"]:
+    """Returns B_k of all clients.
+
+    Raises:
+      ValueError: if `processors` are neither a positive whole number nor one for each client.
+    """
+    name = "processors"
+    if np.ndim(processors) == 0:
+        return np.full(num_clients, check_argument(name, processors, Count))
+    each = list(processors)
+    if len(each) != num_clients:
+        raise ValueError(f"{name} are {len(each)}; give one number, or {num_clients}, one each")
+    return np.array([check_argument(f"{name}[{k}]", one, Count) for k, one in enumerate(each)])
 
 
 def no_state(rng_key: PRNGKeyArray) -> Any:

@@ -1,6 +1,5 @@
 """Sampling with unequal probabilities that reduce the variance of unbiased updates."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -9,9 +8,9 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fedjax_mm import checks
-from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.assignments.partitions import Processors, check_processors, no_state
 from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
-from fedjax_mm.checked import Count, check_argument, checked
+from fedjax_mm.checked import Count, checked
 
 
 @checked
@@ -21,7 +20,7 @@ def variance_reduced(
     *,
     expected_trainings: Scalar,
     by: Literal["loss", "update"] = "loss",
-    processors: int | Sequence[int] | np.ndarray = 1,
+    processors: Processors = 1,
     inactive: Literal["rest", "train"] = "rest",
 ) -> Assignment:
     """LVR and GVR: clients whose loss or update is large are drawn more often, and count less.
@@ -66,12 +65,12 @@ def variance_reduced(
     Reference: Zhang et al., "Towards Optimal Heterogeneous Client Sampling in Multi-Model Federated
     Learning" (2025).
     """
-    owners = np.repeat(np.arange(num_clients), _processors(processors, num_clients))
+    number_of = check_processors(processors, num_clients)  # B_k
+    owners = np.repeat(np.arange(num_clients), number_of)
     most = f"be positive and at most the number of processors, {len(owners)}"
     checks.check_numbers(
         "expected_trainings", expected_trainings, lambda m: (m > 0) & (m <= len(owners)), most
     )
-    number_of = np.bincount(owners)  # B_k
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round
@@ -146,13 +145,3 @@ def _sizes(
     # Make negative losses NaN, because a negative probability would silently never be drawn.
     losses = jnp.where(losses < 0, jnp.nan, losses)
     return losses * weights / weights.sum(1, keepdims=True), None
-
-
-def _processors(given: Any, num_clients: int) -> Any:
-    """Returns B_k of all clients after checking them."""
-    name = "processors"
-    if np.ndim(given) == 0:
-        return np.full(num_clients, check_argument(name, given, Count))
-    if len(given) != num_clients:
-        raise ValueError(f"{name} are {len(given)}; give one number, or {num_clients}, one each")
-    return np.array([check_argument(f"{name}[{k}]", each, Count) for k, each in enumerate(given)])

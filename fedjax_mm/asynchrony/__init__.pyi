@@ -2,10 +2,12 @@
 
 from .delays import Delay, on_clock, shifted_exponential
 from .dispatch import Dispatch, fedast
+from .planning import bods
 
 __all__ = [
     "Delay",
     "Dispatch",
+    "bods",
     "fedast",
     "on_clock",
     "shifted_exponential",

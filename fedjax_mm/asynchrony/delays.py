@@ -157,6 +157,23 @@ def _check_law(delay: Any) -> None:
         raise ValueError(f"{what} returns {described(drawn)}; give one time, of shape ()")
 
 
+def delays_of(
+    delay: Delay, assignment_key: PRNGKeyArray, cohort: Cohort, num_models: int
+) -> Float[Array, " slots"]:
+    """Returns the delays of a round's local trainings, and 0 for padding."""
+    models = jnp.arange(num_models, dtype=jnp.int32)
+    model_keys = keys.model_keys(keys.delays_key(assignment_key), models)
+
+    def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
+        number = jnp.maximum(client, 0)
+        drawn = delay(keys.client_key(key, number), model, number)
+        is_padding = (client < 0) | (model < 0)
+        return jnp.where(is_padding, 0.0, drawn)
+
+    model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
+    return jax.vmap(of_job)(model_keys[model], model, client)
+
+
 class OnClock(NamedTuple):
     """State of an assignment on a clock: the assignment's state, and the simulated time."""
 
@@ -214,17 +231,8 @@ def on_clock(
         rng_key: PRNGKeyArray, round: Round, state: OnClock, look: Look
     ) -> tuple[Cohort, OnClock]:
         cohort, inner = ask(assignment, rng_key, round, state.state, look)
-        models = jnp.arange(assignment.num_models, dtype=jnp.int32)
-        model_keys = keys.model_keys(keys.delays_key(rng_key), models)
-
-        def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-            number = jnp.maximum(client, 0)
-            drawn = delay(keys.client_key(key, number), model, number)
-            is_padding = (client < 0) | (model < 0)
-            return jnp.where(is_padding, 0.0, drawn)
-
+        times = delays_of(delay, rng_key, cohort, assignment.num_models)
         model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
-        times = jax.vmap(of_job)(model_keys[model], model, client)
         if first is not None:
             is_there = (client >= 0) & (model >= 0)
             is_among = _places(jnp.where(is_there, model, -1), times, client) < first

@@ -16,6 +16,7 @@ from fedjax_mm.assignments import strategies
 from fedjax_mm.assignments.appealing import appealing
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.availability.laws import Law, bernoulli, cyclic, markov, timetable
 from fedjax_mm.availability.wrappers import available, dropping
 from fedjax_mm.base import (
@@ -122,11 +123,14 @@ class Assigned(Config):
             )
         lost = numbers.get("dropping", self.dropping)
         delay = self.delay and self.delay.build(num_clients, numbers.get("delay", {}))
-        if factory is fedast:
+        if "delay" in parameters_of(factory):  # it has a clock of its own
+            why = "draws clients one by one" if factory is fedast else "plans with all its clients"
             for name in ("appealing", "available", "dropping", "first", "deadline"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name} is for rounds; fedast draws clients one by one")
-            return instantiate(self, fedast, numbers, **sizes, delay=delay)
+                    raise ValueError(f"{name} is not for {self.name}, which {why}")
+            on_its_clock: Assignment | Dispatch
+            on_its_clock = instantiate(self, factory, numbers, **sizes, delay=delay)
+            return on_its_clock
         drawn: Assignment = instantiate(self, factory, numbers, **sizes)
         drawn = appealing(drawn, **dict(self.appealing)) if self.appealing else drawn
         if self.available:
@@ -140,12 +144,12 @@ class Assigned(Config):
         return drawn if lost is None else dropping(drawn, lost)
 
 
-_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "fedast": fedast}
+_FACTORIES: dict[str, Callable[..., Any]] = {**strategies(), "bods": bods, "fedast": fedast}
+
+_COUNTS: dict[str, Any] = dict.fromkeys(["at_work", "processors"], Count | tuple[Count, ...])
 
 ASSIGNMENT_TABLES = {
-    name: table_of(
-        Assigned, factory, "num_clients", "num_models", at_work=Count | tuple[Count, ...]
-    )
+    name: table_of(Assigned, factory, "num_clients", "num_models", **_COUNTS)
     for name, factory in _FACTORIES.items()
 }
 """The tables of all assignments in a file, and of the dispatch, by their `name`."""

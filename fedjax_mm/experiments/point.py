@@ -180,6 +180,11 @@ class Point(Seeded):
                 self._assigned(method, task.num_clients, self.num_models)
             if isinstance(task, QuadraticConfig):
                 _check_on_quadratic(method)
+                if assignment.name == "ifca" and self.num_models > 1 and self.params is None:
+                    raise ValueError(
+                        "ifca sends all clients to one model if models start equal, as quadratics "
+                        "do in a file; give params, or a task that draws each model's start"
+                    )
 
     def _assignment_of(self, method: Method) -> Assigned:
         """Returns the method's own assignment, or else the one for all methods."""

@@ -16,6 +16,7 @@ from fedjax_mm import (
     fedcluster,
     fedprox,
     full_participation,
+    ifca,
     init,
     join_traces,
     local_sgd,
@@ -38,6 +39,7 @@ from fedjax_mm import (
     variance_reduced,
 )
 from fedjax_mm.asynchrony import (
+    bods,
     fedast,
     on_clock,
     shifted_exponential,
@@ -59,6 +61,7 @@ from fedjax_mm.tasks import (
 from fedjax_mm.theory import Problem, Rate, cohorts, fairness, mfa
 from fedjax_mm.theory import maxfl as maxfl_theory
 from tests.boundary.parts import ALL, DATA, EVERYBODY, FEDAVG, KEY, QUADRATIC, TASK, X, Y, swept
+from tests.helpers import Towards
 
 
 def simulated(key=KEY, tasks=QUADRATIC, algorithm=FEDAVG, assignment=EVERYBODY, rounds=2, **more):
@@ -575,6 +578,85 @@ CASES = {
     "processors text": (
         lambda: variance_reduced(4, 2, expected_trainings=2, processors="all"),
         "processors is 'all'; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand 0": (
+        lambda: mfa_rand(4, 2, processors=0),
+        "processors is 0; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand negative": (
+        lambda: mfa_rand(4, 2, processors=-1),
+        "processors is -1; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand fractional": (
+        lambda: mfa_rand(4, 2, processors=1.5),
+        "processors is 1.5; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand NaN": (
+        lambda: mfa_rand(4, 2, processors=[1, np.nan, 1, 1]),
+        r"processors\[1\] is nan; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand None": (
+        lambda: mfa_rand(4, 2, processors=None),
+        "processors is None; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand too few": (
+        lambda: mfa_rand(4, 2, processors=[2, 2, 2]),
+        "processors are 3; give one number, or 4, one each",
+    ),
+    "processors of MFA-Rand too many": (
+        lambda: mfa_rand(4, 2, processors=np.ones(5, int)),
+        "processors are 5; give one number, or 4, one each",
+    ),
+    "processors of MFA-Rand by model": (
+        lambda: mfa_rand(2, 2, processors=[[1, 2], [1, 2]]),
+        r"processors\[0\] is a list of 2; it must be a positive whole number",
+    ),
+    "processors of MFA-Rand large": (
+        lambda: mfa_rand(4, 2, processors=2**31),
+        "processors is 2147483648; it must be a positive whole number, at most",
+    ),
+    "BODS clients": (
+        lambda: bods(7, 2, cohort_size=4),
+        "cohort_size is 4, 8 clients for 2 models, more than num_clients = 7; every model has",
+    ),
+    "BODS cohort 0": (lambda: bods(4, 2, cohort_size=0), "cohort_size is 0; it must be a positive"),
+    "BODS models 0": (lambda: bods(4, 0, cohort_size=1), "num_models is 0; it must be a positive"),
+    "BODS alpha": (
+        lambda: bods(4, 2, cohort_size=1, alpha=1.5),
+        "alpha is 1.5; it must lie between 0 and 1",
+    ),
+    "BODS alpha NaN": (
+        lambda: bods(4, 2, cohort_size=1, alpha=np.nan),
+        "alpha is nan; it must lie between 0 and 1",
+    ),
+    "BODS learn": (
+        lambda: bods(4, 2, cohort_size=1, learn="fairness"),
+        "learn is 'fairness'; it must be 'cost' or 'time'",
+    ),
+    "BODS delay": (
+        lambda: bods(4, 2, cohort_size=1, delay=1.0),
+        "delay is 1.0; give a function of a key, a model and a client",
+        TypeError,
+    ),
+    "BODS delays of others": (
+        lambda: bods(4, 2, cohort_size=1, delay=shifted_exponential(5)),
+        "delay is for 5 clients, and there are 4; give shifted_exponential",
+    ),
+    "IFCA clients 0": (lambda: ifca(0, 2), "num_clients is 0; it must be a positive whole number"),
+    "IFCA models 0": (lambda: ifca(4, 0), "num_models is 0; it must be a positive whole number"),
+    "IFCA models fractional": (lambda: ifca(4, 2.5), "num_models is 2.5; it must be a positive"),
+    "IFCA cohort 0": (lambda: ifca(4, 2, cohort_size=0), "cohort_size is 0; it must be a positive"),
+    "IFCA cohort too large": (
+        lambda: ifca(4, 2, cohort_size=5),
+        "cohort_size is 5; it must lie between 1 and num_clients = 4",
+    ),
+    "IFCA average": (
+        lambda: ifca(4, 2, average="losses"),
+        "average is 'losses'; it must be 'models' or 'gradients'",
+    ),
+    "IFCA of tasks without losses": (
+        simulated(tasks=Towards(jnp.zeros(4)), assignment=ifca(4, 2)),
+        "Towards is not a MeasuredTask: ",
     ),
     "by": (
         lambda: variance_reduced(4, 2, expected_trainings=2, by="x"),

@@ -5,7 +5,7 @@ import pytest
 import xarray as xr
 
 from fedjax_mm import Experiment, fedavg, mfa_rand, run, sweep
-from fedjax_mm.asynchrony import fedast, on_clock, shifted_exponential
+from fedjax_mm.asynchrony import bods, fedast, on_clock, shifted_exponential
 from fedjax_mm.experiments.grid import grid_of
 from fedjax_mm.experiments.overrides import validate
 from fedjax_mm.sweeps import Grid, Setup
@@ -49,6 +49,27 @@ def test_a_file_describes_asynchronous_runs_and_clocks():
     assert (result.time.isel(round=-1) > 0).all()
 
 
+@pytest.mark.slow
+def test_a_file_plans_rounds_by_their_times():
+    """With the law of the file, and the times on the clock of that law."""
+    table = {
+        "name": "bods",
+        "cohort_size": 3,
+        "alpha": 0.5,
+        "learn": "time",
+        "delay": {"mean": 2.0},
+    }
+    result = run(experiment(algorithms={"A": LOCAL | {"assignment": table}}))
+
+    def by_hand():
+        law = shifted_exponential(8, 2.0)
+        strategy = bods(8, 2, cohort_size=3, alpha=0.5, learn="time", delay=law)
+        return Setup(quadratic(8, 2, mu=0.1), fedavg(0.1, local_steps=2), strategy)
+
+    expected = sweep(Grid(by_hand, {}, num_rounds=4, num_seeds=2))
+    xr.testing.assert_equal(result.isel(algorithm=0, drop=True), expected)
+
+
 def test_the_law_of_delays_is_an_axis_of_numbers():
     swept = experiment(axes={"assignment.delay.mean": [1.0, 2.0]})
     assert len(programs_of(grid_of(swept))) == 2  # one for each algorithm
@@ -65,7 +86,12 @@ def test_the_law_of_delays_is_an_axis_of_numbers():
         (JOBS | {"ratio": 20}, "at_work is 12 in all, fewer than ratio = 20"),
         (JOBS | {"delay": {"men": 1.0}}, "delay.men = 1.0: unknown key, did you mean 'mean'?"),
         (JOBS | {"delay": {"mean": -1.0}}, "mean is -1"),
-        (JOBS | {"appealing": {"cohort_size": 2}}, "appealing is for rounds"),
+        (JOBS | {"appealing": {"cohort_size": 2}}, "appealing is not for fedast, which draws clients one by one"),
+        (
+            {"name": "bods", "cohort_size": 3, "appealing": {"cohort_size": 2}},
+            "appealing is not for bods, which plans with all its clients",
+        ),
+        ({"name": "bods", "cohort_size": 5}, "cohort_size is 5, 10 clients for 2 models"),
     ],
 )
 def test_wrong_tables_are_refused(table, message):

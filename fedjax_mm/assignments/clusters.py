@@ -1,0 +1,75 @@
+"""Clustered federated learning: clients train the model that fits their data best."""
+
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
+
+from fedjax_mm import checks
+from fedjax_mm.assignments.partitions import no_state
+from fedjax_mm.base import Assignment, Cohort, Look, Round
+from fedjax_mm.checked import Count, checked
+from fedjax_mm.shuffles import permutation
+
+
+@checked
+def ifca(
+    num_clients: Count,
+    num_models: Count,
+    *,
+    cohort_size: Count | None = None,
+    average: Literal["models", "gradients"] = "models",
+) -> Assignment:
+    """IFCA: each client of the cohort trains the model with the smallest loss on its data.
+
+    Client i joins cluster ``j_i = argmin_j F_i(w_j)``; the lowest number wins ties. The models are
+    copies of one task, because their losses are compared. They need different initial parameters:
+    from equal ones all clients join model 1. A model that no client joins stays as it is. Every
+    round costs a pass over all training examples with each model.
+
+    With ``fedavg(local, weighted=False)`` the new model is the mean of the cluster's local models.
+    With ``average="gradients"`` use ``fedavg(local_sgd(rate, steps=1), server_scale="1/N",
+    weighted=False)``. The model then moves by ``-rate / m`` times the sum of its cluster's
+    gradients, where m counts the cohort, not the cluster. With the default server scale, which
+    divides by the participants' weights, the factors cancel and models are averaged.
+
+    Args:
+      num_clients: N.
+      num_models: p, the number of clusters.
+      cohort_size: m of the N clients, drawn uniformly each round; all of them if None.
+      average: "models" gives clients no factors. "gradients" multiplies their weights by N/m, so
+        that the server's division by N is one by m.
+
+    Raises:
+      ValueError: if a size is not positive, `cohort_size` is larger than N or `average` is unknown.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> losses = jnp.array([[0.5, 2.0, 1.0], [0.7, 0.1, 1.0]])
+      >>> look = Look(losses=lambda: losses)
+      >>> cohort, _ = ifca(3, 2).assign(jax.random.key(0), 1, (), look)
+      >>> cohort.clients.tolist(), cohort.models.tolist()
+      ([0, 1, 2], [0, 1, 0])
+
+    Reference: Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated
+    Learning" (2020), Algorithm 1.
+    """
+    number = num_clients if cohort_size is None else cohort_size
+    checks.check_between("cohort_size", number, 1, num_clients, "num_clients")
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        del round
+        clients = jnp.arange(num_clients, dtype=jnp.int32)
+        if number < num_clients:
+            clients = permutation(rng_key, num_clients, number)
+        losses = look.losses()[:, clients]
+        # Replace NaN, because `argmin` would send every client to a model that has diverged.
+        models = jnp.argmin(jnp.where(jnp.isnan(losses), jnp.inf, losses), axis=0)
+        scale = None
+        if average == "gradients":
+            # Keep the type weak, so that contributions in single precision stay so.
+            scale = jnp.broadcast_to(jnp.asarray(num_clients / number), clients.shape)
+        return Cohort(clients, models.astype(jnp.int32), scale), state
+
+    return Assignment(num_clients, num_models, no_state, assign)

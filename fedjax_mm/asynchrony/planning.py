@@ -1,0 +1,249 @@
+"""Plans of rounds that are fast and fair, by a Gaussian process over plans (BODS)."""
+
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from annotated_types import Interval
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
+from jax.scipy.stats import norm
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from fedjax_mm.asynchrony.delays import Delay, check_delay, delays_of, on_clock, shifted_exponential
+from fedjax_mm.base import Assignment, Cohort, Look, Round, Scalar
+from fedjax_mm.checked import Count, checked
+from fedjax_mm.shuffles import permutation
+
+MEMORY = 64
+"""Number of last plans from which the Gaussian process learns."""
+
+CANDIDATES = 75
+"""Number of plans that are compared in a round."""
+
+LENGTH_SCALE = 2.0
+"""Length scale of the Matern kernel."""
+
+NOISE = 1e-4
+"""Added to the kernel's diagonal, because equal plans make it singular in single precision."""
+
+Costs: TypeAlias = Float[Array, " plans"]
+
+
+class Plans(NamedTuple):
+    """State of `bods`: the last plans, and how often clients were chosen.
+
+    Attributes:
+      clients: of the last plans, in a ring.
+      overlaps: the number of pairs of a model and a client that two plans have in common.
+      costs: what the Gaussian process learns: each plan's cost, or its time.
+      number: the number of rounds done.
+      counts: s, how often each client has trained each model.
+    """
+
+    clients: Int[Array, "plans models cohort"]
+    overlaps: Int[Array, "plans plans"]
+    costs: Costs
+    number: Int[Array, ""]
+    counts: Int[Array, "models clients"]
+
+
+@checked
+def bods(
+    num_clients: Count,
+    num_models: Count,
+    *,
+    cohort_size: Count,
+    delay: Delay | None = None,
+    alpha: Annotated[Scalar, Interval(ge=0, le=1)] = 0.25,
+    learn: Literal["cost", "time"] = "cost",
+) -> Assignment:
+    """BODS: Bayesian optimization of the clients of all models, for short rounds and fair shares.
+
+    A plan gives each model K clients of its own. Its cost is ``alpha T + (1 - alpha) F``, where T
+    sums the models' longest delays, and F the variances of s_mk, the number of rounds in which
+    client k has trained model m, this one included. Every round compares 75 plans, which are
+    shuffles of M K + 5 random clients, by a Gaussian process that learned from the last 64 plans:
+    a Matern kernel with nu = 3/2 and length scale 2, and standardized costs. The plan with the
+    largest expected improvement over the smallest cost of these 64 is carried out. The first plan
+    is random.
+
+    F grows with the rounds, so that the costs of old plans are too small. Use ``learn="time"`` for
+    plans that are fair: the process then learns T alone, and F of each plan is computed.
+
+    The assignment is on a clock: the trace has the metric `time`, see `on_clock`.
+
+    Args:
+      num_clients: N.
+      num_models: M.
+      cohort_size: K, for each model; M K <= N.
+      delay: draws the duration of a local training; None is ``shifted_exponential(N)``.
+      alpha: weighs time against fairness, from 0 to 1. It may be traced.
+      learn: "cost" takes the plan with the largest expected improvement of the cost, as FedAST's
+        authors do. "time" takes the plan with the smallest
+        ``alpha (mean - deviation of T) + (1 - alpha) F``.
+
+    Raises:
+      TypeError: if `delay` is not a function.
+      ValueError: if a number is out of its range, models need more clients than there are, or the
+        delays are for another number of clients or models.
+
+    Example:
+      >>> import jax
+      >>> from fedjax_mm.asynchrony import bods
+      >>> strategy, key = bods(12, 2, cohort_size=3), jax.random.key(0)
+      >>> cohort, state = strategy.assign(key, 1, strategy.init(key), None)
+      >>> len(set(cohort.clients.tolist())), cohort.models.tolist()
+      (6, [0, 0, 0, 1, 1, 1])
+      >>> strategy.metrics(state)["time"].shape
+      (2,)
+
+    Reference: Zhou et al., "Efficient Device Scheduling with Multi-Job Federated Learning" (2022),
+    as Askin, Sharma, Joe-Wong, Joshi compare with it in "FedAST" (2024).
+    """
+    if num_models * cohort_size > num_clients:
+        raise ValueError(
+            f"cohort_size is {cohort_size}, {num_models * cohort_size} clients for {num_models} "
+            f"models, more than num_clients = {num_clients}; every model has clients of its own"
+        )
+    law = shifted_exponential(num_clients) if delay is None else delay
+    check_delay(law, num_clients, num_models)
+    shape = num_models, cohort_size
+
+    def init(rng_key: PRNGKeyArray) -> Plans:
+        del rng_key
+        return Plans(
+            jnp.full((MEMORY, *shape), -1, jnp.int32),
+            jnp.zeros((MEMORY, MEMORY), jnp.int32),
+            jnp.zeros(MEMORY, float),
+            jnp.int32(0),
+            jnp.zeros((num_models, num_clients), jnp.int32),
+        )
+
+    def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
+        del round, look
+        pool, places = draw_candidates(rng_key, num_clients, shape)
+        overlaps = common_pairs(state.clients, pool, places)
+        fairness = variances(state.counts, state.number, pool[places])
+        is_kept = jnp.arange(MEMORY) < state.number
+        mean, deviation = posterior(state.overlaps, overlaps, state.costs, is_kept, shape)
+        if learn == "cost":
+            best = jnp.min(state.costs, where=is_kept, initial=jnp.inf)
+            score = -expected_improvement(mean, deviation, best)
+        else:
+            score = alpha * (mean - deviation) + (1 - alpha) * fairness
+        chosen = jnp.where(state.number > 0, jnp.argmin(score), 0)
+        clients = pool[places[chosen]]
+        cohort = Cohort.of_rows(clients)
+        times = delays_of(law, rng_key, cohort, num_models).reshape(shape).max(1).sum()
+        cost = times if learn == "time" else alpha * times + (1 - alpha) * fairness[chosen]
+        return cohort, remember(state, clients, overlaps[chosen], cost)
+
+    return on_clock(Assignment(num_clients, num_models, init, assign), law)
+
+
+def draw_candidates(
+    rng_key: PRNGKeyArray, num_clients: int, shape: tuple[int, int]
+) -> tuple[Int[Array, " pool"], Int[Array, "candidates models cohort"]]:
+    """Draws a pool of M K + 5 clients, and candidate plans as places in the pool."""
+    pool_key, shuffle_key = jax.random.split(rng_key)
+    size = shape[0] * shape[1]
+    pool = permutation(pool_key, num_clients, min(num_clients, size + 5))
+    # Draw a flat array, because XLA takes ten times as long to compile a draw with two axes.
+    lots = jax.random.bits(shuffle_key, (CANDIDATES * len(pool),), jnp.uint32)
+    places = jnp.argsort(lots.reshape(CANDIDATES, -1), axis=1).astype(jnp.int32)[:, :size]
+    return pool, places.reshape(CANDIDATES, *shape)
+
+
+def common_pairs(
+    kept: Int[Array, "plans models cohort"],
+    pool: Int[Array, " pool"],
+    places: Int[Array, "candidates models cohort"],
+) -> Int[Array, "candidates plans"]:
+    """Returns the number of pairs of a model and a client that candidates share with kept plans."""
+    # Compare with the pool alone, because all candidates are made of its clients.
+    inside = jnp.any(kept[..., None] == pool, axis=2)
+    models = jnp.arange(kept.shape[1])[:, None]
+    return jax.vmap(lambda own: jnp.sum(inside[:, models, own], axis=(1, 2), dtype=jnp.int32))(
+        places
+    )
+
+
+def variances(
+    counts: Int[Array, "models clients"],
+    number: Int[Array, ""],
+    plans: Int[Array, "candidates models cohort"],
+) -> Float[Array, " candidates"]:
+    """Returns F of each plan, ``sum_m mean_k (s_mk - mean)^2`` with this round's counts."""
+    num_clients, share = counts.shape[1], plans.shape[2] / counts.shape[1]
+    # Subtract the mean first, because squares of large counts lose digits in single precision.
+    excess = counts - number * share
+    models = jnp.arange(len(counts))[:, None]
+    added = jnp.sum(2 * excess[models, plans] + 1, axis=(1, 2))
+    return (jnp.sum(excess**2) + added) / num_clients - len(counts) * share**2
+
+
+def posterior(
+    overlaps: Int[Array, "plans plans"],
+    cross: Int[Array, "candidates plans"],
+    costs: Costs,
+    is_kept: Bool[Array, " plans"],
+    shape: tuple[int, int],
+) -> tuple[Float[Array, " candidates"], Float[Array, " candidates"]]:
+    """Returns the mean and the standard deviation of each candidate's cost.
+
+    The squared distance of two plans, as vectors of zeros and ones, is ``2 (M K - overlap)``.
+    """
+
+    def kernel(overlap: Int[Array, "*plans"]) -> Float[Array, "*plans"]:
+        scaled = jnp.sqrt(6.0 * (shape[0] * shape[1] - overlap)) / LENGTH_SCALE
+        return (1 + scaled) * jnp.exp(-scaled)
+
+    number = jnp.maximum(jnp.sum(is_kept), 1)
+    center = jnp.sum(costs, where=is_kept) / number
+    width = jnp.sqrt(jnp.sum((costs - center) ** 2, where=is_kept) / number)
+    width = jnp.where(width > 0, width, 1)
+    values = jnp.where(is_kept, (costs - center) / width, 0)
+    # Plans that are not there yet have the identity's rows, so that they predict nothing.
+    inner = jnp.where(is_kept[:, None] & is_kept, kernel(overlaps), 0)
+    inner = inner + jnp.diag(jnp.where(is_kept, NOISE, 1.0))
+    outer = jnp.where(is_kept, kernel(cross), 0)
+    factor = cho_factor(inner, lower=True)
+    mean = outer @ cho_solve(factor, values)
+    explained = jnp.sum(solve_triangular(factor[0], outer.T, lower=True) ** 2, axis=0)
+    deviation = jnp.sqrt(jnp.maximum(1 - explained, 0))
+    return center + width * mean, width * deviation
+
+
+def expected_improvement(
+    mean: Float[Array, " candidates"], deviation: Float[Array, " candidates"], best: Scalar
+) -> Float[Array, " candidates"]:
+    """Returns ``(best - mean) Phi(Z) + deviation phi(Z)``, ``Z = (best - mean) / deviation``.
+
+    It is 0 where the deviation is 0.
+
+    Example:
+      >>> expected_improvement(jnp.array([0.0, 0.0]), jnp.array([1.0, 0.0]), 0.0).round(3).tolist()
+      [0.399..., 0.0]
+    """
+    is_known = deviation <= 0
+    z = (best - mean) / jnp.where(is_known, 1, deviation)
+    return jnp.where(is_known, 0, (best - mean) * norm.cdf(z) + deviation * norm.pdf(z))
+
+
+def remember(
+    state: Plans,
+    clients: Int[Array, "models cohort"],
+    overlaps: Int[Array, " plans"],
+    cost: Scalar,
+) -> Plans:
+    """Returns the state after a plan, which replaces the oldest one."""
+    place = state.number % MEMORY
+    overlaps = overlaps.at[place].set(clients.size)
+    models = jnp.arange(len(clients))[:, None]
+    return Plans(
+        state.clients.at[place].set(clients),
+        state.overlaps.at[place].set(overlaps).at[:, place].set(overlaps),
+        state.costs.at[place].set(cost),
+        state.number + 1,
+        state.counts.at[models, clients].add(1),
+    )
