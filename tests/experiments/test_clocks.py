@@ -86,7 +86,10 @@ def test_the_law_of_delays_is_an_axis_of_numbers():
         (JOBS | {"ratio": 20}, "at_work is 12 in all, fewer than ratio = 20"),
         (JOBS | {"delay": {"men": 1.0}}, "delay.men = 1.0: unknown key, did you mean 'mean'?"),
         (JOBS | {"delay": {"mean": -1.0}}, "mean is -1"),
-        (JOBS | {"appealing": {"cohort_size": 2}}, "appealing is not for fedast, which draws clients one by one"),
+        (
+            JOBS | {"appealing": {"cohort_size": 2}},
+            "appealing is not for fedast, which draws clients one by one",
+        ),
         (
             {"name": "bods", "cohort_size": 3, "appealing": {"cohort_size": 2}},
             "appealing is not for bods, which plans with all its clients",

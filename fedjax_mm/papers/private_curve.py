@@ -1,0 +1,147 @@
+"""Accuracy against epsilon: what the privacy of clients costs, with one model and with several.
+
+Clients clip their updates, and the server adds noise to the sum of each model. A client trains one
+model a round, so that all models together have the epsilon of one, but each has fewer clients.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.figure import Figure
+
+from fedjax_mm import plots
+from fedjax_mm.algorithms.fedavg import fedavg
+from fedjax_mm.assignments.partitions import mfa_rand
+from fedjax_mm.data.federated import FederatedData
+from fedjax_mm.data.synthetic import synthetic
+from fedjax_mm.experiments.fields import Count, Fraction, NonNegative, Positive, Seeded
+from fedjax_mm.local import local_sgd
+from fedjax_mm.papers.item import Item
+from fedjax_mm.papers.rulings import check, estimate, more
+from fedjax_mm.papers.schema import Check, Table
+from fedjax_mm.papers.tables import cells, columns, rows
+from fedjax_mm.privacy.accounting import epsilon
+from fedjax_mm.privacy.private import private
+from fedjax_mm.sweeps.execution import Execution
+from fedjax_mm.sweeps.grid import Grid, Setup
+from fedjax_mm.sweeps.sweep import sweep
+from fedjax_mm.tasks.classification import classification
+from fedjax_mm.tasks.networks import LogisticRegression
+
+
+class PrivateCurve(Seeded):
+    """Settings of logistic regression on Synthetic(alpha, beta) with private clients."""
+
+    num_clients: Count = 1000
+    num_models: tuple[Count, ...] = (1, 4, 16)
+    noise_multipliers: tuple[NonNegative, ...] = (0.0, 1.0, 3.0, 10.0, 30.0)
+    clip: Positive = 0.5
+    delta: Fraction = 1e-5
+    alpha: NonNegative = 0.0
+    beta: NonNegative = 0.0
+    learning_rate: Positive = 0.1
+    local_steps: Count = 5
+    batch_size: Count = 10
+    num_rounds: Count = 40
+    num_seeds: Count = 4
+    record_every: Count = 10
+
+    def build(self, num_models: int, noise_multiplier: float, data: FederatedData) -> Setup:
+        """Returns a point of the grid."""
+        local = local_sgd(self.learning_rate, steps=self.local_steps, batch_size=self.batch_size)
+        algorithm = private(
+            fedavg(local),
+            clip=self.clip,
+            noise_multiplier=noise_multiplier,
+            clients_per_round=self.num_clients / num_models,
+        )
+        task = classification(data, LogisticRegression(5))
+        return Setup([task] * num_models, algorithm, mfa_rand(self.num_clients, num_models))
+
+    def epsilons(self) -> list[float]:
+        """Returns the epsilon of each noise multiplier, which is that of any number of models."""
+        strategy = mfa_rand(self.num_clients, self.num_models[0])
+        how = {"num_rounds": self.num_rounds, "delta": self.delta}
+        return [
+            epsilon(strategy, noise_multiplier=z, **how) if z else math.inf
+            for z in self.noise_multipliers
+        ]
+
+
+def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
+    """Returns the runs of every number of models with every noise."""
+    sizes = config.model_dump(include={"num_clients", "alpha", "beta"})
+    data = synthetic(**sizes, seed=config.seed, test_fraction=0.2)
+    grid = Grid(
+        config.build,
+        {
+            "num_models": list(config.num_models),
+            "noise_multiplier": np.asarray(config.noise_multipliers),
+        },
+        num_rounds=config.num_rounds,
+        **config.replicas,
+        shared={"data": data},
+        record_every=config.record_every,
+        data=data.kind,
+    )
+    result = sweep(grid, execution)
+    result.attrs["manifest"] |= {"datasets": [data.name]}
+    return result
+
+
+def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
+    """Returns the test accuracy after the last round, as means over the models."""
+    accuracy = 100 * result["test_accuracy"].isel(round=-1).mean("model")
+    accuracy = accuracy.assign_coords(epsilon=("noise_multiplier", config.epsilons()))
+    found = {"percent": accuracy, "mean": accuracy.mean("seed")}
+    return xr.Dataset(found | {"standard error": estimate(accuracy).error})
+
+
+def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
+    """Checks that noise costs accuracy, and more with many models, and that many models do not."""
+    percent = measured["percent"]
+    least, most = percent.isel(noise_multiplier=0), percent.isel(noise_multiplier=-1)
+    yield check("the largest noise costs accuracy with every number of models", more(least - most))
+    first, last = (percent.isel(num_models=i, noise_multiplier=-1) for i in (0, -1))
+    if len(config.num_models) > 1:
+        lead = first.drop_vars("num_models") - last.drop_vars("num_models")
+        yield check("the largest noise costs more with more models", more(lead))
+
+
+def table(measured: xr.Dataset, config: PrivateCurve) -> Sequence[Table]:
+    """Returns a row for each noise multiplier, and a column for each number of models."""
+    spent = measured["epsilon"].reset_coords(drop=True).rename("spent")
+    plain = measured.drop_vars("epsilon")
+    accuracy = cells(plain["mean"], plain["standard error"], form=".1f")
+    contents = {"epsilon": cells(spent, form=".2f")} | columns(accuracy, "num_models")
+    return [rows(contents, ("noise_multiplier",))]
+
+
+def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Figure:
+    """Draws the accuracy against epsilon, with a line for each number of models."""
+    noisy = measured[["mean", "standard error"]].isel(
+        noise_multiplier=np.isfinite(measured["epsilon"].values)
+    )
+    noisy = noisy.swap_dims(noise_multiplier="epsilon").drop_vars("noise_multiplier")
+    dims = ("panel", "num_models", "epsilon")
+    mean, error = (
+        noisy[name].expand_dims(panel=[""]).transpose(*dims) for name in ("mean", "standard error")
+    )
+    how = {"xlabel": "epsilon of the clients", "ylabel": "test accuracy in percent"}
+    drawn = plots.panels(mean, error, **how, xscale="log")
+    title = (
+        f"{config.num_clients:,} clients, {config.num_rounds} rounds, clipped to {config.clip:g}"
+    )
+    caption = f"Means over models and {config.num_seeds} seeds, with standard errors, at delta = "
+    caption += f"{config.delta:g}. All models of all rounds together have this epsilon."
+    return plots.draw(drawn, title=title, caption=caption)
+
+
+_page = PrivateCurve(), run, measure, judge, table, figure
+
+ITEMS = (
+    Item("private-curve", "Accuracy against epsilon, with one model and with several", *_page),
+)
+"""The cost of privacy."""
