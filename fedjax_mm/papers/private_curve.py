@@ -6,6 +6,7 @@ model a round, so that all models together have the epsilon of one, but each has
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -16,7 +17,7 @@ from fedjax_mm.algorithms.fedavg import fedavg
 from fedjax_mm.assignments.partitions import mfa_rand
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.synthetic import synthetic
-from fedjax_mm.experiments.fields import Count, Fraction, NonNegative, Positive, Seeded
+from fedjax_mm.experiments.fields import Count, Flag, Fraction, NonNegative, Positive, Seeded
 from fedjax_mm.local import local_sgd
 from fedjax_mm.papers.item import Item
 from fedjax_mm.papers.rulings import check, estimate, more
@@ -32,21 +33,20 @@ from fedjax_mm.tasks.networks import LogisticRegression
 
 
 class PrivateCurve(Seeded):
-    """Settings of logistic regression on Synthetic(alpha, beta) with private clients."""
+    """Settings of logistic regression on synthetic data of 5 classes, with private clients."""
 
     num_clients: Count = 1000
     num_models: tuple[Count, ...] = (1, 4, 16)
     noise_multipliers: tuple[NonNegative, ...] = (0.0, 1.0, 3.0, 10.0, 30.0)
-    clip: Positive = 0.5
+    clip: Positive = 1.0
     delta: Fraction = 1e-5
-    alpha: NonNegative = 0.0
-    beta: NonNegative = 0.0
-    learning_rate: Positive = 0.1
+    iid: Flag = True
+    learning_rate: Positive = 0.3
     local_steps: Count = 5
     batch_size: Count = 10
     num_rounds: Count = 40
     num_seeds: Count = 4
-    record_every: Count = 10
+    record_every: Count = 20
 
     def build(self, num_models: int, noise_multiplier: float, data: FederatedData) -> Setup:
         """Returns a point of the grid."""
@@ -63,7 +63,7 @@ class PrivateCurve(Seeded):
     def epsilons(self) -> list[float]:
         """Returns the epsilon of each noise multiplier, which is that of any number of models."""
         strategy = mfa_rand(self.num_clients, self.num_models[0])
-        how = {"num_rounds": self.num_rounds, "delta": self.delta}
+        how: dict[str, Any] = {"num_rounds": self.num_rounds, "delta": self.delta}
         return [
             epsilon(strategy, noise_multiplier=z, **how) if z else math.inf
             for z in self.noise_multipliers
@@ -72,13 +72,13 @@ class PrivateCurve(Seeded):
 
 def run(config: PrivateCurve, execution: Execution | None = None) -> xr.Dataset:
     """Returns the runs of every number of models with every noise."""
-    sizes = config.model_dump(include={"num_clients", "alpha", "beta"})
-    data = synthetic(**sizes, seed=config.seed, test_fraction=0.2)
+    sizes = config.model_dump(include={"num_clients", "iid"})
+    data = synthetic(**sizes, alpha=0.0, beta=0.0, seed=config.seed, test_fraction=0.2)
     grid = Grid(
         config.build,
         {
             "num_models": list(config.num_models),
-            "noise_multiplier": np.asarray(config.noise_multipliers),
+            "noise_multiplier": list(config.noise_multipliers),
         },
         num_rounds=config.num_rounds,
         **config.replicas,
@@ -102,8 +102,10 @@ def measure(result: xr.Dataset, config: PrivateCurve) -> xr.Dataset:
 def judge(measured: xr.Dataset, config: PrivateCurve) -> Iterator[Check]:
     """Checks that noise costs accuracy, and more with many models, and that many models do not."""
     percent = measured["percent"]
-    least, most = percent.isel(noise_multiplier=0), percent.isel(noise_multiplier=-1)
-    yield check("the largest noise costs accuracy with every number of models", more(least - most))
+    fall = percent.isel(noise_multiplier=0) - percent.isel(noise_multiplier=-1)
+    yield check(
+        "the largest noise costs accuracy with the most models", more(fall.isel(num_models=-1))
+    )
     first, last = (percent.isel(num_models=i, noise_multiplier=-1) for i in (0, -1))
     if len(config.num_models) > 1:
         lead = first.drop_vars("num_models") - last.drop_vars("num_models")
@@ -129,14 +131,14 @@ def figure(result: xr.Dataset, measured: xr.Dataset, config: PrivateCurve) -> Fi
     mean, error = (
         noisy[name].expand_dims(panel=[""]).transpose(*dims) for name in ("mean", "standard error")
     )
-    how = {"xlabel": "epsilon of the clients", "ylabel": "test accuracy in percent"}
+    how: dict[str, Any] = {"xlabel": "epsilon of the clients", "ylabel": "test accuracy in percent"}
     drawn = plots.panels(mean, error, **how, xscale="log")
     title = (
         f"{config.num_clients:,} clients, {config.num_rounds} rounds, clipped to {config.clip:g}"
     )
     caption = f"Means over models and {config.num_seeds} seeds, with standard errors, at delta = "
     caption += f"{config.delta:g}. All models of all rounds together have this epsilon."
-    return plots.draw(drawn, title=title, caption=caption)
+    return plots.draw([drawn], title=title, caption=caption)
 
 
 _page = PrivateCurve(), run, measure, judge, table, figure

@@ -36,11 +36,11 @@ def result():
 
 
 def test_a_point_is_the_run_by_hand(result):
-    data = synthetic(20, alpha=0.0, beta=0.0, seed=0, test_fraction=0.2)
+    data = synthetic(20, alpha=0.0, beta=0.0, iid=True, seed=0, test_fraction=0.2)
     task = classification(data, LogisticRegression(5))
     algorithm = private(
-        fedavg(local_sgd(0.1, steps=2, batch_size=10)),
-        clip=0.5,
+        fedavg(local_sgd(0.3, steps=2, batch_size=10)),
+        clip=1.0,
         noise_multiplier=3.0,
         clients_per_round=10,
     )
