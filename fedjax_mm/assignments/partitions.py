@@ -71,19 +71,23 @@ def mfa_rand(
     Alg. 2, for one processor; several are an extension.
     """
     most_models, number, cohort_size = _sizes(num_clients, num_models, cohort_size)
-    num_trained = np.minimum(check_processors(processors, num_clients), most_models)
+    num_trained = check_processors(processors, num_clients)
+    # Without copies for one number, because there may be a billion clients.
+    most = num_trained[0] if np.ndim(processors) == 0 else num_trained.max()
+    is_several = min(most, most_models) > 1
+    num_trained = np.minimum(num_trained, most_models) if is_several else num_trained
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         del round, look
         cohort = draw_cohort(rng_key, num_clients, num_models, cohort_size)
-        if num_trained.max() > 1:
-            most = int(np.sort(num_trained)[-cohort_size:].sum())
-            cohort = _add_models(rng_key, cohort, num_trained, most_models, number, most)
+        if is_several:
+            slots = int(np.sort(num_trained)[-cohort_size:].sum())
+            cohort = _add_models(rng_key, cohort, num_trained, most_models, number, slots)
         if unbiased:
             # Keep the type weak, so that contributions in single precision stay so.
             factor = jnp.asarray(num_clients / cohort_size) * number
             scale = jnp.broadcast_to(factor, cohort.clients.shape)
-            if num_trained.max() > 1:
+            if is_several:
                 scale = scale / jnp.minimum(jnp.asarray(num_trained)[cohort.clients], number)
             cohort = dataclasses.replace(cohort, scale=scale)
         return cohort, state
@@ -344,7 +348,7 @@ def check_processors(processors: Any, num_clients: int) -> Int[np.ndarray, " cli
     """
     name = "processors"
     if np.ndim(processors) == 0:
-        return np.full(num_clients, check_argument(name, processors, Count))
+        return np.broadcast_to(check_argument(name, processors, Count), num_clients)
     each = list(processors)
     if len(each) != num_clients:
         raise ValueError(f"{name} are {len(each)}; give one number, or {num_clients}, one each")

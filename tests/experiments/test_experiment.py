@@ -92,7 +92,7 @@ def test_validate_inverts_model_dump(file):
         (
             "algorithms.A.assignment.name=mfa_rand",
             lambda e: e.algorithms["A"].assignment.model_dump(exclude_none=True),
-            {"name": "mfa_rand", "cohort_size": 6, "unbiased": False},
+            {"name": "mfa_rand", "cohort_size": 6, "unbiased": False, "processors": 1},
         ),
         (
             'algorithms.A.assignment={name = "sequential", rounds_per_model = 2}',

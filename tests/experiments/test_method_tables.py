@@ -195,7 +195,7 @@ def test_every_method_of_a_file_is_that_of_python(label, told):
 def test_a_file_gives_what_the_function_takes(name):
     local = set(inspect.signature(local_sgd).parameters) - {"steps"} | {"local_steps"}
     own = set(inspect.signature(methods()[name]).parameters) - {"local"}
-    rest = {"name", "assignment", "weight_decay", "clip"}
+    rest = {"name", "assignment", "weight_decay", "clip", "compression", "privacy"}
     assert set(METHOD_TABLES[name].model_fields) == local | own | rest
 
 
