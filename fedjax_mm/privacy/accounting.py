@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
+from scipy.optimize import brentq
 
 from fedjax_mm.base import Assignment, Cohort, Look
 from fedjax_mm.checked import Count, Fraction, Positive, checked
@@ -28,6 +29,7 @@ def epsilon(
     num_rounds: Count,
     delta: Fraction,
     sampling_rate: float = 1.0,
+    cohort_size: Count | None = None,
 ) -> float:
     """Returns the epsilon that clients have after some rounds of `private`, at a delta.
 
@@ -44,10 +46,15 @@ def epsilon(
       delta: of (epsilon, delta).
       sampling_rate: q, if each client takes part in each round independently with this probability,
         as in ``available(strategy, bernoulli(q))`` around a strategy of all clients. 1 is right for
-        every assignment. Cohorts of a fixed size have no amplification here.
+        every assignment.
+      cohort_size: n, if in each round a uniform set of n clients takes part, drawn anew, as in
+        ``mfa_rand(N, M, cohort_size=n)``. Neighbouring pools then differ in the data of one
+        client, which moves a sum by 2 C, and rounds are composed by Renyi divergences, which are
+        looser; the result may exceed that without `cohort_size`.
 
     Raises:
-      UncoveredError: if the assignment looks at losses, or learns from reports.
+      UncoveredError: if the assignment looks at losses, learns from reports, or gives clients
+        factors.
       ValueError: if a number is out of its range.
       ImportError: if dp-accounting is not installed.
 
@@ -60,8 +67,8 @@ def epsilon(
     Reference: McMahan et al. (2018); Meiser, Mohammadi, "Tight on Budget? Tight Bounds for r-Fold
     Approximate Differential Privacy" (2018).
     """
-    event = _event_of(assignment, num_rounds, sampling_rate)
-    return float(_accountant().compose(event(float(noise_multiplier))).get_epsilon(delta))
+    spent = _spent(assignment, num_rounds, delta, sampling_rate, cohort_size)
+    return spent(float(noise_multiplier))
 
 
 @checked
@@ -72,8 +79,11 @@ def noise_for(
     num_rounds: Count,
     delta: Fraction,
     sampling_rate: float = 1.0,
+    cohort_size: Count | None = None,
 ) -> float:
-    """Returns the least noise multiplier with which clients have an epsilon, but at least 0.1.
+    """Returns the least noise multiplier with which clients have an epsilon, to 1e-4.
+
+    Epsilons of hundreds have noise of 0.1, below which nothing is tried.
 
     The arguments are those of `epsilon`.
 
@@ -85,41 +95,55 @@ def noise_for(
       >>> round(noise_for(mfa_rand(100, 2), epsilon=4.377178, num_rounds=100, delta=1e-5), 2)
       10.0
     """
-    event, dp = _event_of(assignment, num_rounds, sampling_rate), _library()
-
-    def is_enough(noise_multiplier: float) -> bool:
-        spent = _accountant().compose(event(noise_multiplier)).get_epsilon(delta)
-        return bool(spent <= epsilon)
-
+    spent = _spent(assignment, num_rounds, delta, sampling_rate, cohort_size)
     # Begin where the rounds together have a sensitivity of one deviation, because distributions of
     # far less noise take much time and memory.
     most = max(_LEAST_NOISE, sampling_rate * math.sqrt(num_rounds))
-    while not is_enough(most):
+    while spent(most) > epsilon:
         most *= 2
     least = most / 2
-    while least > _LEAST_NOISE and is_enough(least):
+    while least > _LEAST_NOISE and spent(least) <= epsilon:
         least, most = least / 2, least
-    if least <= _LEAST_NOISE and is_enough(least):
+    if spent(least) <= epsilon:
         return least
-    bracket = dp.ExplicitBracketInterval(least, most)
-    return float(dp.calibrate_dp_mechanism(_accountant, event, float(epsilon), delta, bracket))
+    found = brentq(lambda z: spent(z) - epsilon, least, most, xtol=1e-4)
+    return float(found) if spent(found) <= epsilon else float(found) + 1e-4
 
 
-def _event_of(
-    assignment: Assignment, num_rounds: int, sampling_rate: float
-) -> Callable[[float], Any]:
-    """Returns the mechanism of all rounds, as a function of the noise multiplier."""
+def _spent(
+    assignment: Assignment,
+    num_rounds: int,
+    delta: float,
+    sampling_rate: float,
+    cohort_size: int | None,
+) -> Callable[[float], float]:
+    """Returns the epsilon of all rounds as a function of the noise multiplier."""
+    num_clients = check_assignment(assignment).num_clients
     if not 0 < sampling_rate <= 1:
         raise ValueError(f"sampling_rate is {sampling_rate:g}; it must be positive and at most 1")
-    dp, most = _library(), _most_models(check_assignment(assignment))
+    if cohort_size is not None and (sampling_rate < 1 or cohort_size > num_clients):
+        raise ValueError(
+            f"cohort_size is {cohort_size}; give at most num_clients = {num_clients}, and no "
+            "sampling_rate"
+        )
+    dp, most = _library(), _most_models(assignment)
 
-    def event(noise_multiplier: float) -> Any:
-        one = dp.GaussianDpEvent(noise_multiplier / math.sqrt(most))
-        if sampling_rate < 1:
-            one = dp.PoissonSampledDpEvent(sampling_rate, one)
-        return dp.SelfComposedDpEvent(one, num_rounds)
+    def spent(noise_multiplier: float) -> float:
+        z = noise_multiplier / math.sqrt(most)
+        if cohort_size is not None:
+            # Renyi accounting takes noise over sensitivity, and a replacement moves a sum by 2 C.
+            one = dp.SampledWithoutReplacementDpEvent(
+                num_clients, cohort_size, dp.GaussianDpEvent(z / 2)
+            )
+            accountant = _renyi()
+        else:
+            one, accountant = dp.GaussianDpEvent(z), _distributions()
+            if sampling_rate < 1:
+                one = dp.PoissonSampledDpEvent(sampling_rate, one)
+        event = dp.SelfComposedDpEvent(one, num_rounds)
+        return float(accountant.compose(event).get_epsilon(delta))
 
-    return event
+    return spent
 
 
 def _most_models(assignment: Assignment) -> int:
@@ -156,11 +180,17 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def _accountant() -> Any:
-    _library()
+def _distributions() -> Any:
     from dp_accounting.pld import PLDAccountant
 
     return PLDAccountant()
+
+
+def _renyi() -> Any:
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.rdp import RdpAccountant
+
+    return RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 def _library() -> Any:

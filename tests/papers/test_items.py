@@ -57,7 +57,7 @@ def sources():
 
 def test_ids_are_unique_and_in_order():
     """Paper by paper, theory after a paper's own; numbers in an id count as numbers."""
-    own = ("multi_attributes", "multi_compare", "multi_maxfl", "private_curve")
+    own = ("compression_curve", "multi_attributes", "multi_compare", "multi_maxfl", "private_curve")
     papers = ("bhuyan2022", "cho2022", "pawlik2020", *own)
 
     def place(name):
@@ -79,7 +79,9 @@ def test_every_figure_and_table_that_is_reproduced_is_there():
     theory = ("gain", "mfa-rand", "mfa-rr", "mfa-growing", "remarks", "maxfl", "cohort-noise")
     wanted |= {f"theory-{name}" for name in (*theory, "cohorts")}
     ours = {"maxfl-demand", "maxfl-flips", "maxfl-weights"}
-    ours |= {"private-curve"} | {f"multi-{name}" for name in ("attributes", "compare", "maxfl")}
+    ours |= {"compression-curve", "private-curve"} | {
+        f"multi-{name}" for name in ("attributes", "compare", "maxfl")
+    }
     assert wanted | ours <= set(ITEMS)
 
 

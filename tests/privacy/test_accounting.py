@@ -29,6 +29,15 @@ def test_epsilon_is_that_of_the_reference(z, q, rounds, delta, expected):
     assert epsilon(POOL, **how) == pytest.approx(expected, rel=2e-3)
 
 
+def test_cohorts_of_a_fixed_size_are_those_of_the_reference():
+    """A replacement moves a sum by 2 C, so that z = 2.2 here is an event of 1.1."""
+    how = {"noise_multiplier": 2.2, "num_rounds": 200, "delta": 1e-5}
+    pool = mfa_rand(1000, 2, cohort_size=50)
+    found = epsilon(pool, **how, cohort_size=50)
+    assert found == pytest.approx(8.35851, rel=1e-3)
+    assert found < epsilon(pool, **how)
+
+
 def delta_of(eps, mu):
     """Of a Gaussian mechanism with sensitivity over deviation mu."""
     return norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu)
@@ -78,7 +87,16 @@ def test_what_is_not_covered_is_told(strategy, message):
         epsilon(strategy, noise_multiplier=1.0, num_rounds=10, delta=1e-5)
 
 
-@pytest.mark.parametrize("change", [{"delta": 0.0}, {"sampling_rate": 1.5}, {"num_rounds": 0}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"delta": 0.0},
+        {"sampling_rate": 1.5},
+        {"num_rounds": 0},
+        {"cohort_size": 101},
+        {"cohort_size": 50, "sampling_rate": 0.5},
+    ],
+)
 def test_wrong_numbers_are_refused(change):
     given = {"noise_multiplier": 1.0, "num_rounds": 10, "delta": 1e-5} | change
     with pytest.raises(ValueError, match=f"{next(iter(change))} is"):
