@@ -44,6 +44,7 @@ __all__ = [
     "Params",
     "Round",
     "RoundTask",
+    "Sampling",
     "Scalar",
     "ServerContext",
     "ServerFn",
@@ -492,6 +493,24 @@ class ObserveFn(Protocol):
         """
 
 
+class Sampling(NamedTuple):
+    """Law by which clients take part, of an assignment that does not depend on their data.
+
+    Accounting for privacy needs it.
+
+    Attributes:
+      most_models: the most models that a client trains in a round.
+      rate: a client takes part in a round with at most this probability, independently of others
+        and of other rounds; 1 is right for every law.
+      cohort_size: the clients that take part are at most so many, a uniform set that is drawn anew
+        in every round; None if they are not.
+    """
+
+    most_models: int
+    rate: float = 1.0
+    cohort_size: int | None = None
+
+
 class Assignment(NamedTuple):
     """Strategy that chooses which clients train which models.
 
@@ -503,6 +522,8 @@ class Assignment(NamedTuple):
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded together
         with the tasks' metrics; None has none.
+      sampling: the law of participation; None if it is unknown or depends on data.
+      num_wrappers: of this assignment, each of which draws with a key of its own.
     """
 
     num_clients: int
@@ -511,6 +532,8 @@ class Assignment(NamedTuple):
     assign: AssignFn
     observe: ObserveFn | None = None
     metrics: Callable[[Any], Metrics] | None = None
+    sampling: Sampling | None = None
+    num_wrappers: int = 0
 
 
 @jax.tree_util.register_dataclass
@@ -524,7 +547,8 @@ class Trace:
       round: ``int32[records]``, rounds done.
       metrics: the task's metrics by name, each ``float[records, models]`` or, if it is an array
         for each model, ``float[records, models, ...]``.
-      client_updates: ``int32[records, models]``, local trainings since the record before.
+      client_updates: ``int32[records, models]``, local trainings of participants since the record
+        before. Clients that do not take part are not counted, but their gradients are.
       gradients: ``int32[records, models]``, gradients computed since the record before. In either
         count, -1 marks a number that does not fit 32 bits.
       idle_rounds: ``int32[records, models]``, rounds since the record before in which the model had

@@ -67,8 +67,9 @@ def top_k(share: SomeShare) -> Compressor:
         del rng_key
         return jnp.where(_largest(jnp.abs(vector), _number(share, vector.size)), vector, 0)
 
+    # Count in floats, because the bits of large models exceed 32-bit numbers.
     return Compressor(
-        compress, lambda d: _number(share, d) * (_BITS + math.ceil(math.log2(max(d, 2))))
+        compress, lambda d: float(_BITS + math.ceil(math.log2(max(d, 2)))) * _number(share, d)
     )
 
 
@@ -95,7 +96,7 @@ def random_k(share: SomeShare) -> Compressor:
         lots = jax.random.bits(rng_key, vector.shape, jnp.uint32)
         return jnp.where(_largest(lots, k), vector * (vector.size / k).astype(vector.dtype), 0)
 
-    return Compressor(compress, lambda d: _BITS * _number(share, d) + _BITS)
+    return Compressor(compress, lambda d: float(_BITS) * _number(share, d) + _BITS)
 
 
 @checked
@@ -196,6 +197,12 @@ def compressed(
     """
     check_algorithm(algorithm)
     check_instance("compressor", compressor, Compressor, "give one, such as top_k(0.01)")
+    for name in ("private", "compressed"):
+        if is_made_by(algorithm, name):
+            raise ValueError(
+                f"compressed is around {name}; compress once, and inside: "
+                "private(compressed(algorithm, compressor), ...)"
+            )
 
     def init(task: Task, params: Params) -> tuple[ServerState, Feedback]:
         server, state = algorithm.init(task, params)
@@ -214,7 +221,8 @@ def compressed(
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
         is_active = jnp.asarray(context.takes_part) & (weight > 0)
         kept = jnp.where(is_active, vector - message, client_state.error) if error_feedback else ()
-        update = jax.tree.map(lambda x: x * weight.astype(x.dtype), unravel(message))
+        factor = jnp.where(is_active, weight, 0)  # some methods give clients that are away a weight
+        update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
         return sent._replace(update=update, weight=weight), Feedback(state, kept)
 
     def metrics(task: Task, params: Params, server_state: ServerState) -> Metrics:
@@ -225,6 +233,11 @@ def compressed(
         return own | {"message_bits": jnp.asarray(compressor.bits(size), float)}
 
     return algorithm._replace(init=init, client=client, metrics=metrics)
+
+
+def is_made_by(algorithm: Algorithm, name: str) -> bool:
+    """Returns whether the function of this name made an algorithm, such as a wrapper."""
+    return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
 
 
 def message_like(

@@ -95,7 +95,7 @@ def _in_rounds(stacks: list[Stack], assignment: Assignment, options: Options) ->
 
     @checks.tracing("the start of a run")
     def start(rng_key: PRNGKeyArray, params: Params | None) -> State:
-        models = start_models(rng_key, stacks, params)
+        models = start_models(rng_key, stacks_at(stacks, jnp.int32(0)), params)
         own = assignment.init(keys.assignment_key(keys.round_key(rng_key, 0)))
         return State(rng_key, jnp.asarray(0), models, own)
 

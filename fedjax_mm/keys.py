@@ -50,14 +50,17 @@ def delays_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
     return jax.random.fold_in(assignment_key, _DELAYS)
 
 
-def presence_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which clients are present or absent in a round."""
-    return jax.random.fold_in(assignment_key, _PRESENCE)
+def presence_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
+    """Returns the key by which clients are present or absent, for a wrapper around others."""
+    return jax.random.fold_in(jax.random.fold_in(assignment_key, _PRESENCE), num_wrappers)
 
 
-def losses_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
-    """Returns the key by which messages are lost in a round."""
-    return jax.random.fold_in(assignment_key, _LOSSES)
+def losses_key(assignment_key: PRNGKeyArray, num_wrappers: int) -> PRNGKeyArray:
+    """Returns the key by which messages are lost in a round, for a wrapper around others.
+
+    It serves as a round's key in `model_keys`.
+    """
+    return jax.random.fold_in(jax.random.fold_in(assignment_key, _LOSSES), num_wrappers)
 
 
 def processors_key(assignment_key: PRNGKeyArray) -> PRNGKeyArray:
@@ -102,6 +105,17 @@ def server_key(model_key: PRNGKeyArray) -> PRNGKeyArray:
 def step_key(rng_key: PRNGKeyArray, model: Int[Array, ""], number: Int[Array, ""]) -> PRNGKeyArray:
     """Returns the key of the draws of a model's step among arrivals, from that of the seed."""
     return server_key(jax.random.fold_in(round_key(rng_key, number), 1 + model))
+
+
+def slot_keys(
+    round_key: PRNGKeyArray,
+    clients: Int[Array, " slots"],
+    models: Int[Array, " slots"],
+    num_models: int,
+) -> PRNGKeyArray:
+    """Returns a key for each slot of a cohort, which depends on its client and its model alone."""
+    each = model_keys(round_key, jnp.arange(num_models, dtype=jnp.int32))
+    return jax.vmap(client_key)(each[models], jnp.maximum(clients, 0))
 
 
 def noise_key(client_key: PRNGKeyArray) -> PRNGKeyArray:

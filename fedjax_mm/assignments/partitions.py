@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from fedjax_mm import checks, keys
-from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Padded, Round, Sampling
 from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.shuffles import permutation
 
@@ -92,7 +92,9 @@ def mfa_rand(
             cohort = dataclasses.replace(cohort, scale=scale)
         return cohort, state
 
-    return Assignment(num_clients, most_models, no_state, assign)
+    most_of_a_client = int(min(most, most_models))
+    sampling = _sampling(num_clients, cohort_size)._replace(most_models=most_of_a_client)
+    return Assignment(num_clients, most_models, no_state, assign, sampling=sampling)
 
 
 @checked
@@ -152,7 +154,9 @@ def mfa_rr(
         rows = held.clients.reshape(number, -1)
         return Cohort.of_rows(rows[(jnp.arange(number) - turn) % number]), held
 
-    return Assignment(num_clients, most_models, init, assign)
+    # Within a frame the same clients take part again.
+    sampling = _sampling(num_clients, cohort_size if redraw == "round" else num_clients)
+    return Assignment(num_clients, most_models, init, assign, sampling=sampling)
 
 
 @checked
@@ -192,7 +196,7 @@ def fedcluster(num_clients: Count, num_clusters: Count) -> Assignment:
         order = lax.cond(visit == 0, lambda: permutation(rng_key, num_clusters), lambda: order)
         return Cohort.of_rows(clusters[order[visit]][None]), (clusters, order)
 
-    return Assignment(num_clients, 1, init, assign)
+    return Assignment(num_clients, 1, init, assign, sampling=Sampling(1))
 
 
 @checked
@@ -254,7 +258,13 @@ def sequential(
             return Cohort.of_rows(clients[None]), state
         return Cohort(clients, jnp.broadcast_to(turn, clients.shape)), state
 
-    return Assignment(num_clients, num_models, no_state, assign)
+    sampling = _sampling(num_clients, cohort_size or num_clients)
+    return Assignment(num_clients, num_models, no_state, assign, sampling=sampling)
+
+
+def _sampling(num_clients: int, cohort_size: int) -> Sampling:
+    """Returns the law of a uniform cohort that is drawn anew in every round."""
+    return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
 
 
 def draw_cohort(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
-from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Scalar
+from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Sampling, Scalar
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import (
     check_between,
@@ -161,17 +161,14 @@ def delays_of(
     delay: Delay, assignment_key: PRNGKeyArray, cohort: Cohort, num_models: int
 ) -> Float[Array, " slots"]:
     """Returns the delays of a round's local trainings, and 0 for padding."""
-    models = jnp.arange(num_models, dtype=jnp.int32)
-    model_keys = keys.model_keys(keys.delays_key(assignment_key), models)
 
     def of_job(key: PRNGKeyArray, model: Index, client: Index) -> Float[Array, ""]:
-        number = jnp.maximum(client, 0)
-        drawn = delay(keys.client_key(key, number), model, number)
         is_padding = (client < 0) | (model < 0)
-        return jnp.where(is_padding, 0.0, drawn)
+        return jnp.where(is_padding, 0.0, delay(key, model, jnp.maximum(client, 0)))
 
     model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
-    return jax.vmap(of_job)(model_keys[model], model, client)
+    each = keys.slot_keys(keys.delays_key(assignment_key), client, model, num_models)
+    return jax.vmap(of_job)(each, model, client)
 
 
 class OnClock(NamedTuple):
@@ -224,6 +221,10 @@ def on_clock(
     check_assignment(assignment)
     check_delay(delay, assignment.num_clients, assignment.num_models)
 
+    sampling = assignment.sampling
+    if sampling and (first is not None or deadline is not None):
+        sampling = Sampling(sampling.most_models)  # because clients wait for each other
+
     def init(rng_key: PRNGKeyArray) -> OnClock:
         return OnClock(assignment.init(rng_key), jnp.zeros((), float))
 
@@ -234,8 +235,8 @@ def on_clock(
         times = delays_of(delay, rng_key, cohort, assignment.num_models)
         model, client = jnp.asarray(cohort.models), jnp.asarray(cohort.clients)
         if first is not None:
-            is_there = (client >= 0) & (model >= 0)
-            is_among = _places(jnp.where(is_there, model, -1), times, client) < first
+            groups = jnp.where(cohort.participates(), model, -1)
+            is_among = (groups >= 0) & (_places(groups, times, client) < first)
             cohort = _taking_part(cohort, is_among)
             times = jnp.where(is_among, times, 0.0)  # nobody waits for the others
         if deadline is not None:
@@ -258,6 +259,7 @@ def on_clock(
         assign=assign,
         observe=observe if assignment.observe else None,
         metrics=metrics,
+        sampling=sampling,
     )
 
 

@@ -1,6 +1,7 @@
 """Laws of the clients' presence: who can be reached in a round, before anybody is chosen."""
 
 from collections.abc import Callable, Sequence
+from types import NoneType
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +27,14 @@ class Law(NamedTuple):
         round, the state and the number of clients.
       share: the share of all rounds in which a client is present, one number or one for each.
       num_clients: N, if the law is for so many clients only.
+      is_independent: whether presence is independent of that of others and of other rounds.
     """
 
     init: Callable[[PRNGKeyArray, int], Any]
     step: Callable[[PRNGKeyArray, Round, Any, int], tuple[Bool[Array, " clients"], Any]]
     share: Probability
     num_clients: int | None = None
+    is_independent: bool = False
 
 
 def bernoulli(probability: Probability) -> Law:
@@ -58,7 +61,7 @@ def bernoulli(probability: Probability) -> Law:
         del round
         return _draw(rng_key, probability, num_clients), state
 
-    return Law(_no_state, step, probability, number)
+    return Law(_no_state, step, probability, number, is_independent=True)
 
 
 def markov(comes: Probability, leaves: Probability) -> Law:
@@ -177,8 +180,7 @@ def timetable(
         _check_intervals(k, each, period)
         for i, (start, end) in enumerate(each):
             starts[k, i], ends[k, i] = start, end
-    lengths = np.array([sum(end - start for start, end in each) for each in intervals])
-    share = jnp.asarray(lengths / period) if period is not None else jnp.full(len(lengths), jnp.nan)
+    share = jnp.asarray(_share_of_rounds(starts, ends, period))
     table = jnp.asarray(starts, jnp.float32), jnp.asarray(ends, jnp.float32)
 
     def step(
@@ -235,9 +237,20 @@ def _draw(rng_key: PRNGKeyArray, p: Any, num_clients: int) -> Bool[Array, " clie
     return jax.random.uniform(rng_key, (num_clients,), jnp.float32) < p
 
 
+def _share_of_rounds(starts: np.ndarray, ends: np.ndarray, period: Any) -> np.ndarray:
+    """Returns the clients' shares of presence, or NaN if not all periods have the same rounds."""
+    if period is None or isinstance(period, jax.core.Tracer) or period != int(period):
+        return np.full(len(starts), np.nan)
+    now = np.arange(int(period))[:, None, None]
+    return np.mean(((starts <= now) & (now < ends)).any(2), axis=0)
+
+
 def _check_intervals(k: int, intervals: Any, period: Any) -> None:
-    last, limit = 0.0, np.inf if period is None else period
+    is_known = not isinstance(period, jax.core.Tracer | NoneType)
+    last, limit = 0.0, period if is_known else np.inf
     for interval in intervals:
+        if np.shape(interval) != (2,):
+            raise ValueError(f"intervals[{k}] has {described(interval)}; give pairs (start, end)")
         start, end = interval
         if not last <= start < end:
             raise ValueError(

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
 from fedjax_mm.availability.laws import Law, Probability, check_probability
-from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round
+from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Sampling
 from fedjax_mm.checked import checked
 from fedjax_mm.parts import check_assignment, check_instance
 
@@ -83,14 +83,16 @@ def available(
             "them with a period only; give one, or leave unbiased out"
         )
 
+    place = assignment.num_wrappers
+
     def init(rng_key: PRNGKeyArray) -> Present:
-        own = law.init(keys.presence_key(rng_key), num_clients)
+        own = law.init(keys.presence_key(rng_key, place), num_clients)
         return Present(assignment.init(rng_key), own, jnp.full((), jnp.nan, float))
 
     def assign(
         rng_key: PRNGKeyArray, round: Round, state: Present, look: Look
     ) -> tuple[Cohort, Present]:
-        draw_key, fill_key = jax.random.split(keys.presence_key(rng_key))
+        draw_key, fill_key = jax.random.split(keys.presence_key(rng_key, place))
         is_present, own = law.step(draw_key, round, state.law, num_clients)
         cohort, inner = ask(assignment, rng_key, round, state.state, look)
         if when_absent == "replace":
@@ -112,7 +114,24 @@ def available(
         return state._replace(state=assignment.observe(round, cohort, reports, state.state))
 
     observe_fn = observe if assignment.observe else None
-    return assignment._replace(init=init, assign=assign, observe=observe_fn, metrics=metrics)
+    return assignment._replace(
+        init=init,
+        assign=assign,
+        observe=observe_fn,
+        metrics=metrics,
+        sampling=_thinned(assignment.sampling, law, when_absent),
+        num_wrappers=place + 1,
+    )
+
+
+def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:
+    """Returns the law of participation of clients that may be absent."""
+    if sampling is None:
+        return None
+    is_poisson = law.is_independent and sampling.cohort_size is None and when_absent == "skip"
+    if is_poisson and not isinstance(law.share, jax.core.Tracer):
+        return sampling._replace(rate=sampling.rate * float(np.max(law.share)))
+    return Sampling(sampling.most_models)
 
 
 def _skipped(cohort: Cohort, is_present: Bool[Array, " clients"]) -> Cohort:
@@ -128,6 +147,11 @@ def _replaced(rng_key: PRNGKeyArray, cohort: Cohort, is_present: Bool[Array, " c
         raise ValueError(
             "when_absent is 'replace', but the assignment gives clients factors of their own, "
             "which another client must not have; take 'skip'"
+        )
+    if cohort.takes_part is not None:
+        raise ValueError(
+            "when_absent is 'replace', but clients are lost or late already, which another client "
+            "may not be; make them so outside, as in dropping(available(...))"
         )
     clients = jnp.asarray(cohort.clients)
     is_chosen = clients >= 0
@@ -191,10 +215,13 @@ def dropping(assignment: Assignment, probability: Probability) -> Assignment:
 
     def assign(rng_key: PRNGKeyArray, round: Round, state: Any, look: Look) -> tuple[Cohort, Any]:
         cohort, state = ask(assignment, rng_key, round, state, look)
-        lots = jax.random.uniform(keys.losses_key(rng_key), cohort.clients.shape, jnp.float32)
+        losses_key = keys.losses_key(rng_key, assignment.num_wrappers)
+        slots = jnp.asarray(cohort.clients), jnp.asarray(cohort.models)
+        each = keys.slot_keys(losses_key, *slots, assignment.num_models)
+        lots = jax.vmap(lambda key: jax.random.uniform(key, (), jnp.float32))(each)
         p = jnp.asarray(probability)
         own = p if p.ndim == 0 else p[jnp.maximum(jnp.asarray(cohort.clients), 0)]
         arrives = cohort.participates() & (lots >= own)
         return dataclasses.replace(cohort, takes_part=arrives), state
 
-    return assignment._replace(assign=assign)
+    return assignment._replace(assign=assign, num_wrappers=assignment.num_wrappers + 1)

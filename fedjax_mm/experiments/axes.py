@@ -292,6 +292,7 @@ def _can_join(key: str, here: Point) -> bool:
         and each.name in ("mfa_rand", "mfa_rr")
         and each.appealing is None
         and each.available is None
+        and getattr(each, "processors", 1) == 1
         for each in assigned
     )
 

@@ -1,20 +1,18 @@
 """Accounting for the privacy of clients over rounds and models, by the library dp-accounting."""
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
-import jax.numpy as jnp
+from jaxtyping import PRNGKeyArray
 from scipy.optimize import brentq
 
-from fedjax_mm.base import Assignment, Cohort, Look
+from fedjax_mm.base import Assignment, Look, Sampling
 from fedjax_mm.checked import Count, Fraction, Positive, checked
 from fedjax_mm.parts import check_assignment
 
-_TRIES = 4  # rounds in which the models of each client are counted
-_LEAST_NOISE = 0.2  # with less, epsilon means nothing
+_LEAST_NOISE, _MOST_NOISE = 0.2, 1e6  # with less, epsilon means nothing
 
 
 class UncoveredError(ValueError):
@@ -28,33 +26,30 @@ def epsilon(
     noise_multiplier: Positive,
     num_rounds: Count,
     delta: Fraction,
-    sampling_rate: float = 1.0,
-    cohort_size: Count | None = None,
+    neighbors: Literal["zero", "replace"] = "zero",
 ) -> float:
     """Returns the epsilon that clients have after some rounds of `private`, at a delta.
 
-    Neighbouring pools differ in one client, which is added or removed, and all models of all rounds
-    are published. One client that trains one model a round changes all sums together by at most C,
-    so that a round is *one* Gaussian mechanism of the noise multiplier z, regardless of the number
-    of models. A client that trains K models a round counts as one of ``z / sqrt(K)``. Rounds are
-    composed by the privacy loss distribution.
+    All models of all rounds are published. One client that trains one model a round changes all
+    sums together by at most C, so that a round is *one* Gaussian mechanism of the noise multiplier
+    z, regardless of the number of models. A client that trains K models a round counts as one of
+    ``z / sqrt(K)``. K and the sampling of clients are those of `Assignment.sampling`; without it, K
+    is the number of models, and every round counts in full.
 
     Args:
       assignment: the choice of clients and models, which must not depend on their data.
       noise_multiplier: z of `private`, equal for all models.
       num_rounds: T.
       delta: of (epsilon, delta).
-      sampling_rate: q, if each client takes part in each round independently with this probability,
-        as in ``available(strategy, bernoulli(q))`` around a strategy of all clients. 1 is right for
-        every assignment.
-      cohort_size: n, if in each round a uniform set of n clients takes part, drawn anew, as in
-        ``mfa_rand(N, M, cohort_size=n)``. Neighbouring pools then differ in the data of one
-        client, which moves a sum by 2 C, and rounds are composed by Renyi divergences, which are
-        looser; the result may exceed that without `cohort_size`.
+      neighbors: "zero": the contributions of one client are replaced by zeros, and the assignment
+        stays as it is. Sampling amplifies if clients take part independently, as in
+        ``available(full_participation(N), bernoulli(q))``. "replace": the data of one client are
+        replaced, which moves a sum by 2 C. Sampling amplifies if a uniform set of clients is drawn
+        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Rounds are composed by
+        privacy loss distributions, and those with such sets by Renyi divergences.
 
     Raises:
-      UncoveredError: if the assignment looks at losses, learns from reports, or gives clients
-        factors.
+      UncoveredError: if the assignment looks at losses, or learns from reports.
       ValueError: if a number is out of its range.
       ImportError: if dp-accounting is not installed.
 
@@ -67,8 +62,7 @@ def epsilon(
     Reference: McMahan et al. (2018); Meiser, Mohammadi, "Tight on Budget? Tight Bounds for r-Fold
     Approximate Differential Privacy" (2018).
     """
-    spent = _spent(assignment, num_rounds, delta, sampling_rate, cohort_size)
-    return spent(float(noise_multiplier))
+    return _spent(assignment, num_rounds, delta, neighbors)(float(noise_multiplier))
 
 
 @checked
@@ -78,29 +72,30 @@ def noise_for(
     epsilon: Positive,
     num_rounds: Count,
     delta: Fraction,
-    sampling_rate: float = 1.0,
-    cohort_size: Count | None = None,
+    neighbors: Literal["zero", "replace"] = "zero",
 ) -> float:
     """Returns the least noise multiplier with which clients have an epsilon, to 1e-4.
 
     Epsilons of hundreds have noise of 0.1, below which nothing is tried.
-
     The arguments are those of `epsilon`.
 
     Raises:
-      UncoveredError, ValueError, ImportError: as `epsilon`.
+      UncoveredError, ValueError, ImportError: as `epsilon`; also if no noise reaches it.
 
     Example:
       >>> from fedjax_mm import mfa_rand
       >>> round(noise_for(mfa_rand(100, 2), epsilon=4.377178, num_rounds=100, delta=1e-5), 2)
       10.0
     """
-    spent = _spent(assignment, num_rounds, delta, sampling_rate, cohort_size)
+    spent = _spent(assignment, num_rounds, delta, neighbors)
     # Begin where the rounds together have a sensitivity of one deviation, because distributions of
     # far less noise take much time and memory.
-    most = max(_LEAST_NOISE, sampling_rate * math.sqrt(num_rounds))
+    rate = assignment.sampling.rate if assignment.sampling else 1.0
+    most = max(_LEAST_NOISE, rate * math.sqrt(num_rounds))
     while spent(most) > epsilon:
         most *= 2
+        if most > _MOST_NOISE:
+            raise ValueError(f"no noise gives epsilon = {epsilon:g} at delta = {delta:g}")
     least = most / 2
     while least > _LEAST_NOISE and spent(least) <= epsilon:
         least, most = least / 2, least
@@ -111,43 +106,31 @@ def noise_for(
 
 
 def _spent(
-    assignment: Assignment,
-    num_rounds: int,
-    delta: float,
-    sampling_rate: float,
-    cohort_size: int | None,
+    assignment: Assignment, num_rounds: int, delta: float, neighbors: str
 ) -> Callable[[float], float]:
     """Returns the epsilon of all rounds as a function of the noise multiplier."""
-    num_clients = check_assignment(assignment).num_clients
-    if not 0 < sampling_rate <= 1:
-        raise ValueError(f"sampling_rate is {sampling_rate:g}; it must be positive and at most 1")
-    if cohort_size is not None and (sampling_rate < 1 or cohort_size > num_clients):
-        raise ValueError(
-            f"cohort_size is {cohort_size}; give at most num_clients = {num_clients}, and no "
-            "sampling_rate"
-        )
-    dp, most = _library(), _most_models(assignment)
+    dp, sampling = _library(), _sampling_of(check_assignment(assignment))
+    replaces = neighbors == "replace"
 
     def spent(noise_multiplier: float) -> float:
-        z = noise_multiplier / math.sqrt(most)
-        if cohort_size is not None:
+        z = noise_multiplier / math.sqrt(sampling.most_models)
+        one = dp.GaussianDpEvent(z)
+        accountant = _distributions(replaces)
+        if replaces and sampling.cohort_size is not None:
             # Renyi accounting takes noise over sensitivity, and a replacement moves a sum by 2 C.
-            one = dp.SampledWithoutReplacementDpEvent(
-                num_clients, cohort_size, dp.GaussianDpEvent(z / 2)
-            )
-            accountant = _renyi()
-        else:
-            one, accountant = dp.GaussianDpEvent(z), _distributions()
-            if sampling_rate < 1:
-                one = dp.PoissonSampledDpEvent(sampling_rate, one)
+            one, accountant = dp.GaussianDpEvent(z / 2), _renyi()
+            sizes = assignment.num_clients, sampling.cohort_size
+            one = dp.SampledWithoutReplacementDpEvent(*sizes, one)
+        elif not replaces and sampling.rate < 1:
+            one = dp.PoissonSampledDpEvent(sampling.rate, one)
         event = dp.SelfComposedDpEvent(one, num_rounds)
         return float(accountant.compose(event).get_epsilon(delta))
 
     return spent
 
 
-def _most_models(assignment: Assignment) -> int:
-    """Returns the most models that a client trains in a round, of an assignment without data.
+def _sampling_of(assignment: Assignment) -> Sampling:
+    """Returns the law of participation of an assignment without data.
 
     Raises:
       UncoveredError: if the assignment asks for data.
@@ -158,19 +141,12 @@ def _most_models(assignment: Assignment) -> int:
     def asked() -> NoReturn:
         _refuse("looks at the clients' losses or updates")
 
-    look = Look(*[lambda *_: asked()] * len(Look._fields))
-    most, state = 1, assignment.init(jax.random.key(0))
-    for t in range(1, 1 + _TRIES):
-        cohort, state = assignment.assign(jax.random.key(t), t, state, look)
-        if cohort.scale is not None:
-            _refuse("gives clients factors")
-        most = max(most, _repeats(cohort))
-    return most
+    def one_round(rng_key: PRNGKeyArray) -> Any:
+        look = Look(*[lambda *_: asked()] * len(Look._fields))
+        return assignment.assign(rng_key, 1, assignment.init(rng_key), look)
 
-
-def _repeats(cohort: Cohort) -> int:
-    clients = jnp.asarray(cohort.clients)[jnp.asarray(cohort.participates())].tolist()
-    return max(Counter(clients).values(), default=1)
+    jax.eval_shape(one_round, jax.random.key(0))
+    return assignment.sampling or Sampling(assignment.num_models)
 
 
 def _refuse(what: str) -> NoReturn:
@@ -180,10 +156,12 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-def _distributions() -> Any:
+def _distributions(replaces: bool) -> Any:
+    from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
-    return PLDAccountant()
+    one, other = NeighboringRelation.REPLACE_ONE, NeighboringRelation.ADD_OR_REMOVE_ONE
+    return PLDAccountant(neighboring_relation=one if replaces else other)
 
 
 def _renyi() -> Any:

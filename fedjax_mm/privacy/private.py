@@ -20,7 +20,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.checked import Fraction, NonNegative, Positive, check_argument, checked
-from fedjax_mm.compression import of_weight_one
+from fedjax_mm.compression import is_made_by, of_weight_one
 from fedjax_mm.parts import check_algorithm
 
 
@@ -32,9 +32,10 @@ class AdaptiveClip(NamedTuple):
     Attributes:
       quantile: gamma, the share of updates that are not clipped.
       rate: eta.
-      count_noise: s_b, the standard deviation of the noise on the number of these clients; a
-        twentieth of the clients of a round is usual. The pair of both releases has the noise
-        multiplier of `private`, so that it must exceed half of that.
+      count_noise: s_b, the standard deviation of the noise on the number of these clients, of
+        which half of the participants are subtracted; a twentieth of the clients of a round is
+        usual. The pair of both releases has the noise multiplier of `private`, so that it must
+        exceed half of that.
     """
 
     quantile: Fraction = 0.5
@@ -47,6 +48,16 @@ class Private(NamedTuple):
 
     state: ServerState
     clip: Float[Array, ""]
+
+
+class Hidden:
+    """The clients' states, as a private server sees them: it may not look."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(
+            "private: the server of this method reads the clients' states, which no noise covers; "
+            "take a method whose server divides the sum by the weights, such as fedavg"
+        )
 
 
 @checked
@@ -67,9 +78,10 @@ def private(
     accounts for the rounds.
 
     The server's step must divide the sum by the sum of the weights, as those of `fedavg`, `fedprox`
-    and `perfedavg` do. Wrap `compressed` inside, so that clipping comes last. Reports of losses to
-    assignments are not protected. JAX's generator is not cryptographic: take this to study privacy,
-    not to publish models of real people.
+    and `perfedavg` do, but not with ``server_scale="1/N"``. Wrap `compressed` inside, so that
+    clipping comes last. Reports of losses to assignments are not protected. An update that is not
+    finite counts as 0. JAX's generator is not cryptographic: take this to study privacy, not to
+    publish models of real people.
 
     Args:
       algorithm: the method whose updates are protected.
@@ -97,6 +109,8 @@ def private(
     Adaptive Clipping" (2021).
     """
     check_algorithm(algorithm)
+    if is_made_by(algorithm, "private"):
+        raise ValueError("private is around private; clip and add noise once")
     noise = noise_multiplier if adaptive is None else _noise_beside(noise_multiplier, adaptive)
 
     def init(task: Task, params: Params) -> tuple[Private, ClientState]:
@@ -110,11 +124,19 @@ def private(
         update, weight = of_weight_one(sent, context.params)
         norm = optax.tree.norm(update)
         factor = jnp.minimum(1, server_state.clip / jnp.where(norm > 0, norm, 1))
-        takes_part = (jnp.asarray(context.takes_part) & (weight > 0)).astype(weight.dtype)
-        clipped = jax.tree.map(lambda x: x * (factor * takes_part).astype(x.dtype), update)
-        is_small = (norm <= server_state.clip).astype(weight.dtype) * takes_part
-        message = clipped if adaptive is None else {"update": clipped, "is_small": is_small}
-        return sent._replace(update=message, weight=takes_part), state
+        is_there = jnp.asarray(context.takes_part) & (weight > 0)
+        # Send zeros in place of an update that is not finite, which no factor makes short.
+        is_sent = is_there & jnp.isfinite(norm)
+
+        def clipped(x: Array) -> Array:
+            return jnp.where(is_sent, x * factor.astype(x.dtype), jnp.zeros_like(x))
+
+        message = jax.tree.map(clipped, update)
+        if adaptive is not None:
+            # Centre the vote, so that a client changes the sum of votes by 1/2.
+            vote = jnp.where(is_sent & (norm <= server_state.clip), 0.5, -0.5)
+            message = {"update": message, "vote": jnp.where(is_there, vote, 0).astype(weight.dtype)}
+        return sent._replace(update=message, weight=is_there.astype(weight.dtype)), state
 
     def server(context: ServerContext) -> tuple[Params, Private]:
         state, old, update = context.server_state.state, context.server_state.clip, None
@@ -125,11 +147,13 @@ def private(
         total = context.total._replace(
             update=update, weight=jnp.asarray(clients_per_round, context.total.weight.dtype)
         )
-        params, state = algorithm.server(context._replace(server_state=state, total=total))
+        # Hide the clients' states, because the server would otherwise learn what no noise covers.
+        seen = context._replace(server_state=state, total=total, client_states=Hidden())
+        params, state = algorithm.server(seen)
         if adaptive is None:
             return params, Private(state, old)
         draw = jax.random.normal(count_key, (), jnp.float32)
-        share = (sent["is_small"] + adaptive.count_noise * draw) / clients_per_round
+        share = 0.5 + (sent["vote"] + adaptive.count_noise * draw) / clients_per_round
         new = old * jnp.exp(-adaptive.rate * (share - adaptive.quantile))
         return params, Private(state, new.astype(old.dtype))
 
@@ -173,7 +197,9 @@ def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
 
 
 def _beside(z: Any, s: Any) -> Any:
-    return z / jnp.sqrt(1 - (z / (2 * s)) ** 2)
+    # NaN, which marks the run, where the count's noise is too small for a traced z.
+    ratio = jnp.where(z > 0, z, 0) / jnp.where(s > 0, 2 * s, 1)
+    return jnp.where(z > 0, jnp.where(s > 0, z / jnp.sqrt(1 - ratio**2), jnp.nan), 0.0)
 
 
 def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:

@@ -27,10 +27,10 @@ class Times(NamedTuple):
     def share(self, round: Round) -> Float[Array, ""]:
         """Returns s(t), from 0 before the drift to 1 after it."""
         since = jnp.asarray(round, float) - self.start
-        if self.period is None:
-            return self._risen(since)
-        phase = since % self.period
-        moved = self._risen(phase) - self._risen(phase - self.period / 2)
+        phase = since if self.period is None else since % self.period
+        moved = self._risen(phase)
+        if self.period is not None:
+            moved = moved - self._risen(phase - self.period / 2)
         return jnp.where(since < 0, 0, moved)
 
     def _risen(self, since: Scalar) -> Float[Array, ""]:

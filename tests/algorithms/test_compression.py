@@ -19,6 +19,7 @@ from fedjax_mm import (
 )
 from fedjax_mm.availability import dropping
 from fedjax_mm.compression import compressed, qsgd, random_k, sign, top_k
+from fedjax_mm.privacy import private
 from fedjax_mm.tasks import quadratic
 from tests.helpers import Precise, Towards
 from tests.oracles import wrappers as oracle
@@ -98,6 +99,22 @@ def test_everything_is_the_vector():
 )
 def test_messages_have_so_many_bits(rule, bits):
     assert float(rule.bits(100)) == bits
+
+
+@pytest.mark.parametrize("rule", [top_k(1.0), random_k(1.0), qsgd(1), sign()])
+def test_bits_of_large_models_are_counted(rule):
+    assert float(rule.bits(200_000_000)) >= 2e8
+
+
+@pytest.mark.parametrize("name", ["private", "compressed"])
+def test_compression_comes_once_and_first(name):
+    plain = fedavg(0.1, local_steps=1)
+    inner = {
+        "private": private(plain, clip=1.0, noise_multiplier=0.1, clients_per_round=3),
+        "compressed": compressed(plain, sign()),
+    }
+    with pytest.raises(ValueError, match=f"compressed is around {name}; compress once"):
+        compressed(inner[name], sign())
 
 
 # Runs

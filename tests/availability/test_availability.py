@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_mm import (
     advance,
+    ditto,
     fedavg,
     full_participation,
     init,
@@ -28,7 +29,7 @@ from fedjax_mm.availability import (
     share_of_examples,
     timetable,
 )
-from fedjax_mm.base import Assignment, Cohort, Look
+from fedjax_mm.base import Assignment, Cohort, Look, Padded
 from tests.helpers import Measured, Precise, Towards
 from tests.oracles import wrappers as oracle
 
@@ -167,7 +168,7 @@ def test_absent_clients_are_replaced():
 
 def _draw_key(t):
     one = keys.assignment_key(keys.round_key(KEY, t))
-    return jax.random.split(keys.presence_key(one))[0]
+    return jax.random.split(keys.presence_key(one, 0))[0]
 
 
 def test_nobody_is_there():
@@ -344,3 +345,64 @@ def test_rounds_go_on_without_late_clients(first, deadline):
     _, trace = simulate(KEY, task, algorithm, clock, ROUNDS)
     assert trace.metrics["time"][-1, 0] == pytest.approx(time)
     np.testing.assert_array_equal(trace.gradients.sum(), ROUNDS * 9)
+
+
+# Together
+
+
+def test_two_wrappers_of_a_kind_draw_apart():
+    twice = available(available(full_participation(200), bernoulli(0.5)), bernoulli(0.5))
+    share = np.mean(np.asarray(cohorts(twice).clients) >= 0)
+    close(share, 0.25, np.sqrt(0.25 * 0.75 / (200 * ROUNDS)))
+    twice = dropping(dropping(full_participation(200), 0.5), 0.5)
+    share = np.mean(np.asarray(cohorts(twice).takes_part))
+    close(share, 0.25, np.sqrt(0.25 * 0.75 / (200 * ROUNDS)))
+
+
+def test_lost_messages_are_not_among_the_first():
+    lost = jnp.array([1.0] * 6 + [0.0] * 6)
+    clock = on_clock(dropping(full_participation(N), lost), delay, first=6)
+    np.testing.assert_array_equal(cohorts(clock).takes_part, [[False] * 6 + [True] * 6] * ROUNDS)
+
+
+def test_losses_do_not_depend_on_room_for_more_models():
+    one, padded = (dropping(mfa_rand(7, m), 0.5) for m in (3, Padded(5, 3)))
+
+    def lost(assignment):
+        found = cohorts(assignment)
+        models = models_of(found)
+        rows = [(found.clients, models, found.takes_part)]
+        return [
+            {
+                (int(k), int(m)): bool(p)
+                for k, m, p in zip(*(np.asarray(x)[t] for x in row), strict=True)
+                if k >= 0
+            }
+            for row in rows
+            for t in range(ROUNDS)
+        ]
+
+    assert lost(one) == lost(padded)
+
+
+def test_shares_of_a_timetable_are_of_whole_rounds():
+    law = timetable([[(0, 0.5)], [(0.5, 1)], [(0.5, 2.5)]], period=3)
+    there = presence(law, 30, 3)
+    np.testing.assert_allclose(law.share, there.mean(0), rtol=1e-6)
+    assert np.isnan(timetable([[(0, 0.5)]], period=1.5).share).all()
+
+
+def test_lost_personal_models_stay():
+    task = Towards(jnp.ones((N, 3)))
+    strategy = dropping(full_participation(N), jnp.array([1.0] + [0.0] * (N - 1)))
+    algorithm = ditto(local_sgd(0.1, steps=1), lam=0.5)
+    state, _ = simulate(KEY, task, algorithm, strategy, 3)
+    start = init(KEY, task, algorithm, strategy)
+    moved = abs(state.models[0].clients["w"] - start.models[0].clients["w"])[0].sum(1) > 0
+    np.testing.assert_array_equal(moved, [False] + [True] * (N - 1))
+
+
+def test_a_late_clients_place_is_not_given_away():
+    late = on_clock(mfa_rand(N, 2), delay, deadline=1.5)
+    with pytest.raises(ValueError, match="make them so outside, as in dropping"):
+        cohorts(available(late, bernoulli(0.5), when_absent="replace"))

@@ -7,8 +7,16 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedjax_mm import bandit, full_participation, mfa_rand, mfa_rr, variance_reduced
-from fedjax_mm.availability import available, bernoulli
+from fedjax_mm import (
+    appealing,
+    bandit,
+    full_participation,
+    mfa_rand,
+    mfa_rr,
+    variance_reduced,
+)
+from fedjax_mm.asynchrony import on_clock, shifted_exponential
+from fedjax_mm.availability import available, bernoulli, cyclic, dropping, markov
 from fedjax_mm.base import Assignment, Cohort
 from fedjax_mm.privacy import UncoveredError, epsilon, noise_for
 
@@ -25,17 +33,25 @@ POOL = mfa_rand(100, 2)
     ],
 )
 def test_epsilon_is_that_of_the_reference(z, q, rounds, delta, expected):
-    how = {"noise_multiplier": z, "num_rounds": rounds, "delta": delta, "sampling_rate": q}
-    assert epsilon(POOL, **how) == pytest.approx(expected, rel=2e-3)
+    how = {"noise_multiplier": z, "num_rounds": rounds, "delta": delta}
+    pool = POOL if q == 1 else available(full_participation(100), bernoulli(q))
+    assert epsilon(pool, **how) == pytest.approx(expected, rel=2e-3)
 
 
 def test_cohorts_of_a_fixed_size_are_those_of_the_reference():
     """A replacement moves a sum by 2 C, so that z = 2.2 here is an event of 1.1."""
     how = {"noise_multiplier": 2.2, "num_rounds": 200, "delta": 1e-5}
     pool = mfa_rand(1000, 2, cohort_size=50)
-    found = epsilon(pool, **how, cohort_size=50)
+    found = epsilon(pool, **how, neighbors="replace")
     assert found == pytest.approx(8.35851, rel=1e-3)
-    assert found < epsilon(pool, **how)
+    assert found < epsilon(mfa_rand(1000, 2), **how, neighbors="replace")
+
+
+def test_a_replacement_moves_a_sum_twice_as_far():
+    """Of all clients: 10 mechanisms of z / 2."""
+    how = {"num_rounds": 10, "delta": 1e-5}
+    found = epsilon(POOL, noise_multiplier=8.0, neighbors="replace", **how)
+    assert found == pytest.approx(epsilon(POOL, noise_multiplier=4.0, **how), rel=2e-3)
 
 
 def delta_of(eps, mu):
@@ -53,25 +69,47 @@ def test_epsilon_is_that_of_the_closed_form(z, rounds):
     assert back == pytest.approx(z, rel=1e-3)
 
 
+HOW = {"noise_multiplier": 8.0, "num_rounds": 10, "delta": 1e-5}
+
+
 def test_the_number_of_models_costs_nothing_but_models_of_one_client_do():
     """All models in a round are one Gaussian; K models of a client are one of z / sqrt(K)."""
-    how = {"num_rounds": 10, "delta": 1e-5}
     one, many = mfa_rand(100, 1), mfa_rr(100, 20)
-    each = [epsilon(strategy, noise_multiplier=4.0, **how) for strategy in (one, many)]
-    assert each[0] == each[1]
+    assert epsilon(one, **HOW) == epsilon(many, **HOW)
+    halved = epsilon(one, **HOW | {"noise_multiplier": 4.0})
     clients = np.tile(np.arange(6, dtype=np.int32), (4, 1))
-    all_models = Assignment(
+    unknown = Assignment(
         6, 4, lambda key: (), lambda key, t, state, look: (Cohort.of_rows(clients), state)
     )
-    four = epsilon(all_models, noise_multiplier=8.0, **how)
-    assert four == pytest.approx(each[0], rel=1e-6)
+    rare = [1] * 999 + [4]  # few clients are drawn
+    for strategy in (
+        unknown,
+        mfa_rand(1000, 8, cohort_size=16, processors=rare),
+        dropping(available(mfa_rand(1000, 8, processors=rare), bernoulli(1.0)), 0.97),
+        on_clock(mfa_rand(6, 4, processors=4), shifted_exponential(6), first=1),
+    ):
+        assert epsilon(strategy, **HOW) == pytest.approx(halved, rel=1e-6)
 
 
-def test_absence_is_no_amplification_unless_it_is_told():
-    strategy = available(full_participation(100), bernoulli(0.1))
-    how = {"noise_multiplier": 3.0, "num_rounds": 512, "delta": 1e-6}
-    assert epsilon(strategy, **how, sampling_rate=0.1) == pytest.approx(3.76969, rel=2e-3)
-    assert epsilon(strategy, **how) > 30
+def test_presence_amplifies_if_it_is_independent():
+    """Of all clients; with unequal probabilities as the largest; other laws do not."""
+    everyone, full = full_participation(100), epsilon(full_participation(100), **HOW)
+    rare = epsilon(available(everyone, bernoulli(0.1)), **HOW)
+    assert rare < 0.2 * full
+    unequal = bernoulli(np.linspace(0.01, 0.1, 100))
+    assert epsilon(available(everyone, unequal), **HOW) == pytest.approx(rare)
+    twice = available(available(everyone, bernoulli(0.5)), bernoulli(0.2))
+    assert epsilon(twice, **HOW) == pytest.approx(rare)
+    assert epsilon(dropping(available(everyone, bernoulli(0.1)), 0.5), **HOW) == rare
+    for strategy in (
+        available(everyone, markov(0.1, 0.9)),
+        available(everyone, cyclic(10)),
+        available(mfa_rand(100, 2, cohort_size=50), bernoulli(0.1)),
+        available(mfa_rand(100, 2), bernoulli(0.1), when_absent="replace"),
+        on_clock(available(everyone, bernoulli(0.1)), shifted_exponential(100), deadline=9.0),
+        mfa_rr(100, 2, cohort_size=50),
+    ):
+        assert epsilon(strategy, **HOW) == full
 
 
 @pytest.mark.parametrize(
@@ -79,7 +117,7 @@ def test_absence_is_no_amplification_unless_it_is_told():
     [
         (variance_reduced(6, 2, expected_trainings=3), "looks at the clients' losses"),
         (bandit(6, 2, cohort_size=4), "epsilon is infinite: the assignment"),
-        (mfa_rand(6, 2, unbiased=True), "gives clients factors"),
+        (appealing(full_participation(6), cohort_size=2), "looks at the clients' losses"),
     ],
 )
 def test_what_is_not_covered_is_told(strategy, message):
@@ -91,10 +129,9 @@ def test_what_is_not_covered_is_told(strategy, message):
     "change",
     [
         {"delta": 0.0},
-        {"sampling_rate": 1.5},
         {"num_rounds": 0},
-        {"cohort_size": 101},
-        {"cohort_size": 50, "sampling_rate": 0.5},
+        {"noise_multiplier": 0.0},
+        {"neighbors": "all"},
     ],
 )
 def test_wrong_numbers_are_refused(change):

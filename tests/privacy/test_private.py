@@ -12,8 +12,10 @@ from fedjax_mm import (
     local_sgd,
     mfa_rand,
     mfa_rr,
+    mifa,
     scaffold,
     simulate,
+    stalevr,
 )
 from fedjax_mm.availability import available, bernoulli, dropping
 from fedjax_mm.base import ClientContext
@@ -180,6 +182,52 @@ def test_clients_one_by_one_and_models_of_another_structure(client_map):
         for each in ("vmap", client_map)
     ]
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5), *runs)
+
+
+def test_an_update_that_is_not_finite_is_no_update():
+    targets = TARGETS.copy()
+    targets[2], targets[5] = np.inf, np.nan
+    task = Precise(jnp.asarray(targets), DIM)
+    algorithm = private(fed(), clip=2.0, noise_multiplier=0.0, clients_per_round=N)
+    state, _ = simulate(KEY, task, algorithm, full_participation(N), 1)
+    groups = [[k for k in range(N) if k not in (2, 5)]]
+
+    def message(client, update):
+        return oracle.clipped(update, 2.0)
+
+    _, model = oracle.fedavg(np.ones(DIM), targets, 0.3, 2, groups, message, divisor=N)
+    np.testing.assert_allclose(state.models[0].params["w"][0], model, rtol=1e-5)
+
+
+def test_a_client_moves_the_votes_by_a_half():
+    """As the accounting of adaptive clipping supposes, whether it is clipped or not."""
+    task, params = Towards(jnp.asarray(TARGETS, jnp.float32), DIM), {"w": jnp.ones(DIM)}
+    algorithm = private(
+        fed(),
+        clip=2.0,
+        noise_multiplier=0.1,
+        clients_per_round=4,
+        adaptive=AdaptiveClip(count_noise=1.0),
+    )
+    server, own = algorithm.init(task, params)
+
+    def vote(client, takes_part):
+        context = ClientContext(KEY, 1, task, client, params, takes_part=takes_part)
+        context = context._replace(scale=jnp.where(takes_part, 1.0, 0.0))
+        return algorithm.client(context, server, own)[0].update["vote"]
+
+    votes = jax.jit(jax.vmap(vote, (0, None)))
+    assert set(np.asarray(votes(jnp.arange(N), True))) == {-0.5, 0.5}
+    assert not votes(jnp.arange(N), False).any()
+
+
+@pytest.mark.parametrize("method", [mifa, stalevr])
+def test_servers_that_read_the_clients_states_are_refused(method):
+    algorithm = private(
+        method(local_sgd(0.1, steps=1)), clip=1.0, noise_multiplier=0.3, clients_per_round=4
+    )
+    with pytest.raises(ValueError, match="private: the server of this method reads the clients'"):
+        simulate(KEY, Towards(jnp.ones((N, 3))), algorithm, mfa_rand(N, 2, unbiased=True), 1)
 
 
 def test_factors_of_an_assignment_are_ignored():
