@@ -58,11 +58,13 @@ REFERENCE = {
         ("simulate", "engine", "asynchrony", "record"),
         ("fedjax_mm.keys",),
     ),
-    "assignments": Area("Assignments", "Who trains what.", ("assignments",)),
+    "assignments": Area(
+        "Assignments", "Who trains what, and who is there.", ("assignments", "availability")
+    ),
     "algorithms": Area(
         "Algorithms",
         "Contributions of clients, and server steps on their sum.",
-        ("algorithms", "local", "schedules", "shuffles", "sums"),
+        ("algorithms", "compression", "local", "privacy", "schedules", "shuffles", "sums"),
         ("fedjax_mm.local", "fedjax_mm.shuffles"),
     ),
     "tasks": Area(
@@ -114,8 +116,8 @@ NAMESPACES = (
     *(
         f"fedjax_mm.{name}"
         for name in (
-            *("asynchrony", "data", "tasks", "theory", "metrics", "plots", "schedules", "sweeps"),
-            "base",
+            *("asynchrony", "availability", "compression", "data", "privacy", "tasks", "theory"),
+            *("metrics", "plots", "schedules", "sweeps", "base"),
         )
     ),
 )

@@ -26,6 +26,8 @@ from fedjax_mm.checked import TracedCount, checked
 from fedjax_mm.parts import check_algorithm, check_instance
 from fedjax_mm.sums import dense_update
 
+__all__ = ["Compressor", "compressed", "qsgd", "random_k", "sign", "top_k"]
+
 _BITS = 32  # of a number
 
 SomeShare = Annotated[Scalar, Interval(gt=0, le=1)]

@@ -44,7 +44,7 @@ from fedjax_mm.experiments.fields import (
 )
 from fedjax_mm.experiments.optimizers import OptimizingClients, OptimizingServer, Rate, rate_of
 from fedjax_mm.local import LocalSGD, local_sgd
-from fedjax_mm.privacy.private import AdaptiveClip, private
+from fedjax_mm.privacy.mechanism import AdaptiveClip, private
 from fedjax_mm.tasks.quadratic import Quadratic
 from fedjax_mm.tasks.requirements import OwnModels, Tuning, own_models, requiring
 

@@ -24,7 +24,7 @@ from fedjax_mm.papers.rulings import check, estimate, more
 from fedjax_mm.papers.schema import Check, Table
 from fedjax_mm.papers.tables import cells, columns, rows
 from fedjax_mm.privacy.accounting import epsilon
-from fedjax_mm.privacy.private import private
+from fedjax_mm.privacy.mechanism import private
 from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.sweep import sweep

@@ -1,6 +1,6 @@
 # The package loads each of these names when it is first used: `__init__.py` reads this file.
 
 from .accounting import UncoveredError, epsilon, noise_for
-from .private import AdaptiveClip, private
+from .mechanism import AdaptiveClip, private
 
 __all__ = ["AdaptiveClip", "UncoveredError", "epsilon", "noise_for", "private"]
