@@ -96,7 +96,12 @@ def show_last(dataset: xr.Dataset) -> None:
     mean, error = _last(dataset, metrics)
     title = f"After {dataset['round'].values[-1]:,} rounds, means over models and seeds"
     if "ended" in dataset:
-        title = "In the round that met the target, or else the last, means over models and seeds"
+        is_over = dataset.ended >= 0
+        where = f", {float(dataset.ended.where(is_over).mean()):.1f} on average" * bool(
+            is_over.any()
+        )
+        say(f"stopped at the target: {int(is_over.sum()):,} of {is_over.size:,} runs{where}")
+        title = "In the round that stopped the run, or else the last, means over models and seeds"
     axes = [str(dim) for dim in mean.sizes]
     points = [at for at, _ in places(mean, *axes)]
     digits = 6 if axes == ["algorithm"] else 4

@@ -45,7 +45,8 @@ def epsilon(
         stays as it is. Sampling amplifies if clients take part independently, as in
         ``available(full_participation(N), bernoulli(q))``. "replace": the data of one client are
         replaced, which moves a sum by 2 C. Sampling amplifies if a uniform set of clients is drawn
-        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Rounds are composed by
+        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds are
+        not to be compared. Rounds are composed by
         privacy loss distributions, and those with such sets by Renyi divergences.
 
     Raises:
@@ -112,19 +113,22 @@ def _spent(
     dp, sampling = _library(), _sampling_of(check_assignment(assignment))
     replaces = neighbors == "replace"
 
+    def of_rounds(accountant: Any, one: Any) -> float:
+        return float(accountant.compose(dp.SelfComposedDpEvent(one, num_rounds)).get_epsilon(delta))
+
     def spent(noise_multiplier: float) -> float:
         z = noise_multiplier / math.sqrt(sampling.most_models)
         one = dp.GaussianDpEvent(z)
-        accountant = _distributions(replaces)
-        if replaces and sampling.cohort_size is not None:
-            # Renyi accounting takes noise over sensitivity, and a replacement moves a sum by 2 C.
-            one, accountant = dp.GaussianDpEvent(z / 2), _renyi()
-            sizes = assignment.num_clients, sampling.cohort_size
-            one = dp.SampledWithoutReplacementDpEvent(*sizes, one)
-        elif not replaces and sampling.rate < 1:
+        if not replaces and sampling.rate < 1:
             one = dp.PoissonSampledDpEvent(sampling.rate, one)
-        event = dp.SelfComposedDpEvent(one, num_rounds)
-        return float(accountant.compose(event).get_epsilon(delta))
+        found = of_rounds(_distributions(replaces), one)
+        if not replaces or sampling.cohort_size is None:
+            return found
+        # Renyi accounting takes noise over sensitivity, and a replacement moves a sum by 2 C. It is
+        # so loose that with little noise the epsilon without sampling is smaller.
+        sizes = assignment.num_clients, sampling.cohort_size
+        sampled = dp.SampledWithoutReplacementDpEvent(*sizes, dp.GaussianDpEvent(z / 2))
+        return min(found, of_rounds(_renyi(), sampled))
 
     return spent
 

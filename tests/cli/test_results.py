@@ -136,7 +136,8 @@ def test_show_takes_the_round_that_met_the_target(capsys):
     ended = (("algorithm", "learning_rate", "seed"), np.array([[[0, 0, 0], [-1] * 3]] * 2))
     results.show_last(dataset(ended=ended))
     out = " ".join(capsys.readouterr().out.split())
-    assert "In the round that met the target, or else the last" in out
+    assert "In the round that stopped the run, or else the last" in out
+    assert "stopped at the target: 6 of 12 runs, in round 0.0 on average" in out
     assert "│ A │ 0.1 │ 0.045 ± 0.023 │" in out
     assert "│ A │ 0.2 │ 0.185 ± 0.023 │" in out
 
