@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import xarray as xr
 
 from fedjax_mm.cli.terminal import console, say, show_table, shown_progress
@@ -96,11 +97,7 @@ def show_last(dataset: xr.Dataset) -> None:
     mean, error = _last(dataset, metrics)
     title = f"After {dataset['round'].values[-1]:,} rounds, means over models and seeds"
     if "ended" in dataset:
-        is_over = dataset.ended >= 0
-        where = f", {float(dataset.ended.where(is_over).mean()):.1f} on average" * bool(
-            is_over.any()
-        )
-        say(f"stopped at the target: {int(is_over.sum()):,} of {is_over.size:,} runs{where}")
+        say(_stopped(dataset.ended.values))
         title = "In the round that stopped the run, or else the last, means over models and seeds"
     axes = [str(dim) for dim in mean.sizes]
     points = [at for at, _ in places(mean, *axes)]
@@ -129,6 +126,13 @@ def show_last(dataset: xr.Dataset) -> None:
     if len(shown) < len(cells):
         rest = ", ".join(name for name in cells if name not in shown)
         say(f"  also in result.nc: {rest}", style="dim")
+
+
+def _stopped(ended: np.ndarray) -> str:
+    """Returns how many runs met their target, and when."""
+    rounds = ended[ended >= 0]
+    when = f", in round {rounds.mean():.1f} on average" if rounds.size else ""
+    return f"stopped at the target: {rounds.size:,} of {ended.size:,} runs{when}"
 
 
 def show_end(dataset: xr.Dataset, directory: Path, files: str) -> None:
