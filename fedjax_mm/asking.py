@@ -18,6 +18,7 @@ from fedjax_mm.base import (
     Cohort,
     Contribution,
     Look,
+    ObserveFn,
     Params,
     Round,
     ServerContext,
@@ -52,6 +53,21 @@ def assign(
     if assignment.observe is None:  # otherwise `observe` returns the next state
         check_state(f"{what} returns", state, new)
     return cohort, new
+
+
+def observe_inside(assignment: Assignment) -> ObserveFn | None:
+    """Returns `observe` of a wrapper that keeps the state of its assignment in a field `state`.
+
+    It is None if the assignment has none.
+    """
+    inner = assignment.observe
+    if inner is None:
+        return None
+
+    def observe(round: Round, cohort: Cohort, reports: Any, state: Any) -> Any:
+        return state._replace(state=inner(round, cohort, reports, state.state))
+
+    return observe
 
 
 def _check_cohort(what: str, cohort: Cohort) -> None:

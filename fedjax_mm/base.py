@@ -500,10 +500,10 @@ class Sampling(NamedTuple):
 
     Attributes:
       most_models: the most models that a client trains in a round.
-      rate: a client takes part in a round with at most this probability, independently of others
-        and of other rounds; 1 is right for every law.
-      cohort_size: the clients that take part are at most so many, a uniform set that is drawn anew
-        in every round; None if they are not.
+      rate: the largest probability with which a client takes part in a round, if clients and
+        rounds are independent; else 1, which is right for every law.
+      cohort_size: the most participants of a round, if they are a uniform set, with a new draw in
+        every round; else None.
     """
 
     most_models: int
@@ -522,7 +522,8 @@ class Assignment(NamedTuple):
       observe: updates the state with the participants' reports; None ignores them.
       metrics: returns numbers ``[models, ...]`` of the state by name, which are recorded together
         with the tasks' metrics; None has none.
-      sampling: the law of participation; None if it is unknown or depends on data.
+      sampling: the law of participation; None if it is unknown or depends on data. Replace it
+        together with `assign`, because accounting for privacy believes it.
       num_wrappers: of this assignment, each of which draws with a key of its own.
     """
 

@@ -6,11 +6,13 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from annotated_types import Interval
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
+from fedjax_mm.asking import contribute, start_states
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -207,32 +209,32 @@ def compressed(
             )
 
     def init(task: Task, params: Params) -> tuple[ServerState, Feedback]:
-        server, state = algorithm.init(task, params)
+        server, state = start_states(algorithm, task, params)
         if not error_feedback:
             return server, Feedback(state, ())
-        message = message_like(algorithm, task, params, server, state)
+        message = _message_like(algorithm, task, params, server, state)
         return server, Feedback(state, jnp.zeros_like(ravel_pytree(message)[0]))
 
     def client(
         context: ClientContext, server_state: ServerState, client_state: Feedback
     ) -> tuple[Contribution, Feedback]:
-        sent, state = algorithm.client(context, server_state, client_state.state)
-        update, weight = of_weight_one(sent, context.params)
+        sent, state = contribute(algorithm, context, server_state, client_state.state)
+        update = of_weight_one(sent, context.params)
         vector, unravel = ravel_pytree(update)
         vector = vector + client_state.error if error_feedback else vector
         message = compressor.compress(keys.compression_key(context.rng_key), vector)
-        is_active = jnp.asarray(context.takes_part) & (weight > 0)
+        is_active = jnp.asarray(context.takes_part) & (sent.weight > 0)
         kept = jnp.where(is_active, vector - message, client_state.error) if error_feedback else ()
-        factor = jnp.where(is_active, weight, 0)  # some methods give clients that are away a weight
+        # Some methods have a weight for clients that do not take part.
+        factor = jnp.where(is_active, sent.weight, 0)
         update = jax.tree.map(lambda x: x * factor.astype(x.dtype), unravel(message))
-        return sent._replace(update=update, weight=weight), Feedback(state, kept)
+        return sent._replace(update=update), Feedback(state, kept)
 
     def metrics(task: Task, params: Params, server_state: ServerState) -> Metrics:
         _, state = algorithm.init(task, params)
-        message = message_like(algorithm, task, params, server_state, state)
+        message = _message_like(algorithm, task, params, server_state, state)
         own = algorithm.metrics(task, params, server_state) if algorithm.metrics else {}
-        size = sum(math.prod(x.shape) for x in jax.tree.leaves(message))
-        return own | {"message_bits": jnp.asarray(compressor.bits(size), float)}
+        return own | {"message_bits": jnp.asarray(compressor.bits(optax.tree.size(message)), float)}
 
     return algorithm._replace(init=init, client=client, metrics=metrics)
 
@@ -242,7 +244,7 @@ def is_made_by(algorithm: Algorithm, name: str) -> bool:
     return getattr(algorithm.client, "__qualname__", "").startswith(f"{name}.<locals>")
 
 
-def message_like(
+def _message_like(
     algorithm: Algorithm,
     task: Task,
     params: Params,
@@ -253,7 +255,7 @@ def message_like(
 
     def send(rng_key: PRNGKeyArray, params: Params, server: Any, client: Any) -> Any:
         context = ClientContext(rng_key, 1, task, jnp.int32(0), params)
-        sent, _ = algorithm.client(context, server, client)
+        sent, _ = contribute(algorithm, context, server, client)
         return dense_update(sent._replace(report=()), params).update
 
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -261,13 +263,11 @@ def message_like(
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
-def of_weight_one(sent: Contribution, params: Params) -> tuple[Any, Float[Array, ""]]:
-    """Returns a dense update divided by its weight, or 0 if that is 0, and the weight."""
-    update, weight = dense_update(sent._replace(report=()), params).update, sent.weight
-    weight = jnp.asarray(weight)
-    safe = jnp.where(weight > 0, weight, 1)
-    zero_or = jnp.where(weight > 0, 1 / safe, 0)
-    return jax.tree.map(lambda x: x * zero_or.astype(x.dtype), update), weight
+def of_weight_one(sent: Contribution, params: Params) -> Any:
+    """Returns a dense update divided by its weight, or 0 if the weight is 0."""
+    update, has_weight = dense_update(sent._replace(report=()), params).update, sent.weight > 0
+    factor = jnp.where(has_weight, 1 / jnp.where(has_weight, sent.weight, 1), 0)
+    return jax.tree.map(lambda x: x * factor.astype(x.dtype), update)
 
 
 def _number(share: Scalar, size: int) -> Any:

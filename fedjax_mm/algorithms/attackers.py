@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import base, keys
+from fedjax_mm.asking import contribute
 from fedjax_mm.base import Algorithm, ClientContext, Contribution, Index, Params, Scalar, Task
 from fedjax_mm.checked import NonNegative, Positive, checked
 from fedjax_mm.checks import check_flags
@@ -121,7 +122,7 @@ def noisy(algorithm: Algorithm, clients: Any, *, noise: NonNegative = 1.0) -> Al
         context: ClientContext, server_state: base.ServerState, client_state: base.ClientState
     ) -> tuple[Contribution, base.ClientState]:
         check_flags("clients", attacks, context.task.num_clients)
-        contribution, state = algorithm.client(context, server_state, client_state)
+        contribution, state = contribute(algorithm, context, server_state, client_state)
         # A sparse update has no place for noise in the coordinates that it does not list.
         sent = dense_update(contribution, context.params)
         other = _with_noise(keys.noise_key(context.rng_key), sent.update, noise)

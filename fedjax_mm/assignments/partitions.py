@@ -263,7 +263,7 @@ def sequential(
 
 
 def _sampling(num_clients: int, cohort_size: int) -> Sampling:
-    """Returns the law of a uniform cohort that is drawn anew in every round."""
+    """Returns the law of a uniform cohort with a new draw in every round."""
     return Sampling(1, cohort_size=cohort_size if cohort_size < num_clients else None)
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
+from fedjax_mm.asking import observe_inside
 from fedjax_mm.base import Assignment, Cohort, Index, Look, Metrics, Round, Sampling, Scalar
 from fedjax_mm.checked import Count, Positive, checked
 from fedjax_mm.checks import (
@@ -223,7 +224,7 @@ def on_clock(
 
     sampling = assignment.sampling
     if sampling and (first is not None or deadline is not None):
-        sampling = Sampling(sampling.most_models)  # because clients wait for each other
+        sampling = Sampling(sampling.most_models)  # because lateness depends on the other clients
 
     def init(rng_key: PRNGKeyArray) -> OnClock:
         return OnClock(assignment.init(rng_key), jnp.zeros((), float))
@@ -245,11 +246,6 @@ def on_clock(
         longest = jnp.max(times, initial=0.0)
         return cohort, OnClock(inner, state.time + longest.astype(state.time.dtype))
 
-    def observe(round: Round, cohort: Cohort, reports: Any, state: OnClock) -> OnClock:
-        if assignment.observe is None:
-            return state
-        return state._replace(state=assignment.observe(round, cohort, reports, state.state))
-
     def metrics(state: OnClock) -> Metrics:
         own = assignment.metrics(state.state) if assignment.metrics else {}
         return {**own, "time": jnp.full(assignment.num_models, state.time)}
@@ -257,7 +253,7 @@ def on_clock(
     return assignment._replace(
         init=init,
         assign=assign,
-        observe=observe if assignment.observe else None,
+        observe=observe_inside(assignment),
         metrics=metrics,
         sampling=sampling,
     )

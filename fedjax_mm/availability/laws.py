@@ -1,4 +1,4 @@
-"""Laws of the clients' presence: who can be reached in a round, before anybody is chosen."""
+"""Laws of the clients' presence, which is drawn before the clients of a round are chosen."""
 
 from collections.abc import Callable, Sequence
 from types import NoneType
@@ -26,7 +26,7 @@ class Law(NamedTuple):
       step: returns who is present in a round, ``bool[clients]``, and the new state, from a key, the
         round, the state and the number of clients.
       share: the share of all rounds in which a client is present, one number or one for each.
-      num_clients: N, if the law is for so many clients only.
+      num_clients: N, if the law has numbers for N clients.
       is_independent: whether presence is independent of that of others and of other rounds.
     """
 

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
 from fedjax_mm.asking import assign as ask
+from fedjax_mm.asking import observe_inside
 from fedjax_mm.availability.laws import Law, Probability, check_probability
 from fedjax_mm.base import Assignment, Cohort, Look, Metrics, Round, Sampling
 from fedjax_mm.checked import checked
@@ -108,16 +109,10 @@ def available(
         own = assignment.metrics(state.state) if assignment.metrics else {}
         return {**own, "present": jnp.full(assignment.num_models, state.number)}
 
-    def observe(round: Round, cohort: Cohort, reports: Any, state: Present) -> Present:
-        if assignment.observe is None:
-            return state
-        return state._replace(state=assignment.observe(round, cohort, reports, state.state))
-
-    observe_fn = observe if assignment.observe else None
     return assignment._replace(
         init=init,
         assign=assign,
-        observe=observe_fn,
+        observe=observe_inside(assignment),
         metrics=metrics,
         sampling=_thinned(assignment.sampling, law, when_absent),
         num_wrappers=place + 1,

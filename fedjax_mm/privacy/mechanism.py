@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from fedjax_mm.asking import contribute, serve, start_states
 from fedjax_mm.base import (
     Algorithm,
     ClientContext,
@@ -114,14 +115,14 @@ def private(
     noise = noise_multiplier if adaptive is None else _noise_beside(noise_multiplier, adaptive)
 
     def init(task: Task, params: Params) -> tuple[Private, ClientState]:
-        server, state = algorithm.init(task, params)
+        server, state = start_states(algorithm, task, params)
         return Private(server, jnp.asarray(clip, float)), state
 
     def client(
         context: ClientContext, server_state: Private, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
-        sent, state = algorithm.client(context, server_state.state, client_state)
-        update, weight = of_weight_one(sent, context.params)
+        sent, state = contribute(algorithm, context, server_state.state, client_state)
+        update, weight = of_weight_one(sent, context.params), sent.weight
         norm = optax.tree.norm(update)
         factor = jnp.minimum(1, server_state.clip / jnp.where(norm > 0, norm, 1))
         is_there = jnp.asarray(context.takes_part) & (weight > 0)
@@ -139,17 +140,14 @@ def private(
         return sent._replace(update=message, weight=is_there.astype(weight.dtype)), state
 
     def server(context: ServerContext) -> tuple[Params, Private]:
-        state, old, update = context.server_state.state, context.server_state.clip, None
+        (state, old), sent = context.server_state, context.total.update
         update_key, count_key = jax.random.split(context.rng_key)
-        sent = context.total.update
-        update = sent if adaptive is None else sent["update"]
-        update = _with_noise(update_key, update, noise * old)
-        total = context.total._replace(
-            update=update, weight=jnp.asarray(clients_per_round, context.total.weight.dtype)
-        )
+        update = _with_noise(update_key, sent if adaptive is None else sent["update"], noise * old)
+        weight = jnp.asarray(clients_per_round, context.total.weight.dtype)
+        total = context.total._replace(update=update, weight=weight)
         # Hide the clients' states, because the server would otherwise learn what no noise covers.
         seen = context._replace(server_state=state, total=total, client_states=Hidden())
-        params, state = algorithm.server(seen)
+        params, state = serve(algorithm, seen)
         if adaptive is None:
             return params, Private(state, old)
         draw = jax.random.normal(count_key, (), jnp.float32)
@@ -203,11 +201,7 @@ def _beside(z: Any, s: Any) -> Any:
 
 
 def _with_noise(rng_key: PRNGKeyArray, tree: Any, deviation: Scalar) -> Any:
-    leaves, structure = jax.tree.flatten(tree)
-    drawn = zip(jax.random.split(rng_key, max(len(leaves), 1)), leaves, strict=False)
-
-    def add(key: PRNGKeyArray, x: Array) -> Array:
-        # Draw in float32, so that a seed gives equal noise with and without x64.
-        return x + (deviation * jax.random.normal(key, x.shape, jnp.float32)).astype(x.dtype)
-
-    return jax.tree.unflatten(structure, [add(*each) for each in drawn])
+    """Returns arrays with independent Gaussian noise added to all their numbers."""
+    # Draw in float32, so that a seed gives equal noise with and without x64.
+    drawn = optax.tree.random_like(rng_key, tree, jax.random.normal, jnp.float32)
+    return jax.tree.map(lambda x, noise: x + (deviation * noise).astype(x.dtype), tree, drawn)

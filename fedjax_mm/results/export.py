@@ -22,7 +22,7 @@ _MOST_METRICS, _MOST_PARAMS = 1000, 100  # of one MLflow request
 
 
 class Exported(NamedTuple):
-    """What an export has done.
+    """Counts and gaps of an export.
 
     Attributes:
       place: where the runs are.
