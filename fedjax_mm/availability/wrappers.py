@@ -71,19 +71,7 @@ def available(
     """
     num_clients = check_assignment(assignment).num_clients
     check_instance("law", law, Law, "give one, such as availability.bernoulli(0.8)")
-    if law.num_clients not in (None, num_clients):
-        raise ValueError(
-            f"law is for {law.num_clients} clients, and there are {num_clients}; give it one "
-            "number for all, or one for each"
-        )
-    if unbiased and when_absent == "replace":
-        raise ValueError("unbiased is for when_absent='skip'; replaced clients need no factors")
-    if unbiased and not _is_known(law.share):
-        raise ValueError(
-            "unbiased needs the shares of presence, which must be positive, and a timetable has "
-            "them with a period only; give one, or leave unbiased out"
-        )
-
+    _check_law(law, num_clients, when_absent, unbiased)
     place = assignment.num_wrappers
 
     def init(rng_key: PRNGKeyArray) -> Present:
@@ -117,6 +105,22 @@ def available(
         sampling=_thinned(assignment.sampling, law, when_absent),
         num_wrappers=place + 1,
     )
+
+
+def _check_law(law: Law, num_clients: int, when_absent: str, unbiased: bool) -> None:
+    """Raises `ValueError` if a law does not fit the clients, or has no shares but needs them."""
+    if law.num_clients not in (None, num_clients):
+        raise ValueError(
+            f"law is for {law.num_clients} clients, and there are {num_clients}; give it one "
+            "number for all, or one for each"
+        )
+    if unbiased and when_absent == "replace":
+        raise ValueError("unbiased is for when_absent='skip'; replaced clients need no factors")
+    if unbiased and not _is_known(law.share):
+        raise ValueError(
+            "unbiased needs the shares of presence, which must be positive, and a timetable has "
+            "them with a period only; give one, or leave unbiased out"
+        )
 
 
 def _thinned(sampling: Sampling | None, law: Law, when_absent: str) -> Sampling | None:

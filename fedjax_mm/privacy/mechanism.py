@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm.asking import contribute, serve, start_states
 from fedjax_mm.base import (
@@ -122,22 +122,15 @@ def private(
         context: ClientContext, server_state: Private, client_state: ClientState
     ) -> tuple[Contribution, ClientState]:
         sent, state = contribute(algorithm, context, server_state.state, client_state)
-        update, weight = of_weight_one(sent, context.params), sent.weight
-        norm = optax.tree.norm(update)
-        factor = jnp.minimum(1, server_state.clip / jnp.where(norm > 0, norm, 1))
-        is_there = jnp.asarray(context.takes_part) & (weight > 0)
-        # Send zeros in place of an update that is not finite, which no factor makes short.
-        is_sent = is_there & jnp.isfinite(norm)
-
-        def clipped(x: Array) -> Array:
-            return jnp.where(is_sent, x * factor.astype(x.dtype), jnp.zeros_like(x))
-
-        message = jax.tree.map(clipped, update)
+        is_there = jnp.asarray(context.takes_part) & (sent.weight > 0)
+        update, is_short = _clipped(of_weight_one(sent, context.params), server_state.clip)
+        # Select, because an absent client's update need not be 0.
+        message = jax.tree.map(lambda x: jnp.where(is_there, x, jnp.zeros_like(x)), update)
+        weight = is_there.astype(sent.weight.dtype)
         if adaptive is not None:
             # Centre the vote, so that a client changes the sum of votes by 1/2.
-            vote = jnp.where(is_sent & (norm <= server_state.clip), 0.5, -0.5)
-            message = {"update": message, "vote": jnp.where(is_there, vote, 0).astype(weight.dtype)}
-        return sent._replace(update=message, weight=is_there.astype(weight.dtype)), state
+            message = {"update": message, "vote": weight * jnp.where(is_short, 0.5, -0.5)}
+        return sent._replace(update=message, weight=weight), state
 
     def server(context: ServerContext) -> tuple[Params, Private]:
         (state, old), sent = context.server_state, context.total.update
@@ -150,8 +143,8 @@ def private(
         params, state = serve(algorithm, seen)
         if adaptive is None:
             return params, Private(state, old)
-        draw = jax.random.normal(count_key, (), jnp.float32)
-        share = 0.5 + (sent["vote"] + adaptive.count_noise * draw) / clients_per_round
+        votes = _with_noise(count_key, sent["vote"], adaptive.count_noise)
+        share = 0.5 + votes / clients_per_round
         new = old * jnp.exp(-adaptive.rate * (share - adaptive.quantile))
         return params, Private(state, new.astype(old.dtype))
 
@@ -172,6 +165,20 @@ def private(
         steps_idle=True,
         metrics=metrics,
     )
+
+
+def _clipped(update: Any, clip: Float[Array, ""]) -> tuple[Any, Bool[Array, ""]]:
+    """Returns an update of at most a norm, and whether it was that short before.
+
+    An update that is not finite becomes 0, because no factor makes it short.
+    """
+    norm = optax.tree.norm(update)
+    is_finite, factor = jnp.isfinite(norm), jnp.minimum(1, clip / jnp.where(norm > 0, norm, 1))
+
+    def shorten(x: Array) -> Array:
+        return jnp.where(is_finite, x * factor.astype(x.dtype), jnp.zeros_like(x))
+
+    return jax.tree.map(shorten, update), is_finite & (norm <= clip)
 
 
 def _noise_beside(noise_multiplier: Scalar, adaptive: AdaptiveClip) -> Scalar:
