@@ -172,15 +172,15 @@ def compressed(
     """Returns the algorithm with clients that compress their updates.
 
     The whole update of a client is one vector, divided by the client's weight. With error feedback
-    a client adds what it has not sent yet, ``p = e + v``, and keeps ``e <- p - sent``. A client
-    that does not take part keeps its e. The metric ``message_bits`` is the size of a message, and
-    `to_dataset` gives the bits that were sent so far as ``bits_up``.
+    a client adds its unsent part e to the update v, ``p = e + v``, and keeps ``e <- p - sent``. A
+    client that does not take part keeps its e. The metric ``message_bits`` is the size of a
+    message, and `to_dataset` gives the bits that were sent so far as ``bits_up``.
 
     Args:
       algorithm: any algorithm whose messages are proportional to the clients' weights.
       compressor: such as ``top_k(0.01)``, `random_k`, `qsgd` or `sign`.
-      error_feedback: whether clients keep what they did not send, which costs a copy of the model
-        for each client. Biased rules need it.
+      error_feedback: whether clients keep the unsent part, which costs a copy of the model for each
+        client. Biased rules need it.
 
     Raises:
       TypeError: if an argument has another type.

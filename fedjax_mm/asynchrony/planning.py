@@ -35,7 +35,7 @@ class Plans(NamedTuple):
     Attributes:
       clients: of the last plans, in a ring.
       overlaps: the number of pairs of a model and a client that two plans have in common.
-      costs: what the Gaussian process learns: each plan's cost, or its time.
+      costs: each plan's cost, or its time, from which the Gaussian process learns.
       number: the number of rounds done.
       counts: s, how often each client has trained each model.
     """
@@ -203,7 +203,7 @@ def posterior(
     width = jnp.sqrt(jnp.sum((costs - center) ** 2, where=is_kept) / number)
     width = jnp.where(width > 0, width, 1)
     values = jnp.where(is_kept, (costs - center) / width, 0)
-    # Plans that are not there yet have the identity's rows, so that they predict nothing.
+    # Give empty places the rows of the identity, so that they predict nothing.
     inner = jnp.where(is_kept[:, None] & is_kept, kernel(overlaps), 0)
     inner = inner + jnp.diag(jnp.where(is_kept, NOISE, 1.0))
     outer = jnp.where(is_kept, kernel(cross), 0)

@@ -23,8 +23,8 @@ class Law(NamedTuple):
 
     Attributes:
       init: makes the state before round 1, from a key and the number of clients.
-      step: returns who is present in a round, ``bool[clients]``, and the new state, from a key, the
-        round, the state and the number of clients.
+      step: returns each client's presence in a round, ``bool[clients]``, and the new state, from a
+        key, the round, the state and the number of clients.
       share: the share of all rounds in which a client is present, one number or one for each.
       num_clients: N, if the law has numbers for N clients.
       is_independent: whether presence is independent of that of others and of other rounds.
@@ -90,8 +90,8 @@ def markov(comes: Probability, leaves: Probability) -> Law:
     sizes = {number for number in (first, other) if number is not None}
     if len(sizes) > 1:
         raise ValueError(
-            f"comes and leaves are for {' and '.join(map(str, sorted(sizes)))} clients; give as "
-            "many of each"
+            f"comes and leaves are for {' and '.join(map(str, sorted(sizes)))} clients; give "
+            "both the same number"
         )
     total = jnp.asarray(comes, float) + jnp.asarray(leaves, float)
     if not isinstance(total, jax.core.Tracer) and not np.all(np.asarray(total) > 0):

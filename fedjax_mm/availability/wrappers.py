@@ -45,7 +45,7 @@ def available(
     ``present`` is the number of present clients in the last round.
 
     Args:
-      assignment: the choice of clients and models, which does not know who is present.
+      assignment: the choice of clients and models, made without knowledge of presence.
       law: of the presence, such as ``bernoulli(0.8)``.
       when_absent: "skip" leaves the places of absent clients empty. "replace" gives each of them to
         a client that is present and not chosen yet, drawn uniformly, or leaves it empty if there is

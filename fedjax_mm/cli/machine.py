@@ -31,7 +31,7 @@ def tell_of_accelerators() -> None:
 
 
 def show_cache(is_cleared: bool) -> None:
-    """Prints what is kept for each version and platform, and removes it if it is to be cleared."""
+    """Prints the compiled programs of each version and platform, and removes them on request."""
     place = cache_directory()
     with refusing():
         kept = kept_programs(place)

@@ -159,7 +159,7 @@ AssignmentConfig = Annotated[Assigned, one_of(ASSIGNMENT_TABLES)]
 
 
 class Compression(Config):
-    """A compressor by its name, and whether clients keep what they did not send."""
+    """A compressor by its name, and the choice of error feedback."""
 
     name: str
     error_feedback: fields.Flag = True

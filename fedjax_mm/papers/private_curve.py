@@ -1,4 +1,4 @@
-"""Accuracy against epsilon: what the privacy of clients costs, with one model and with several.
+"""Accuracy against epsilon: the cost of the clients' privacy, with one model and with several.
 
 Clients clip their updates, and the server adds noise to the sum of each model. A client trains one
 model a round, so that all models together have the epsilon of one, but each has fewer clients.

@@ -45,8 +45,8 @@ def epsilon(
         stays as it is. Sampling amplifies if clients take part independently, as in
         ``available(full_participation(N), bernoulli(q))``. "replace": the data of one client are
         replaced, which moves a sum by 2 C. Sampling amplifies if a uniform set of clients is drawn
-        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds are
-        not to be compared. Rounds are composed by
+        anew in every round, as in ``mfa_rand(N, M, cohort_size=n)``. Epsilons of the two kinds
+        cannot be compared. Rounds are composed by
         privacy loss distributions, and those with such sets by Renyi divergences.
 
     Raises:

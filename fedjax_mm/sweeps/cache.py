@@ -62,7 +62,7 @@ class Kept(NamedTuple):
 
 
 def kept_programs(directory: Path) -> list[Kept]:
-    """Returns what is kept in a cache directory, by version and platform."""
+    """Returns the compiled programs in a cache directory, by version and platform."""
     found = list[Kept]()
     for folder in sorted(directory.glob("jaxlib-*")):
         sizes = dict[str, int]()
@@ -92,10 +92,10 @@ def rejection(warning: str) -> str | None:
 
 
 class Loading:
-    """Seconds in which kept programs were loaded, beside those in which they had been compiled.
+    """Seconds of loading kept programs, and of their compilation before.
 
     XLA loads a program for another processor by compiling it again, and some processors count as
-    another one at every start. JAX does not tell, but loading is then as slow as compiling.
+    another one at every start. JAX does not report it, but loading is then as slow as compiling.
 
     Example: one program that took 4 seconds to compile, and takes 3 to load.
       >>> loading = Loading()
@@ -111,7 +111,7 @@ class Loading:
 
     def listen(self, event: str, duration_secs: float, **_: Any) -> None:
         """Hears of an event, as a listener of `jax.monitoring`."""
-        # JAX tells the seconds that were saved, and then those of loading.
+        # JAX reports the saved seconds first, and then the seconds of loading.
         if event == "/jax/compilation_cache/compile_time_saved_sec":
             self._saved = duration_secs
         elif event == "/jax/compilation_cache/cache_retrieval_time_sec":

@@ -49,7 +49,7 @@ CASES = {
     "leaves below 0": (lambda: markov(0.5, -0.1), "leaves is -0.1; it must lie between 0 and 1"),
     "comes and leaves of others": (
         lambda: markov(np.full(3, 0.5), np.full(4, 0.5)),
-        "comes and leaves are for 3 and 4 clients; give as many of each",
+        "comes and leaves are for 3 and 4 clients; give both the same number",
     ),
     "no groups": (lambda: cyclic(0), "num_groups is 0; it must be a positive whole number"),
     "half a group": (lambda: cyclic(1.5), "num_groups is 1.5; it must be a positive whole number"),
