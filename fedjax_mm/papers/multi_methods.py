@@ -16,6 +16,7 @@ from fedjax_mm.assignments.partitions import mfa_rand, mfa_rr, sequential
 from fedjax_mm.assignments.sampling import variance_reduced
 from fedjax_mm.asynchrony.delays import Delay, on_clock, shifted_exponential
 from fedjax_mm.asynchrony.dispatch import Dispatch, fedast
+from fedjax_mm.asynchrony.planning import bods
 from fedjax_mm.base import Algorithm, Assignment, Scalar
 from fedjax_mm.local import LocalSGD
 
@@ -33,7 +34,7 @@ class Way(NamedTuple):
     """A method: its assignment, and its algorithm for clients and server.
 
     Attributes:
-      assign: from the sizes.
+      assign: returns who trains what, on the clock of all methods, from the sizes.
       algorithm: a factory that takes settings of local training.
       rounds: rounds for each round of MFA-Rand, for equal numbers of local trainings.
       has_server_rate: whether the factory also takes `server_rate`, which is tuned too.
@@ -44,11 +45,6 @@ class Way(NamedTuple):
     rounds: int = 1
     has_server_rate: bool = False
 
-    def on_clock(self, sizes: Sizes) -> Assignment | Dispatch:
-        """Returns who trains what, on the clock of all methods."""
-        rule = self.assign(sizes)
-        return rule if isinstance(rule, Dispatch) else on_clock(rule, _delay(sizes))
-
 
 def _delay(sizes: Sizes) -> Delay:
     """Returns the law of all local trainings: 1.5 in the mean, longer at slow clients."""
@@ -58,7 +54,8 @@ def _delay(sizes: Sizes) -> Delay:
 def _of(factory: Callable[..., Assignment], *, rounds: int = 1, **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
         how = {"cohort_size": sizes.cohort_size} | options
-        return factory(sizes.num_clients, sizes.num_models, **how)
+        rule = factory(sizes.num_clients, sizes.num_models, **how)
+        return on_clock(rule, _delay(sizes))
 
     return Way(assign, rounds=rounds)
 
@@ -67,7 +64,8 @@ def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
     def assign(sizes: Sizes) -> Assignment:
         # Expect the number of trainings in a round that the other methods have.
         how = {"expected_trainings": float(sizes.cohort_size)} | options
-        return variance_reduced(sizes.num_clients, sizes.num_models, **how)
+        rule = variance_reduced(sizes.num_clients, sizes.num_models, **how)
+        return on_clock(rule, _delay(sizes))
 
     return Way(assign, algorithm)
 
@@ -75,7 +73,22 @@ def _unequal(algorithm: Callable[..., Algorithm], **options: Any) -> Way:
 def _one_by_one(sizes: Sizes) -> Assignment:
     *three, num_rounds = sizes
     turn = max(1, num_rounds // sizes.num_models)
-    return sequential(*three[:2], cohort_size=three[2], rounds_per_model=turn)
+    rule = sequential(*three[:2], cohort_size=three[2], rounds_per_model=turn)
+    return on_clock(rule, _delay(sizes))
+
+
+def _with_two_processors(sizes: Sizes) -> Assignment:
+    """Returns MFA-Rand with half of the clients, each of which trains two models at once."""
+    num_clients, num_models, cohort_size, _ = sizes
+    few = max(num_models, cohort_size // 2)
+    rule = mfa_rand(num_clients, num_models, cohort_size=few, processors=2)
+    return on_clock(rule, _delay(sizes))
+
+
+def _planned(sizes: Sizes) -> Assignment:
+    """Returns BODS, whose plans give each model a part of K."""
+    each = max(1, sizes.cohort_size // sizes.num_models)
+    return bods(sizes.num_clients, sizes.num_models, cohort_size=each, delay=_delay(sizes))
 
 
 def _at_once(sizes: Sizes) -> Dispatch:
@@ -109,5 +122,7 @@ METHODS: Mapping[str, Way] = {
     "StaleVRE": _unequal(partial(stalevr, beta="estimated"), by="loss"),
     "MIFA": _of(mfa_rand)._replace(algorithm=mifa),
     "FedAST": Way(_at_once, _stepping, has_server_rate=True),
+    "BODS": Way(_planned),
+    "MFA-Rand, 2 processors": Way(_with_two_processors),
 }
 """All methods by name; a new one is a line here."""
