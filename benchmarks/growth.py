@@ -1,19 +1,20 @@
-"""Client updates per second as a workload grows: by clients, by models, by replicas.
+"""Client updates per second as a workload grows: by clients, models, replicas and rounds.
 
-`python -m benchmarks.growth FIGURE.png` times W1 and W2 in three directions, prints each size as it
-comes, with the memory of its program and of its data, and draws them. Where a curve is flat, twice
-the work takes twice the time.
+`python -m benchmarks.growth FIGURE.png [DIRECTION ...]` times W1 and W2 in these directions, prints
+each size as it comes, with the memory of its program and of its data, and draws them. Where a curve
+is flat, twice the work takes twice the time.
 
 | direction | W1: the quadratic, E = 5 | W2: logistic regression 60-5, E = 5, B = 20 |
 |---|---|---|
 | clients | N, who train 10 models; one seed | N of 10 examples, a tenth in each round |
 | models | M of 1,920 clients; one seed | M of the same 128 clients of 200 examples |
 | replicas | seeds of a sweep, 24 clients and 12 models | seeds of a sweep, 100 clients of 200 |
+| rounds | recorded rounds, 24 clients, 12 models; one seed | recorded rounds, 100 clients of 200 |
 """
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +37,9 @@ DIRECTIONS = {
     "clients": [10**i for i in range(2, 7)],
     "models": [1, 2, 4, 8, 16, 32, 64],
     "replicas": [1, 4, 16, 64, 256, 1024, 4096],
+    "rounds": [10**i for i in range(2, 7)],
 }
+MOST_UPDATES = 30_000_000  # sizes with more are left out
 
 
 class Size(NamedTuple):
@@ -46,6 +49,8 @@ class Size(NamedTuple):
     num_models: int
     cohort_size: int
     num_seeds: int
+    num_rounds: int | None = None
+    """All recorded; None is about a second's, of which only the last is recorded."""
 
 
 class Point(NamedTuple):
@@ -61,20 +66,19 @@ class Point(NamedTuple):
 
 def sized(work: str, direction: str, size: int) -> Size:
     """Returns a workload in a size."""
-    clients, models, seeds = (
-        size if direction == name else None for name in ("clients", "models", "replicas")
-    )
+    clients, models, seeds, rounds = (size if direction == name else None for name in DIRECTIONS)
     if work == "W1":
-        num_clients = clients or (24 if seeds else 1920)
+        num_clients = clients or (24 if seeds or rounds else 1920)
         task: Task = quadratic(num_clients, 4, mu=2e-4)
-        return Size(task, models or (12 if seeds else 10), num_clients, seeds or 1)
+        num_models = models or (12 if seeds or rounds else 10)
+        return Size(task, num_models, num_clients, seeds or 1, rounds)
     base = WORKLOADS["W2"]
     assert isinstance(base, LearningWorkload)
-    num_clients = clients or (100 if seeds else 128)
+    num_clients = clients or (100 if seeds or rounds else 128)
     base = base._replace(num_clients=num_clients, num_examples=10 if clients else 200)
     cohort_size = clients // 10 if clients else num_clients
     task = classification(base.data(), base.model.module())
-    return Size(task, models or 1, cohort_size, seeds or 1)
+    return Size(task, models or 1, cohort_size, seeds or 1, rounds)
 
 
 def unmeasured(task: Any) -> Task:
@@ -95,15 +99,17 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
     """Returns a program, a sweep, and its client updates."""
     rounds = UPDATES[work] // (size.cohort_size * size.num_seeds)
     least = LEAST_ROUNDS[work] if size.num_seeds > 1 else 2
-    rounds = min(max(least, rounds), MOST_ROUNDS)
+    rounds = size.num_rounds or min(max(least, rounds), MOST_ROUNDS)
     how: dict[str, Any] = {"batch_size": 20} if work == "W2" else {}
     assignment = mfa_rand(size.task.num_clients, size.num_models, cohort_size=size.cohort_size)
 
     def setup(task: Task) -> Setup:
         return Setup(task, fedavg(local_sgd(0.1, steps=5, **how)), assignment)
 
-    shared = {"task": unmeasured(size.task)}
-    grid = Grid(setup, {}, rounds, size.num_seeds, record_every=rounds, shared=shared)
+    is_recorded = size.num_rounds is not None
+    shared = {"task": size.task if is_recorded else unmeasured(size.task)}
+    every = 1 if is_recorded else rounds
+    grid = Grid(setup, {}, rounds, size.num_seeds, record_every=every, shared=shared)
     plan = make_plan(grid)
 
     def run() -> Any:
@@ -113,12 +119,14 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
     return program, size.num_seeds * rounds * size.cohort_size
 
 
-def points() -> Iterator[Point]:
+def points(directions: Sequence[str]) -> Iterator[Point]:
     """Yields all sizes, timed one after the other."""
     for work in UPDATES:
-        for direction, sizes in DIRECTIONS.items():
-            for number in sizes:
+        for direction in directions:
+            for number in DIRECTIONS[direction]:
                 size = sized(work, direction, number)
+                if (size.num_rounds or 0) * size.cohort_size > MOST_UPDATES:
+                    continue
                 program, updates = build(work, size)
                 stored = sum(x.nbytes for x in jax.tree.leaves(size.task)) / 2**20
                 repeats = 3 if updates <= 2 * UPDATES[work] else 1
@@ -128,8 +136,10 @@ def points() -> Iterator[Point]:
 
 def draw(found: list[Point]) -> Figure:
     """Draws a panel for each direction, with a curve for each workload."""
-    figure = Figure(figsize=(10, 3.4), layout="constrained")
-    for axes, direction in zip(figure.subplots(1, 3, sharey=True), DIRECTIONS, strict=True):
+    directions = list(dict.fromkeys(point.direction for point in found))
+    figure = Figure(figsize=(2.6 * len(directions) + 0.6, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(directions), sharey=True, squeeze=False)[0]
+    for axes, direction in zip(panels, directions, strict=True):
         for work, marker in zip(UPDATES, "os", strict=True):
             here = [p for p in found if (p.work, p.direction) == (work, direction)]
             axes.loglog([p.size for p in here], [p.speed for p in here], marker=marker, label=work)
@@ -145,7 +155,7 @@ def main() -> None:
     use_cpu_devices()
     print("| work | by | size | updates/s | MiB | of which data |\n|---|---|---:|---:|---:|---:|")
     found = []
-    for point in points():
+    for point in points(sys.argv[2:] or list(DIRECTIONS)):
         found.append(point)
         numbers = f"{point.speed:,.0f} | {point.mebibytes:,.1f} | {point.data_mebibytes:,.1f}"
         print(f"| {point.work} | {point.direction} | {point.size:,} | {numbers} |", flush=True)
