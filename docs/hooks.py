@@ -25,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+RESULTS = DOCS / "results"
 LOG = logging.getLogger("mkdocs.hooks.site")
 FOUND = ("MFA-RR", "MaxFL", "cohort")  # words that the site's search must find
 
@@ -229,8 +230,8 @@ def _item(id: str, title: str, shows: str, verdicts: str) -> str:
     )
     result = "Not in [Results](../results.md) yet; the command makes it.\n"
     if verdicts:
-        result = f"Statements: {verdicts}; see [Results](../results.md#{id}).\n"
-        result += f"\n[![Figure of {id}](../figures/{id}.png)](../results.md#{id})\n"
+        result = f"Statements: {verdicts}; see its [results](../results/{id}.md).\n"
+        result += f"\n[![Figure of {id}](../figures/{id}.png)](../results/{id}.md)\n"
     shows = f"{_plain(shows[:1].upper() + shows[1:])}.\n\n" if shows else ""
     return f"## {id} {{: #{id} }}\n\n{title}.\n\n{shows}    fedjax-mm {words}\n\n{result}"
 
@@ -288,6 +289,7 @@ def on_config(config: Any) -> Any:
     made = {
         "Tutorials": [{title: file} for file, title in tutorials().items()],
         "Papers": list(papers()),
+        "Results": [{path.stem: f"results/{path.name}"} for path in sorted(RESULTS.glob("*.md"))],
         "Reference": list(reference()),
     }
     for entry in config.nav:

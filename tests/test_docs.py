@@ -56,7 +56,7 @@ SUMMARIES = sorted((ROOT / "docs" / "summaries").glob("*.json"))
 
 
 def test_the_results_are_the_page_of_their_summaries(tmp_path):
-    """Nobody edits `docs/results.md`: it is what `fedjax-mm report` makes of the summaries."""
+    """Nobody edits `docs/results.md` and `docs/results/`: `fedjax-mm report` makes them."""
     assert len(SUMMARIES) >= 42
     figures = ROOT / "docs" / "figures"
     for path in SUMMARIES:
@@ -66,8 +66,9 @@ def test_the_results_are_the_page_of_their_summaries(tmp_path):
         shutil.copy(figures / f"{path.stem}.png", folder / "figure.png")
         (folder / "result.nc").touch()
     page.write(tmp_path / "results", "md", tmp_path / "results.md")
-    expected = (tmp_path / "results.md").read_text()
-    assert (ROOT / "docs" / "results.md").read_text() == expected
+    made = {path.name: path.read_text() for path in (tmp_path / "results").glob("*.md")}
+    assert {path.name: path.read_text() for path in (ROOT / "docs/results").glob("*")} == made
+    assert (ROOT / "docs/results.md").read_text() == (tmp_path / "results.md").read_text()
     assert {path.stem for path in figures.iterdir()} == {path.stem for path in SUMMARIES}
     assert not re.search(r"/(home|root|tmp|work)/", "".join(map(Path.read_text, SUMMARIES)))
 

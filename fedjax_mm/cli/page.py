@@ -1,4 +1,4 @@
-"""One page of everything below a directory, in HTML or Markdown."""
+"""Everything below a directory as one page in HTML, or as Markdown with a page for each item."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from io import BytesIO
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, select_autoescape
+from jinja2 import Environment, FileSystemLoader, Template, select_autoescape
 from markupsafe import Markup
 from PIL import Image
 
@@ -28,7 +29,6 @@ LIMIT = 5 * 2**20
 _SIGNS = {
     "verdicts": VERDICTS,
     "outcomes": OUTCOMES,
-    "icons": dict(zip(VERDICTS, "✅❌❔⬜", strict=True)),
     "signs": dict(zip((*VERDICTS, *OUTCOMES), "✓✕?○✓✕?", strict=True)),
 }
 
@@ -37,7 +37,10 @@ SHARE = LIMIT // 40
 
 
 def write(directory: Path, kind: Kind, out: Path) -> Collected:
-    """Writes the page of a directory, with separate figures if it is in Markdown.
+    """Writes the page of a directory.
+
+    In Markdown, each item has its own page in a folder with the name of `out`, and figures are
+    files in ``figures/``.
 
     Returns:
       The contents of the page.
@@ -52,12 +55,13 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
         raise ValueError(
             f"{directory} holds no result; make one with `fedjax-mm reproduce ID --out {directory}`"
         )
-    files = {out: render(found, kind).encode()}
+    files = {out: render(found, kind, out.stem).encode()}
     if kind == "md":
-        figures = out.with_name("figures")
-        files |= {
-            figures / f"{each.anchor}.png": shrunk(each.figure, SHARE) for each in found.items
-        }
+        folder, figures = out.with_suffix(""), out.with_name("figures")
+        for item in found.items:
+            text = _template("item.md").render(item=item, index=Markup(quote(out.name)))
+            files[folder / f"{item.anchor}.md"] = text.encode()
+            files[figures / f"{item.anchor}.png"] = shrunk(item.figure, SHARE)
     for path, content in files.items():
         if content:
             prepare_directory(path.parent)
@@ -65,23 +69,33 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
     return found
 
 
-def render(found: Collected, kind: Kind) -> str:
-    """Returns the page as text, which depends on the results only."""
+def _template(name: str) -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=select_autoescape(),
-        finalize=_markdown if kind == "md" else None,
+        finalize=_markdown if name.endswith(".md") else None,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters |= {"markdown": _markdown, "command": _command}
-    page = environment.get_template(f"page.{kind}")
+    return environment.get_template(name)
+
+
+def render(found: Collected, kind: Kind, folder: str = "report") -> str:
+    """Returns the page as text, which depends on the results only.
+
+    Args:
+      found: what is shown.
+      kind: the format.
+      folder: of the items' own pages, for links in Markdown.
+    """
+    page = _template(f"page.{kind}")
     papers = [
         (paper, list(items)) for paper, items in groupby(found.items, lambda item: item.paper)
     ]
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
     if kind == "md":
-        return page.render(about)
+        return page.render(about | {"folder": Markup(quote(folder))})
     # The figures share the bytes that remain after the text; base64 makes four bytes of three.
     room = LIMIT - len(page.render(about).encode())
     share = room * 3 // 4 // max(len(found.items), 1)

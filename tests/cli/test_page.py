@@ -85,8 +85,9 @@ def put(folder, name, size=(20, 30), **changed):
 
 
 def shown_markdown(path):
-    """The HTML of a page in Markdown."""
-    return MarkdownIt().enable("table").render(path.read_text())
+    """The HTML of a page in Markdown, and of its items' pages."""
+    pages = [path, *sorted(path.with_suffix("").glob("*.md"))]
+    return "".join(MarkdownIt().enable("table").render(page.read_text()) for page in pages)
 
 
 class Reader(HTMLParser):
@@ -290,9 +291,10 @@ def test_what_is_broken_has_a_line_and_the_rest_is_shown(tmp_path, kind):
         assert line in printed
     assert len([line for line in lines if line.startswith("mfa-fig4: summary.json is mi")]) == 1
     # What has a summary is shown: the good one, the probe, and four without figure or result.
-    assert "good" in reader.ids
-    assert {f"spoilt-{ways.index(way)}" for way in ("no figure", "no result")} <= set(reader.ids)
-    assert "log" not in reader.ids
+    shown = {page.stem for page in (tmp_path / "report").glob("*.md")}
+    shown = shown if kind == "md" else set(reader.ids)
+    assert {"good", *(f"spoilt-{ways.index(way)}" for way in ("no figure", "no result"))} <= shown
+    assert "log" not in shown
     assert f"items: 6, other runs: 0, problems: {len(ways) + 1}; in {path}" in printed
 
 
@@ -338,13 +340,16 @@ def test_markdown_has_its_tables_and_figures(tmp_path):
     cells = re.findall(r"<t[hd]>(.*?)</t[hd]>", measured[0])
     assert cells == ["method", "|w|", "A*_1", "1.00 ± 0.10 (1.2)"]
     assert "In no paper" in text
-    assert re.findall(r"<h2>([\w-]+):", text) == names
-    figures = re.findall(r'<img src="(.*?)"', text)
-    assert len(figures) == 3
-    for figure in figures:
-        source = tmp_path / "results" / out.with_name("figures").joinpath(figure).stem
-        assert (out.parent / figure).read_bytes() == (source / "figure.png").read_bytes()
-    assert sorted(path.name for path in out.parent.iterdir()) == ["figures", "results.md"]
+    index = Reader(MarkdownIt().enable("table").render(out.read_text()))
+    assert index.links == [f"results/{name}.md" for name in names]
+    for name in names:
+        item = out.parent / "results" / f"{name}.md"
+        assert item.read_text().startswith(f"# {name}: ")
+        figure, back = Reader(MarkdownIt().render(item.read_text())).links
+        expected = (tmp_path / "results" / name / "figure.png").read_bytes()
+        assert (item.parent / figure).read_bytes() == expected
+        assert (item.parent / back).resolve() == out
+    assert {path.name for path in out.parent.iterdir()} == {"figures", "results", "results.md"}
     command = "fedjax-mm reproduce mfa-fig1 --set num_seeds=3 --set 'num_models=[1, 2]'"
     assert f"<pre><code>{command}\n</code></pre>" in text
 
