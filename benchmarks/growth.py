@@ -22,8 +22,6 @@ from matplotlib.figure import Figure
 from fedjax_mm import bench, fedavg, local_sgd, mfa_rand
 from fedjax_mm.base import Task
 from fedjax_mm.sweeps.devices import use_cpu_devices
-from fedjax_mm.sweeps.execute import carry_out
-from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import classification, quadratic
@@ -104,12 +102,7 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
 
     shared = {"task": unmeasured(size.task)}
     grid = Grid(setup, {}, rounds, size.num_seeds, record_every=rounds, shared=shared)
-    plan = make_plan(grid)
-
-    def run() -> Any:
-        return carry_out(plan, Execution())[0]
-
-    program = bench.Program(run, plan.compile_seconds, plan.batch_bytes / 2**20)
+    program = bench.program_of(make_plan(grid))
     return program, size.num_seeds * rounds * size.cohort_size
 
 
