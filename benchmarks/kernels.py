@@ -22,7 +22,6 @@ from rich.table import Table
 FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "domain"),
     *("add-dependency", "opt-barrier", "partition-id", "replica-id"),
-    *("async-done", "async-update", "copy-done", "all-reduce-done", "all-gather-done"),
 }
 """Operations that launch nothing, or whose launch is counted where it starts."""
 
@@ -142,7 +141,7 @@ class Module:
             elif each.opcode == "conditional":
                 branches = [self.launches(name, times, loop) for name in _branches(each)]
                 found += max(branches, key=_number)  # because one branch runs
-            elif each.opcode not in FREE:
+            elif each.opcode not in FREE and not each.opcode.endswith(("-done", "-update")):
                 around = fed.get(each.name, loop) if each.opcode == "copy" else loop
                 found.append(Launch(each, computation, times, around))
         return found

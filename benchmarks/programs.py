@@ -49,6 +49,8 @@ class Made(NamedTuple):
       flops: of matrix products; 0 if there are none, or their number is unknown.
       depth: how many loops surround a round.
       trips: of the innermost of them; None if unknown.
+      seconds: of the run, if it is over.
+      is_batched: whether the loop goes through batches of arrivals instead of rounds.
     """
 
     program: bench.Program
@@ -57,6 +59,8 @@ class Made(NamedTuple):
     flops: float = 0.0
     depth: int = 1
     trips: int | None = None
+    seconds: float | None = None
+    is_batched: bool = False
 
     def counted(self) -> list[Counted]:
         """Returns the launches of a round, of each of its programs."""
@@ -99,10 +103,11 @@ def _of_sweep(plan: Plan, num_rounds: int, updates: int) -> Made:
 
 
 def arrivals(name: str, num_arrivals: int = NUM_ARRIVALS) -> Made:
-    """Compiles F1, F2 or F3; a round is an arrival, and the loop is one of batches of arrivals."""
+    """Compiles F1, F2 or F3, whose rounds are arrivals."""
     program = bench.compile_program(asynchronous.program(name, num_arrivals))
     steps = ASYNCHRONOUS_STEPS.get(name, 0)
-    return Made(program, num_arrivals, num_arrivals, num_arrivals * steps * 20 * LOGISTIC.flops())
+    flops = num_arrivals * steps * 20 * LOGISTIC.flops()
+    return Made(program, num_arrivals, num_arrivals, flops, is_batched=True)
 
 
 def parts(workload: Workload | LearningWorkload) -> tuple[Task, Algorithm, Assignment]:
@@ -149,16 +154,15 @@ def rounds_alone(
 
 
 def table_1(changes: Mapping[str, Any]) -> Made:
-    """Compiles and runs the programs of Table 1's grid, those that choose the methods' points.
+    """Compiles and runs the programs of Table 1's grid, which choose the methods' points.
 
     Args:
       changes: to the settings of `maxfl-table1`.
     """
     settings = ITEMS["maxfl-table1"].settings
     settings = type(settings).model_validate(settings.model_dump() | dict(changes))
-    grid = settings.selection or settings
-    drawn, plans, seconds = draw(grid, Execution()), list[Plan](), list[float]()
-    clock = time.perf_counter()
+    grid, clock = settings.selection or settings, 0.0
+    drawn, plans = draw(grid, Execution()), list[Plan]()
 
     def note(plan: Plan) -> None:
         nonlocal clock
@@ -166,16 +170,9 @@ def table_1(changes: Mapping[str, Any]) -> Made:
         clock = time.perf_counter()
 
     run_grid(grid, drawn, Execution(callbacks=[Callback(on_start=note)]))
-    seconds.append(time.perf_counter() - clock)
+    seconds = time.perf_counter() - clock
     (plan,) = plans
-    calls = tuple(each.call for each in plan.compiled)
-
-    def again() -> Any:
-        raise NotImplementedError("the grid is run once")
-
-    program = bench.Program(again, plan.compile_seconds, plan.batch_bytes / 2**20, compiled=calls)
-    made = Made(program, grid.num_rounds * len(plan.batches), plan.client_updates, depth=2)
-    return made._replace(program=program._replace(run=lambda: seconds[0]))
+    return _of_sweep(plan, grid.num_rounds, plan.client_updates)._replace(seconds=seconds)
 
 
 def ceilings(side: int, num_bytes: int) -> dict[str, float]:
