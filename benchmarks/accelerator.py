@@ -99,6 +99,7 @@ class Sizes(NamedTuple):
       updates: local trainings of a run, by workload, as far as the number of rounds allows.
       rounds: the least and the most of a run, by workload.
       variants: the workloads, and the variants of each.
+      flagged: sweeps, as `workloads`, whose programs take no options of their own.
       methods: of Table 1, a row for each tuple, compiled without autotuning.
       autotuned: methods that are compiled with it, too.
       table_1: changes to its settings.
@@ -113,6 +114,7 @@ class Sizes(NamedTuple):
     updates: Mapping[str, int]
     rounds: Mapping[str, tuple[int, int]]
     variants: Mapping[str, Sequence[str]]
+    flagged: Mapping[str, Mapping[str, Any]]
     methods: Sequence[tuple[str, ...]]
     autotuned: Sequence[str]
     table_1: Mapping[str, Any]
@@ -138,6 +140,7 @@ FULL = Sizes(
         "W2": [*HOW, *HOW_CLASSIFIERS],
         "W3": ["as it is", *OPTIONS, *HOW_CLASSIFIERS],
     },
+    flagged={"S1": {}},
     methods=[("FedAvg",), ("MaxFL",), _ALL_METHODS],
     autotuned=["FedAvg"],
     table_1={"num_rounds": 10, "selection_seeds": 1},
@@ -148,14 +151,6 @@ TINY = Sizes(
     workloads={
         "W1": {"num_clients": 4, "num_models": 2, "num_rounds": 6, "num_seeds": 2},
         "W2": {"num_clients": 4, "num_examples": 30, "cohort_size": 4, "num_rounds": 3},
-        "S1": {
-            "num_clients": 4,
-            "num_models": (2,),
-            "num_rates": 2,
-            "num_rounds": 4,
-            "num_seeds": 2,
-            "record_every": 2,
-        },
     },
     arrivals={"F1": 20},
     replicas={"W1": [4]},
@@ -163,8 +158,18 @@ TINY = Sizes(
     updates={"W1": 100},
     rounds={"W1": (4, 4)},
     variants={"W1": ["as it is", "2 rounds unrolled"]},
-    methods=[("FedAvg",)],
-    autotuned=[],
+    flagged={
+        "S1": {
+            "num_clients": 4,
+            "num_models": (2,),
+            "num_rates": 2,
+            "num_rounds": 4,
+            "num_seeds": 2,
+            "record_every": 2,
+        }
+    },
+    methods=[],
+    autotuned=["FedAvg"],
     table_1={
         "num_clients": 4,
         "num_unseen": 3,
@@ -199,9 +204,9 @@ def rows(sizes: Sizes) -> Iterator[Row]:
     for name, variants in sizes.variants.items():
         for variant in variants:
             yield Row("variants", name, partial(_variant, name, variant), variant=variant)
-    whole = partial(_whole, "S1", sizes.workloads["S1"], "")
-    flags = _flags(OPTIONS[GRAPHS_OF_LOOPS])  # because a sweep's programs take no options
-    yield Row("variants", "S1", whole, 0, GRAPHS_OF_LOOPS, flags)
+    for name, changes in sizes.flagged.items():
+        flags, whole = _flags(OPTIONS[GRAPHS_OF_LOOPS]), partial(_whole, name, changes, "")
+        yield Row("variants", name, whole, 0, GRAPHS_OF_LOOPS, flags)
     for methods in sizes.methods:
         make = partial(_table_1, methods)
         name = methods[0] if len(methods) == 1 else f"{len(methods)} methods"

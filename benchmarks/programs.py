@@ -18,8 +18,6 @@ from fedjax_mm.base import Algorithm, Assignment, Task
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.engine import engine_of
 from fedjax_mm.keys import seed_keys
-from fedjax_mm.papers import ITEMS
-from fedjax_mm.papers.cho2022.runs import draw, run_grid
 from fedjax_mm.sweeps import Callback, Execution
 from fedjax_mm.sweeps.devices import layout
 from fedjax_mm.sweeps.plan import Plan, make_plan
@@ -35,8 +33,6 @@ from fedjax_mm.workloads import (
 )
 
 ASYNCHRONOUS_STEPS = {"F2": 5, "F3": 1}  # of 20 examples, whose products are counted
-
-Options = Mapping[str, str | bool | int]
 
 
 class Made(NamedTuple):
@@ -78,7 +74,7 @@ class How(NamedTuple):
       precision: of matrix products, as in `jax.default_matmul_precision`.
     """
 
-    options: Options | None = None
+    options: Mapping[str, Any] | None = None
     client_map: ClientMap = "auto"
     unroll: int = 1
     precision: str | None = None
@@ -159,6 +155,10 @@ def table_1(changes: Mapping[str, Any]) -> Made:
     Args:
       changes: to the settings of `maxfl-table1`.
     """
+    # Import the papers here alone, because they take seconds.
+    from fedjax_mm.papers import ITEMS
+    from fedjax_mm.papers.cho2022.runs import draw, run_grid
+
     settings = ITEMS["maxfl-table1"].settings
     settings = type(settings).model_validate(settings.model_dump() | dict(changes))
     grid, clock = settings.selection or settings, 0.0

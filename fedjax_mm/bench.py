@@ -200,9 +200,7 @@ def count_steps(
     return int(computed.sum()), int(jnp.broadcast_to(steps, clients.shape).sum())
 
 
-def compile_program(
-    uncompiled: Uncompiled, options: Mapping[str, str | bool | int] | None = None
-) -> Program:
+def compile_program(uncompiled: Uncompiled, options: Mapping[str, Any] | None = None) -> Program:
     """Compiles a workload with XLA's `options` for this program, such as flags of the GPU."""
     function, arguments, where = uncompiled
     clock = time.perf_counter()
