@@ -264,7 +264,7 @@ def _clients(name: str, number: int, sizes: Sizes) -> Any:
     workload: Any = WORKLOADS[name]
     if isinstance(workload, LearningWorkload):
         cohort = number // 10
-        changes: dict[str, Any] = {"num_examples": 10, "batch_size": 10, "cohort_size": cohort}
+        changes: dict[str, Any] = {"num_examples": 10, "cohort_size": cohort}
     else:
         cohort, changes = number, {"num_models": 10}
     changes |= {"num_clients": number, "num_rounds": _rounds(name, cohort, sizes)}
