@@ -148,14 +148,18 @@ class Module:
 
     def _fed_loops(self, computation: str) -> dict[str, Operation]:
         """Returns the loop that each operation is an initial value of, by the operation's name."""
-        scope = self.computations[computation]
-        loops = [each for each in scope.values() if each.opcode == "while"]
+        scope, starts = self.computations[computation], list[tuple[Operation, Operation]]()
+        for each in scope.values():
+            if each.opcode == "while":
+                starts.append((each, each))
+            elif each.opcode == "call":  # CPUs call small loops
+                starts += [(each, loop) for loop in self.loops(*each.called("to_apply"))]
         return {
             name: loop
-            for loop in loops
-            for start in loop.operands
-            if start in scope
-            for name in scope[start].operands
+            for start, loop in starts
+            for given in start.operands
+            if given in scope
+            for name in scope[given].operands
         }
 
     def loops(self, computation: str | None = None) -> list[Operation]:

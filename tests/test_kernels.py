@@ -39,6 +39,12 @@ TEXT = """HloModule rounds
   ROOT %lt = pred[] compare(%m, %m), direction=LT
 }
 
+%small (h: (s32[], u32[2], u32[4], u32[4])) -> (s32[], u32[2], u32[4], u32[4]) {
+  %h = (s32[], u32[2]{0}, u32[4]{0}, u32[4]{0}) parameter(0)
+  ROOT %loop = (s32[], u32[2]{0}, u32[4]{0}, u32[4]{0}) while(%h), condition=%goes_on, \
+body=%hash, backend_config={"known_trip_count":{"n":"5"}}
+}
+
 %few (d: f32[4,8]) -> f32[4,8] {
   ROOT %d = f32[4,8]{1,0} parameter(0)
 }
@@ -67,8 +73,7 @@ TEXT = """HloModule rounds
   %own = u32[2]{0} copy(%key)
   %turns = u32[4]{0} constant({1, 2, 3, 4})
   %start = (s32[], u32[2]{0}, u32[4]{0}, u32[4]{0}) tuple(%n, %own, %turns, %turns)
-  %hashed = (s32[], u32[2]{0}, u32[4]{0}, u32[4]{0}) while(%start), condition=%goes_on, \
-body=%hash, backend_config={"known_trip_count":{"n":"5"}}
+  %hashed = (s32[], u32[2]{0}, u32[4]{0}, u32[4]{0}) call(%start), to_apply=%small
   %y = f32[4,8]{1,0} get-tuple-element(%steps), index=1
   %which = f32[4,8]{1,0} conditional(%n, %y, %y), branch_computations={%few, %many}
   %graph = f32[4,8]{1,0} call(%which), to_apply=%command_buffer
