@@ -302,10 +302,13 @@ def measure(row: Row, sizes: Sizes) -> dict[str, Any]:
         if seconds < 1:  # else a second run would tell little more
             seconds = bench.median_seconds(program, 5)
 
-    per_trip = 1 if made.trips is None else made.num_rounds // made.trips
-
     def mean(name: str) -> float:
-        return sum(getattr(each, name) for each in counted) / len(counted) / per_trip
+        # A trip has several rounds if we, or XLA, have unrolled them.
+        rounds = [
+            made.num_rounds / each.trips if made.trips and each.trips else 1 for each in counted
+        ]
+        each_round = [getattr(each, name) / n for each, n in zip(counted, rounds, strict=True)]
+        return sum(each_round) / len(each_round)
 
     return about | {
         "compile_seconds": program.compile_seconds,

@@ -87,9 +87,10 @@ class Launch(NamedTuple):
 
 
 class Counted(NamedTuple):
-    """The launches of one round.
+    """The launches of one trip of the loop of rounds.
 
     Attributes:
+      trips: of the loop; None if unknown.
       kernels: all of them, with those of Threefry's loops.
       as_on_gpus: with one launch for each loop of Threefry.
       in_graphs: those inside of command buffers, which a GPU launches as a whole.
@@ -97,6 +98,7 @@ class Counted(NamedTuple):
       launches: the operations of `as_on_gpus`.
     """
 
+    trips: int | None
     kernels: int
     as_on_gpus: int
     in_graphs: int
@@ -181,12 +183,14 @@ class Module:
           num_rounds: the trip count of the loop; by default unknown. A single round is the whole
             program, because XLA removes a loop of one trip.
         """
-        body = self.entry if num_rounds == 1 else self._body(depth, num_rounds)
+        loop = None if num_rounds == 1 else self._loop(depth, num_rounds)
+        (body,) = loop.called("body") if loop else (self.entry,)
         found = self.launches(body)
         kernels = [each for each in found if not _is_threefry(each.operation)]
         graphs = [each for each in kernels if each.computation.startswith("command_buffer")]
         as_on_gpus = [each for each in found if not each.is_random]
         return Counted(
+            trips=_trips(loop) if loop else 1,
             kernels=_number(kernels),
             as_on_gpus=_number(as_on_gpus),
             in_graphs=_number(graphs),
@@ -194,16 +198,15 @@ class Module:
             launches=as_on_gpus,
         )
 
-    def _body(self, depth: int, num_rounds: int | None) -> str:
-        bodies = [self.entry]
-        for level in range(depth):
-            loops = [loop for body in bodies for loop in self.loops(body)]
-            known = [loop for loop in loops if _trips(loop) == num_rounds]
-            last = level == depth - 1 and num_rounds is not None
-            bodies = [loop.called("body")[0] for loop in (known if last and known else loops)]
-        if not bodies:
+    def _loop(self, depth: int, num_rounds: int | None) -> Operation:
+        loops = self.loops()
+        for _ in range(depth - 1):
+            loops = [inner for loop in loops for inner in self.loops(*loop.called("body"))]
+        if not loops:
             raise ValueError(f"the program has no loop at depth {depth}; give num_rounds=1")
-        return max(bodies, key=lambda body: _number(self.launches(body)))
+        # There is none of that length if XLA has unrolled it.
+        known = [loop for loop in loops if num_rounds and _trips(loop) == num_rounds]
+        return max(known or loops, key=lambda loop: _number(self.launches(*loop.called("body"))))
 
     def traffic(self, launch: Launch) -> int:
         """Estimates the bytes that a kernel reads and writes.
