@@ -114,7 +114,7 @@ def growth(rows: Sequence[Found]) -> Figure:
 
 
 def variants(rows: Sequence[Found]) -> Figure:
-    """Draws the time of a round of each variant, relative to the program as it is."""
+    """Draws the time of a round of each variant."""
     here = [row for row in rows if row["group"] == "variants"]
     works = list(dict.fromkeys(row["work"] for row in here)) or [""]
     figure = Figure(figsize=(4 * len(works), 4), layout="constrained")
