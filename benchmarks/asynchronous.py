@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedjax_mm import fedavg, keys, local_sgd, simulate
+from fedjax_mm import bench, fedavg, keys, local_sgd, simulate
 from fedjax_mm.asynchrony import Dispatch, fedast
 from fedjax_mm.asynchrony.dispatch import draws_of
 from fedjax_mm.base import Algorithm, ClientContext
@@ -118,21 +118,30 @@ def event_loop(
 
 def compiled(name: str, num_arrivals: int = NUM_ARRIVALS) -> tuple[Callable[[], Any], float]:
     """Returns a function that does the same in one program, and the seconds of compiling it."""
-    return _compile(_program(name, num_arrivals), jax.random.key(0), parts(name)[0])
+    made = bench.compile_program(program(name, num_arrivals))
+    return made.run, made.compile_seconds
+
+
+def program(name: str, num_arrivals: int = NUM_ARRIVALS) -> bench.Uncompiled:
+    """Returns the program, which is not compiled, on one device."""
+    arguments = jax.random.key(0), parts(name)[0]
+    return bench.Uncompiled(_program(name, num_arrivals), arguments, layout(1, jax.devices()[:1]))
 
 
 def shared(name: str) -> Callable[[], Any]:
     """Returns the same, whose jobs the devices share."""
     where = layout(1, axis="clients")
-    program = where.over(_program(name, NUM_ARRIVALS, where.client_axis), (None, None), None)
-    return _compile(program, jax.random.key(0), parts(name)[0])[0]
+    all_of_it = where.over(_program(name, NUM_ARRIVALS, where.client_axis), (None, None), None)
+    arguments = jax.random.key(0), parts(name)[0]
+    return bench.compile_program(bench.Uncompiled(all_of_it, arguments, where)).run
 
 
 def seeds(name: str, number: int) -> Callable[[], Any]:
     """Returns a function that does the same with many seeds, shared out over the devices."""
     where = layout(number, axis="replicas")
-    program = where.over(jax.vmap(_program(name, NUM_ARRIVALS), (0, None)), (0, None))
-    return _compile(program, seed_keys(0, range(number)), parts(name)[0])[0]
+    all_of_it = where.over(jax.vmap(_program(name, NUM_ARRIVALS), (0, None)), (0, None))
+    arguments = seed_keys(0, range(number)), parts(name)[0]
+    return bench.compile_program(bench.Uncompiled(all_of_it, arguments, where)).run
 
 
 def _program(name: str, num_arrivals: int, client_axis: str | None = None) -> Callable[..., Any]:
@@ -143,13 +152,6 @@ def _program(name: str, num_arrivals: int, client_axis: str | None = None) -> Ca
         return simulate(rng_key, task, algorithm, dispatch, num_arrivals, **how)
 
     return run
-
-
-def _compile(program: Callable[..., Any], *args: Any) -> tuple[Callable[[], Any], float]:
-    start = time.perf_counter()
-    made = jax.jit(program).lower(*args).compile()
-    seconds = time.perf_counter() - start
-    return lambda: jax.block_until_ready(made(*args)), seconds
 
 
 def main() -> None:

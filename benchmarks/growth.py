@@ -23,8 +23,6 @@ from matplotlib.figure import Figure
 from fedjax_mm import bench, fedavg, local_sgd, mfa_rand
 from fedjax_mm.base import Task
 from fedjax_mm.sweeps.devices import use_cpu_devices
-from fedjax_mm.sweeps.execute import carry_out
-from fedjax_mm.sweeps.execution import Execution
 from fedjax_mm.sweeps.grid import Grid, Setup
 from fedjax_mm.sweeps.plan import make_plan
 from fedjax_mm.tasks import classification, quadratic
@@ -110,12 +108,7 @@ def build(work: str, size: Size) -> tuple[bench.Program, int]:
     shared = {"task": size.task if is_recorded else unmeasured(size.task)}
     every = 1 if is_recorded else rounds
     grid = Grid(setup, {}, rounds, size.num_seeds, record_every=every, shared=shared)
-    plan = make_plan(grid)
-
-    def run() -> Any:
-        return carry_out(plan, Execution())[0]
-
-    program = bench.Program(run, plan.compile_seconds, plan.batch_bytes / 2**20)
+    program = bench.program_of(make_plan(grid))
     return program, size.num_seeds * rounds * size.cohort_size
 
 

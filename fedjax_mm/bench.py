@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from fedjax_mm.stacks import stacks_of
 from fedjax_mm.sweeps.devices import Layout, layout
 from fedjax_mm.sweeps.execute import carry_out
 from fedjax_mm.sweeps.execution import Execution
-from fedjax_mm.sweeps.plan import make_plan, memory_of
+from fedjax_mm.sweeps.plan import Plan, make_plan, memory_of
 from fedjax_mm.tasks.quadratic import quadratic
 from fedjax_mm.workloads import ASSIGNMENTS, AnyWorkload, LearningWorkload, SweepWorkload, Workload
 
@@ -49,12 +49,14 @@ class Program(NamedTuple):
       compile_seconds: of tracing and compiling.
       mebibytes: memory of the arguments, the results and the temporaries, on all devices.
       steps: local steps that are computed for each one that counts.
+      compiled: the executables.
     """
 
     run: Callable[[], Any]
     compile_seconds: float
     mebibytes: float
     steps: float = 1.0
+    compiled: tuple[Any, ...] = ()
 
 
 def build(
@@ -77,14 +79,9 @@ def build(
       params: initial parameters of a learning workload; drawn if None.
     """
     if isinstance(workload, SweepWorkload):
-        plan = make_plan(workload.grid())
-
-        def follow() -> Any:
-            return carry_out(plan, Execution())[0]
-
-        return Program(follow, plan.compile_seconds, plan.batch_bytes / 2**20)
+        return program_of(make_plan(workload.grid()))
     if isinstance(workload, Workload):
-        return _compile(quadratic_program(workload, label, client_map, devices))
+        return compile_program(quadratic_program(workload, label, client_map, devices))
     uncompiled = learning_program(workload, client_map, devices, params)
     computed, counted = count_steps(
         range(workload.cohort_size),
@@ -94,7 +91,7 @@ def build(
         client_map=client_map,
         num_devices=uncompiled.where.mesh.size,
     )
-    return _compile(uncompiled)._replace(steps=computed / counted)
+    return compile_program(uncompiled)._replace(steps=computed / counted)
 
 
 def quadratic_program(
@@ -203,13 +200,29 @@ def count_steps(
     return int(computed.sum()), int(jnp.broadcast_to(steps, clients.shape).sum())
 
 
-def _compile(uncompiled: Uncompiled) -> Program:
+def compile_program(uncompiled: Uncompiled, options: Mapping[str, Any] | None = None) -> Program:
+    """Compiles a workload with XLA's `options` for this program, such as flags of the GPU."""
     function, arguments, where = uncompiled
     clock = time.perf_counter()
-    compiled = jax.jit(function).lower(*arguments).compile()
+    lowered = jax.jit(function).lower(*arguments)
+    compiled = lowered.compile(compiler_options=dict(options or {}))
     seconds = time.perf_counter() - clock
     mebibytes = memory_of(compiled) * where.mesh.size / 2**20
-    return Program(lambda: jax.block_until_ready(compiled(*arguments)), seconds, mebibytes)
+
+    def run() -> Any:
+        return jax.block_until_ready(compiled(*arguments))
+
+    return Program(run, seconds, mebibytes, compiled=(compiled,))
+
+
+def program_of(plan: Plan) -> Program:
+    """Returns all programs of a sweep as one."""
+
+    def follow() -> Any:
+        return carry_out(plan, Execution())[0]
+
+    calls = tuple(each.call for each in plan.compiled)
+    return Program(follow, plan.compile_seconds, plan.batch_bytes / 2**20, compiled=calls)
 
 
 def seconds_of(run: Callable[[], Any], repeats: int) -> list[float]:

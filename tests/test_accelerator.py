@@ -1,0 +1,132 @@
+"""`python -m benchmarks.accelerator`: it goes on after a kill, and computes no row twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import accelerator
+from benchmarks.accelerator import TINY, Row
+from benchmarks.accelerator_report import derived, write_report
+
+ROOT = Path(__file__).parent.parent
+COMMAND = (sys.executable, "-m", "benchmarks.accelerator", "--tiny", "--out")
+
+
+def begun(out):
+    """The times at which the rows' files were written."""
+    return {path.name: path.stat().st_mtime_ns for path in (out / "rows").glob("*.json")}
+
+
+def test_a_killed_run_goes_on_and_a_finished_one_computes_nothing(tmp_path, capfd):
+    child = subprocess.Popen(
+        [*COMMAND, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    lines = iter(child.stdout.readline, "")
+    names = [next(lines).split()[1], next(lines).split()[1]]  # the first is finished then
+    os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    first = begun(tmp_path)
+    assert f"{names[0]}.json" in first
+
+    accelerator.main(["--tiny", "--out", str(tmp_path)])
+    said, second = capfd.readouterr().out, begun(tmp_path)
+    for name in (*names, *(row.name for row in accelerator.rows(TINY))):
+        assert (f"begin {name}\n" in said) != (f"{name}.json" in first)
+    assert second.items() >= first.items()
+    assert len(second) == len(list(accelerator.rows(TINY)))
+    assert "0 left" in said
+
+    report = json.loads((tmp_path / "accelerator.json").read_text())
+    assert report["ceilings"]["GB/s"] > 0
+    assert [row.get("error") for row in report["rows"]] == [None] * (len(second) - 1)
+    for row in report["rows"]:
+        assert row["kernels"] > 0
+        assert row["microseconds a round"] > 0
+    text = (tmp_path / "accelerator.md").read_text()
+    assert "| W2 | " in text
+    assert "## Table 1" in text
+    for name in ("growth", "variants", "launches"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 5000
+
+    accelerator.main(["--tiny", "--out", str(tmp_path)])
+    assert "begin" not in capfd.readouterr().out
+    assert begun(tmp_path) == second
+
+
+def rows_that(*makes):
+    return [Row("workloads", f"W{i}", make) for i, make in enumerate(makes)]
+
+
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path):
+    def fail(_):
+        raise MemoryError("RESOURCE_EXHAUSTED: out of memory")
+
+    accelerator.prepare_directory(tmp_path / "rows")
+    todo = rows_that(fail, fail)
+    accelerator.work(todo, TINY, tmp_path, 100, time.time() + 100)
+    found = [json.loads(accelerator.path_of(row, tmp_path).read_text()) for row in todo]
+    assert [row["error"] for row in found] == ["MemoryError: RESOURCE_EXHAUSTED: out of memory"] * 2
+    write_report(found, tmp_path)
+    assert "out of memory" in (tmp_path / "accelerator.md").read_text()
+
+
+def test_no_row_begins_after_the_budget(tmp_path):
+    accelerator.work(rows_that(None), TINY, tmp_path, 100, time.time() - 1)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"), [("SIGKILL", "ended with -9"), ("SIGALRM", "longer than 7 seconds")]
+)
+def test_a_worker_that_dies_in_a_row(tmp_path, number, reason):
+    """The row is recorded, and the next worker finds it finished."""
+    accelerator.prepare_directory(tmp_path / "rows")
+    (row,) = given = rows_that(None)
+    script = f"import os, signal; print('begin {row.name}', flush=True)"
+    command = [sys.executable, "-c", f"{script}; os.kill(os.getpid(), signal.{number})"]
+    accelerator.supervise(command, given, tmp_path, 7)
+    assert reason in json.loads(accelerator.path_of(row, tmp_path).read_text())["error"]
+
+
+def test_a_worker_that_cannot_begin(tmp_path):
+    command = [sys.executable, "-c", "raise SystemExit(3)"]
+    with pytest.raises(RuntimeError, match="ended with 3 outside of its rows"):
+        accelerator.supervise(command, rows_that(None), tmp_path, 7)
+
+
+def test_shares_of_the_ceilings():
+    row = {
+        "seconds": 2.0,
+        "num_rounds": 1000,
+        "updates": 4000,
+        "flops": 6e9,
+        "kernels": 50,
+        "round_bytes": 8e6,
+        "variant": "",
+        "is_batched": False,
+    }
+    found = derived(row, {"float32 GFLOP/s": 30.0, "bfloat16 GFLOP/s": 60.0, "GB/s": 40.0})
+    assert found == pytest.approx(
+        {
+            "microseconds a round": 2000,
+            "microseconds a kernel": 40,
+            "updates/s": 2000,
+            "GFLOP/s": 3,
+            "of matrix peak": 0.1,
+            "GB/s": 4,
+            "of bandwidth": 0.1,
+        }
+    )
+
+
+def test_rows_have_names_of_their_own():
+    for sizes in (TINY, accelerator.FULL):
+        names = [row.name for row in accelerator.rows(sizes)]
+        assert len(set(names)) == len(names)
