@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jaxtyping import Array, Float, Int
 
 from fedjax_mm import base
@@ -23,6 +22,7 @@ from fedjax_mm.base import (
     Task,
 )
 from fedjax_mm.checks import check_choice, check_count, check_epochs, described, needs
+from fedjax_mm.loops import local_steps
 from fedjax_mm.parts import check_optimizer_factory, check_rate, check_schedule
 from fedjax_mm.schedules import Schedule
 from fedjax_mm.sums import scale_update
@@ -98,7 +98,7 @@ def train_locally(
     start = context.params if start is None else start
     is_large = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(start)) >= _LARGE_BYTES
     carry = start, optimizer.init(start), batches_of(0), jnp.zeros(())
-    params, _, _, losses = lax.fori_loop(0, num_steps, step, carry)
+    params, _, _, losses = local_steps(num_steps, step, carry)
     return params, losses / num_steps
 
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from fedjax_mm.base import Batching, Index, Metrics, Scalar, SparseUpdate, Steps
 from fedjax_mm.checked import Count, Positive, checked
+from fedjax_mm.loops import local_steps
 
 Vector: TypeAlias = Float[Array, " dim"]
 Block: TypeAlias = Float[Array, " block"]
@@ -100,7 +101,7 @@ class Quadratic:
             return change, decay - decay_per_step * (1 + decay)
 
         start = (jnp.zeros_like(block), jnp.zeros((), block.dtype))
-        change, decay = lax.fori_loop(0, num_steps, step, start)
+        change, decay = local_steps(num_steps, step, start)
         indices = client * self.block_size + jnp.arange(self.block_size + 1)
         return SparseUpdate(decay, indices, change - decay * block)
 
