@@ -97,7 +97,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()
     }
-    coords["round"] = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
+    coords["round"] = _rounds(trace.round)
     coords["model"] = np.arange(1, num_models + 1)
     for metric in metrics.keys() & set(trace.per_client):
         coords["client"] = np.arange(np.shape(trace.metrics[metric])[len(axes)])
@@ -136,6 +136,18 @@ def _coordinates(
                 "entries; give one coordinate for each, outermost axis first"
             )
     return coords
+
+
+def _rounds(rounds: Any) -> np.ndarray:
+    """Returns the rounds of the records, or raises `ValueError` if they are on another axis."""
+    each = np.reshape(rounds, (-1, np.shape(rounds)[-1]))
+    if (each != each[0]).any() or (np.diff(each[0]) <= 0).any():
+        raise ValueError(
+            f"the trace's rounds, of shape {np.shape(rounds)}, do not grow along the last axis "
+            "alike in all runs; leave out out_axes of jax.vmap, so that axes of runs come first, "
+            "and give traces of the same rounds"
+        )
+    return each[0]
 
 
 def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:
