@@ -235,7 +235,16 @@ def _read(
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
         if which.part and which.executor:
             raise ValueError("--executor computes all parts, and --part one; give one of the two")
-    return experiment.with_seeds(which.first_seed, experiment.num_seeds), workers
+    experiment = experiment.with_seeds(which.first_seed, experiment.num_seeds)
+    if any(each.partition("=")[0].strip() == "seed" for each in overrides):
+        first, last = experiment.first_seed, experiment.first_seed + experiment.num_seeds - 1
+        say(
+            f"seed = {experiment.seed} is the root of all draws; the runs have the labels {first} "
+            f"... {last}, as those of any root. To add seeds to a result, give --first-seed",
+            notes,
+            "dim",
+        )
+    return experiment, workers
 
 
 def _run_and_save(

@@ -3,6 +3,7 @@
 import datetime
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,24 @@ notes = Console(stderr=True, markup=False, emoji=False)
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
     """Prints text without markup and without breaking long lines."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Shows our warnings as lines of text, without the place in the code."""
+    show_warning = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> None:
+        if category is UserWarning:
+            say(f"fedjax-mm: {message}", notes)
+        else:
+            show_warning(message, category, *args, **options)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = show_warning
 
 
 def show_table(

@@ -73,9 +73,9 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
             hint = f"did you mean {close[0]!r}?" if close else known
             # Suggest full paths, because a key without its table is right on axes and may be tried
             # here, too.
-            inside = list(_paths_to(key, values)) if path == key else []
-            if inside:
-                hint = f"give {' or '.join(inside[:3])}"
+            elsewhere = list(_paths_to(key, values)) if path == key else []
+            if elsewhere:
+                hint = f"give {' or '.join(elsewhere[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
         case "model_type" | "model_attributes_type" | "dict_type":
             names, keys = _table(kind, problem["loc"])
