@@ -115,6 +115,33 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def refusing_unknown(kind: type[T]) -> type[T]:
+    """Lets a class refuse arguments that it does not have, by their names.
+
+    Example:
+      >>> @refusing_unknown
+      ... @dataclasses.dataclass
+      ... class Run:
+      ...     num_rounds: int
+      >>> Run(num_round=3)
+      Traceback (most recent call last):
+        ...
+      TypeError: Run has no argument 'num_round'; did you mean 'num_rounds'?
+    """
+    init: Callable[..., None] = kind.__init__
+    known = [*inspect.signature(kind).parameters]
+
+    @functools.wraps(init)
+    def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_unknown(kind, name, known))
+        init(self, *args, **kwargs)
+
+    type.__setattr__(kind, "__init__", checked_init)
+    return kind
+
+
 def check_argument(name: str, value: Any, annotation: Any) -> Any:
     """Returns a value if an annotation allows it, a whole number as an int.
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Int
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
+from fedjax_mm.checked import refusing_unknown
 from fedjax_mm.checks import check_choice, check_client_map, check_count, described, whole
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.data.federated import FederatedData, check_federated
@@ -47,6 +48,7 @@ class Setup(NamedTuple):
     num_models: int | Int[Array, ""] | None = None
 
 
+@refusing_unknown
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
     """The runs of a sweep: all points that some axes span, each with all seeds.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked
+from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked, refusing_unknown
 from fedjax_mm.checks import check_numbers
 
 _LARGEST = 2**31 - 1  # counts are int32
@@ -27,6 +27,7 @@ class Watch(NamedTuple):
     waited: Int[Array | np.ndarray, "*models"]
 
 
+@refusing_unknown
 @dataclasses.dataclass(frozen=True)
 class Until:
     """Target for a metric: a bound, or a plateau.

@@ -966,6 +966,16 @@ CASES = {
         "dataset is a Trace, not a Dataset; give the result of sweep or run",
         TypeError,
     ),
+    "a misspelt argument of a sweep": (
+        lambda: swept(num_round=3),
+        "Grid has no argument 'num_round'; did you mean 'num_rounds'",
+        TypeError,
+    ),
+    "a misspelt argument of a target": (
+        lambda: Until("loss", at_last=3),
+        "Until has no argument 'at_last'; did you mean 'at_least'",
+        TypeError,
+    ),
     "until nothing": (
         lambda: swept(until=Until("loss")),
         "until has at_least = None, at_most = None and patience = None; give one",
