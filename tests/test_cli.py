@@ -837,12 +837,12 @@ def test_a_run_in_which_nobody_trains_says_so(monkeypatch, tmp_path, axes):
 def test_a_root_seed_is_told_from_the_labels(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(CONFIG)
-    both = ("run", "mine.toml", "--dry-run", "--set", "num_seeds=2")
-    code, _, err = call(*both, "--set", "seed=2")
+    both = ("run", "mine.toml", "--set", "num_seeds=2")
+    code, out, _ = call(*both, "--set", "seed=2")
     assert code == 0
-    assert "seed = 2 is the root of all draws; the runs have the labels 0 ... 1" in words(err)
-    assert "--first-seed" in err
-    assert "root of all draws" not in words(call(*both).err)
+    assert "seed = 2 is the root of all draws; the runs have the labels 0 ... 1" in words(out)
+    assert "--first-seed" in out
+    assert "root of all draws" not in words(call(*both, "--out", "other").out)
 
 
 def test_an_interrupt_says_how_many_programs_were_compiled(monkeypatch, tmp_path):

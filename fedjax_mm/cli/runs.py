@@ -235,16 +235,7 @@ def _read(
             raise ValueError(f"{path}: axes: missing; give at least 1, or use `fedjax-mm run`")
         if which.part and which.executor:
             raise ValueError("--executor computes all parts, and --part one; give one of the two")
-    experiment = experiment.with_seeds(which.first_seed, experiment.num_seeds)
-    if any(each.partition("=")[0].strip() == "seed" for each in overrides):
-        first, last = experiment.first_seed, experiment.first_seed + experiment.num_seeds - 1
-        say(
-            f"seed = {experiment.seed} is the root of all draws; the runs have the labels {first} "
-            f"... {last}, as those of any root. To add seeds to a result, give --first-seed",
-            notes,
-            "dim",
-        )
-    return experiment, workers
+    return experiment.with_seeds(which.first_seed, experiment.num_seeds), workers
 
 
 def _run_and_save(
@@ -299,6 +290,12 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
     if count := int(diverged.sum()):
         words = f" {count} of {diverged.size:,} runs; see the variable diverged"
         say(Text.assemble("  ", ("diverged:", "red"), words))
+    if root := dataset.attrs["manifest"]["seed"]:
+        labels = f"{dataset.seed.values[0]} ... {dataset.seed.values[-1]}"
+        words = f"seed = {root} is the root of all draws; the runs have the labels {labels}"
+        say(
+            f"  {words}, as with any root. To add seeds to a result, give --first-seed", style="dim"
+        )
     files = [name for name in (*_FILES, "manifest.json") if (directory / name).exists()]
     show_end(dataset, directory, ", ".join(files))
 

@@ -31,19 +31,19 @@ def say(text: str | Text, on: Console = console, style: str | None = None) -> No
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
     """Shows our warnings as lines of text, without the place in the code."""
-    show_warning = warnings.showwarning
+    # Replace the format alone, because who records warnings replaces `showwarning`.
+    format_warning = warnings.formatwarning
 
-    def show(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> None:
+    def line(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> str:
         if category is UserWarning:
-            say(f"fedjax-mm: {message}", notes)
-        else:
-            show_warning(message, category, *args, **options)
+            return f"fedjax-mm: {message}\n"
+        return format_warning(message, category, *args, **options)
 
-    warnings.showwarning = show
+    warnings.formatwarning = line
     try:
         yield
     finally:
-        warnings.showwarning = show_warning
+        warnings.formatwarning = format_warning
 
 
 def show_table(

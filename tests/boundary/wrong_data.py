@@ -397,7 +397,7 @@ CASES = {
         lambda: partition.by_id(np.array(["a", 1], object)),
         "ids are of types int, str; give numbers, or text",
     ),
-    "seed -1": (
+    "seed -1 of a division": (
         lambda: federate((X, Y), PARTS, seed=-1),
         "seed is -1; it must be a whole number, 0 or more",
     ),
