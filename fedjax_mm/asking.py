@@ -3,6 +3,8 @@
 A wrapper asks the assignment that it wraps in the same way as the engine does.
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -107,9 +109,12 @@ def start_states(
       TypeError: if `init` returns something else.
     """
     wanted = "the server's state, and one client's state"
-    server, client = _two(
-        f"{name_of(algorithm)} returns from init", algorithm.init(task, params), wanted
-    )
+    what = f"{name_of(algorithm)} returns from init"
+    with _own(algorithm, "init(task, params)"):
+        found = algorithm.init(task, params)
+    server, client = _two(what, found, wanted)
+    _check_arrays(f"{what} as the server's state", server)
+    _check_arrays(f"{what} as a client's state", client)
     return server, client
 
 
@@ -126,11 +131,20 @@ def contribute(
       ValueError: if the state has other shapes or types than the old one.
     """
     what = f"{name_of(algorithm)} returns from client"
-    found = algorithm.client(context, server_state, client_state)
+    with _own(algorithm, "client(context, server_state, client_state)"):
+        found = algorithm.client(context, server_state, client_state)
     sent, state = _two(what, found, "a Contribution, and the client's state")
     if not isinstance(sent, Contribution):
         raise TypeError(f"{what} {described(sent)}; give a Contribution first, then the state")
+    _check_arrays(f"{what} as a client's state", state)
     check_state(what, client_state, state)
+    for name in ("update", "report"):
+        _check_arrays(f"{what} as {name}", getattr(sent, name))
+    if sent.update is None:
+        raise TypeError(f"{what} as update None; give a pytree of arrays")
+    for name in ("weight", "num_gradients"):
+        if not _is_array(value := getattr(sent, name)) or np.shape(value):
+            raise TypeError(f"{what} as {name} {described(value)}; give one number")
     weight, num_gradients = jnp.asarray(sent.weight), jnp.asarray(sent.num_gradients, jnp.int32)
     return sent._replace(weight=weight, num_gradients=num_gradients), state
 
@@ -143,10 +157,50 @@ def serve(algorithm: Algorithm, context: ServerContext) -> tuple[Params, ServerS
       ValueError: if shapes or types differ from those before the step.
     """
     what = f"{name_of(algorithm)} returns from server"
-    params, state = _two(what, algorithm.server(context), "the parameters, and the server's state")
+    with _own(algorithm, "server(context)", context.params, context.total.update):
+        found = algorithm.server(context)
+    params, state = _two(what, found, "the parameters, and the server's state")
+    _check_arrays(f"{what} as parameters", params)
+    _check_arrays(f"{what} as the server's state", state)
     check_state(what, context.params, params, "parameters", "the model has")
     check_state(what, context.server_state, state)
     return params, state
+
+
+@contextlib.contextmanager
+def _own(
+    algorithm: Algorithm, call: str, params: Params = None, update: Any = None
+) -> Iterator[None]:
+    """Adds the function, and what it got, to errors that JAX or Python raises in it.
+
+    Args:
+      algorithm: whose function is called.
+      call: the call, as a user would write the function's head.
+      params: the model's parameters, if the function gets a sum of updates.
+      update: that sum.
+    """
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError) as error:
+        note = f"in {call} of {name_of(algorithm)}"
+        shapes = [jax.tree.map(lambda x: jax.typeof(x).str_short(), x) for x in (params, update)]
+        if shapes[0] != shapes[1]:
+            note += f", which gets params {shapes[0]} and total.update {shapes[1]}"
+        error.add_note(note)
+        raise
+
+
+def _check_arrays(what: str, tree: Any) -> None:
+    """Raises `TypeError` unless the leaves of a pytree are numbers or arrays."""
+    for leaf in jax.tree.leaves(tree):
+        if not _is_array(leaf):
+            raise TypeError(f"{what} {described(leaf)}; give a pytree of arrays")
+
+
+def _is_array(value: Any) -> bool:
+    if isinstance(value, jax.Array | bool | int | float):
+        return True
+    return isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufcV"
 
 
 def _two(what: str, found: Any, wanted: str) -> tuple[Any, Any]:
@@ -169,7 +223,12 @@ def name_of(part: Assignment | Algorithm) -> str:
 
 
 def check_state(
-    who: str, old: Any, new: Any, what: str = "a state", source: str = "init returned"
+    who: str,
+    old: Any,
+    new: Any,
+    what: str = "a state",
+    source: str = "init returned",
+    remedy: str = "keep shapes and types",
 ) -> None:
     """Raises `ValueError` unless a round keeps the structure, shapes and types of a state."""
     check_alike(f"{who} {what} of another structure than {source}", old, new)
@@ -178,6 +237,6 @@ def check_state(
         is_same = before.weak_type or before.dtype == after.dtype  # `scan` promotes weak types
         if before.shape != after.shape or not is_same:
             raise ValueError(
-                f"{who} {after.str_short()} in its {what.removeprefix('a ')} where {source} "
-                f"{before.str_short()}; keep shapes and types"
+                f"{who} {after.str_short()} in its {what.removeprefix('a ').removeprefix('an ')} "
+                f"where {source} {before.str_short()}; {remedy}"
             )

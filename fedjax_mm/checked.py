@@ -6,6 +6,7 @@ have the same limits, and the reference shows them.
 """
 
 import dataclasses
+import difflib
 import functools
 import inspect
 import math
@@ -81,6 +82,7 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
     ``Annotated`` numbers are checked against their limits, ``Literal`` and ``bool`` against their
     values. Whole numbers of any integer type become ints. Traced numbers pass, because they have no
     value yet, but the shape is checked unless they are counts. Other annotations are not read.
+    Arguments that the function does not have are refused by their names.
 
     Example:
       >>> @checked
@@ -98,7 +100,10 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        by_place, by_name = rules()
+        by_place, by_name, known = rules()
+        for name in kwargs:
+            if known and name not in known:
+                raise TypeError(_unknown(function, name, known))
         first: Any = [rule(value) for rule, value in zip(by_place, args, strict=False)]
         rest: Any = args[len(first) :]
         named: Any = {
@@ -108,6 +113,33 @@ def checked(function: Callable[P, T]) -> Callable[P, T]:
         return function(*first, *rest, **named)
 
     return call
+
+
+def refusing_unknown(kind: type[T]) -> type[T]:
+    """Lets a class refuse arguments that it does not have, by their names.
+
+    Example:
+      >>> @refusing_unknown
+      ... @dataclasses.dataclass
+      ... class Run:
+      ...     num_rounds: int
+      >>> Run(num_round=3)
+      Traceback (most recent call last):
+        ...
+      TypeError: Run has no argument 'num_round'; did you mean 'num_rounds'?
+    """
+    init: Callable[..., None] = kind.__init__
+    known = [*inspect.signature(kind).parameters]
+
+    @functools.wraps(init)
+    def checked_init(self: T, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name not in known:
+                raise TypeError(_unknown(kind, name, known))
+        init(self, *args, **kwargs)
+
+    type.__setattr__(kind, "__init__", checked_init)
+    return kind
 
 
 def check_argument(name: str, value: Any, annotation: Any) -> Any:
@@ -179,8 +211,23 @@ def rule_of(annotation: Any) -> Rule | None:
     return lambda name, value: value if isinstance(value, (*others,)) else rule(name, value)
 
 
-def _rules(function: Callable[..., Any]) -> tuple[list[Callable[[Any], Any]], dict[str, Any]]:
-    """Returns the checks of a function's arguments, by their places and by their names."""
+def _unknown(function: Callable[..., Any], name: str, known: list[str]) -> str:
+    """Returns the message about an argument that a function does not have."""
+    # Above 0.72, because `optimizer` is not meant to be `server_optimizer`.
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]!r}?" if close else f"its arguments are {', '.join(known)}"
+    if known[0] == "local" and not close:
+        hint += "; those of local training are for local_sgd, as in local_sgd(0.1, steps=5)"
+    return f"{function.__name__} has no argument {name!r}; {hint}"
+
+
+def _rules(
+    function: Callable[..., Any],
+) -> tuple[list[Callable[[Any], Any]], dict[str, Any], list[str]]:
+    """Returns the checks of a function's arguments, by places and by names, and the names.
+
+    There are no names if the function takes any.
+    """
     parameters = inspect.signature(function, eval_str=True).parameters
     found = {name: rule_of(each.annotation) for name, each in parameters.items()}
     by_name = {name: functools.partial(rule, name) for name, rule in found.items() if rule}
@@ -189,7 +236,8 @@ def _rules(function: Callable[..., Any]) -> tuple[list[Callable[[Any], Any]], di
         for name, each in parameters.items()
         if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
     ]
-    return by_place, by_name
+    takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
+    return by_place, by_name, [] if takes_any else [*parameters]
 
 
 def _range_or_choice(annotation: Any, choices: list[Any]) -> Rule:

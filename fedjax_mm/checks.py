@@ -2,6 +2,7 @@
 
 import contextlib
 import operator
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -9,6 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool
 
 T = TypeVar("T")
@@ -21,6 +23,8 @@ NO_VALUE = (  # JAX's errors when Python needs the value of a tracer
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+_NAME = re.compile(r"(?=.{1,250}\Z)[\w\u0080-\U0010ffff][^/\x00-\x1f\x7f]*(?<! )")
+"""NetCDF's names: no slash or control character, no space at the end, and another first letter."""
 _SHAPES = ("one number", "one number for each, [clients]")
 
 
@@ -147,6 +151,25 @@ def check_choice(name: str, value: Any, *choices: Any) -> None:
         raise ValueError(f"{name} is {described(value)}; it must be {', '.join(first)} or {last}")
 
 
+def check_name(what: str, name: Any) -> None:
+    """Raises `ValueError` unless a result can be saved with a metric or an axis of this name.
+
+    Example:
+      >>> check_name("a metric", "test/acc")
+      Traceback (most recent call last):
+        ...
+      ValueError: a metric is called 'test/acc', a name that NetCDF files cannot have; rename it, \
+for example to 'test_acc'
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        return
+    words = re.sub(r"\W+", "_", str(name)).strip("_")[:_LONGEST]
+    raise ValueError(
+        f"{what} is called {described(name)}, a name that NetCDF files cannot have; rename it"
+        + (f", for example to {words!r}" if words else "")
+    )
+
+
 def needs(task: Any, capability: type[T]) -> T:
     """Returns the task if it has the capability, and otherwise raises a `ValueError`."""
     if not isinstance(task, capability):
@@ -190,7 +213,18 @@ def check_tested_clients(num_tested: int, num_clients: int) -> None:
 
 
 def check_rounds(num_rounds: Any, record_every: Any) -> tuple[int, int]:
-    """Returns both as ints, after checking that `record_every` divides `num_rounds`."""
+    """Returns both as ints, after checking that `record_every` divides `num_rounds`.
+
+    Raises:
+      TypeError: if one is traced.
+      ValueError: if one is not a positive whole number, or they do not fit.
+    """
+    for name, value in (("num_rounds", num_rounds), ("record_every", record_every)):
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(
+                f"{name} is traced, but it sets the length of the trace; close over it, or give it "
+                "to jax.jit in static_argnames"
+            )
     num_rounds, every = check_count("num_rounds", num_rounds), whole(record_every)
     if every is None or every < 1 or num_rounds % every:
         raise ValueError(
@@ -211,6 +245,20 @@ def check_client_map(client_map: Any) -> Any:
             "size"
         )
     return size
+
+
+def check_client_axis(client_axis: Any) -> Any:
+    """Returns a `client_axis` if it is None or a mesh axis of the `jax.shard_map` around it."""
+    if client_axis is None:
+        return None
+    try:
+        lax.axis_size(client_axis)
+    except (NameError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"client_axis is {described(client_axis)}, but there is no such axis here; call this "
+            "inside jax.shard_map, over a mesh that has the axis, or leave it out"
+        ) from error
+    return client_axis
 
 
 def one_each(

@@ -4,7 +4,7 @@ The arguments of public functions are checked here once, before anything is trac
 examples are checked in `fedjax_mm.data.arrays`, and an assignment's answers in `asking.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -32,18 +32,25 @@ def check_task(value: Any, name: str = "task") -> Any:
 def check_algorithm(value: Any, name: str = "algorithm") -> Algorithm:
     """Returns `value` if it is an algorithm, and otherwise raises a `TypeError` with a remedy."""
     remedy = "such as fedavg(0.1, local_steps=5)"
-    return _check(name, value, "an algorithm", Algorithm, remedy)
+    algorithm: Algorithm = _check(name, value, "an algorithm", Algorithm, remedy)
+    _check_functions("algorithm", algorithm, ("init", "client", "server"), ("num_steps", "metrics"))
+    return algorithm
 
 
 def check_assignment(value: Any, name: str = "assignment") -> Assignment:
     """Returns `value` if it is an assignment, and otherwise raises a `TypeError` with a remedy."""
     remedy = "such as full_participation(num_clients)"
     assignment: Assignment = _check(name, value, "an assignment", Assignment, remedy)
-    for field in ("init", "assign", "observe", "metrics"):
-        given, is_needed = getattr(assignment, field), field in ("init", "assign")
-        if not callable(given) and (given is not None or is_needed):
-            raise TypeError(f"the assignment's {field} is {described(given)}; give a function")
+    _check_functions("assignment", assignment, ("init", "assign"), ("observe", "metrics"))
     return assignment
+
+
+def _check_functions(what: str, part: Any, needed: Sequence[str], others: Sequence[str]) -> None:
+    """Raises `TypeError` unless the fields of a part are functions, or None if not needed."""
+    for field in (*needed, *others):
+        given = getattr(part, field)
+        if not callable(given) and (given is not None or field in needed):
+            raise TypeError(f"the {what}'s {field} is {described(given)}; give a function")
 
 
 def check_trained(tasks: Any, algorithm: Any) -> None:
@@ -60,7 +67,7 @@ def check_trained(tasks: Any, algorithm: Any) -> None:
 def check_instance(name: str, value: Any, kind: type[T], remedy: str) -> T:
     """Returns `value` if it is a `kind`, and otherwise raises a `TypeError` with the remedy."""
     if not isinstance(value, kind):
-        article = f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"
+        article = f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
         raise TypeError(f"{name} is {described(value)}, not {article}; {remedy}")
     return value
 

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_mm.files import write_aside
+from fedjax_mm.parts import check_instance
 from fedjax_mm.results.labels import label as in_words
 
 __all__ = ["Line", "Panel", "draw", "lines", "panels", "save_figure", "sweep_overview"]
@@ -318,6 +319,7 @@ def sweep_overview(dataset: xr.Dataset, metric: str | None = None) -> Figure:
       >>> figure.axes[0].get_xlabel()
       'learning rate'
     """
+    check_instance("dataset", dataset, xr.Dataset, "give the result of sweep or run")
     known = [name for name in ("excess_loss", "loss") if name in dataset]
     metric = metric or [*known, *map(str, dataset.data_vars)][0]
     if metric not in dataset:

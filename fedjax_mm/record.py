@@ -13,6 +13,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fedjax_mm import keys
+from fedjax_mm.asking import name_of
 from fedjax_mm.base import (
     Algorithm,
     Assignment,
@@ -24,7 +25,7 @@ from fedjax_mm.base import (
     Task,
     Trace,
 )
-from fedjax_mm.checks import check_alike, tracing
+from fedjax_mm.checks import check_alike, check_name, described, tracing
 from fedjax_mm.chunks import ClientMap, chunk_size_of
 from fedjax_mm.parts import check_instance
 from fedjax_mm.rounds import stacks_at
@@ -176,9 +177,11 @@ def measure(
     def of_model(
         algorithm: Algorithm, task: Task, key: PRNGKeyArray, params: Params, server: ServerState
     ) -> Measured:
-        metrics, leaves = task.metrics(key, params), jax.tree.leaves(params)
-        leaves += [metrics["loss"]] if "loss" in metrics else []
+        metrics = task.metrics(key, params)
         of_algorithm = algorithm.metrics(task, params, server) if algorithm.metrics else {}
+        check_metrics(f"metrics of the task {type(task).__name__}", metrics)
+        check_metrics(f"metrics of {name_of(algorithm)}", of_algorithm)
+        leaves = jax.tree.leaves(params) + ([metrics["loss"]] if "loss" in metrics else [])
         check_no_repeats(metrics, of_algorithm)
         is_finite = jnp.all(jnp.array([jnp.isfinite(x).all() for x in leaves]))
         return Measured(metrics | of_algorithm, is_finite)
@@ -214,11 +217,32 @@ def measure(
         return by_model(stacks, each)
 
     names = dict.fromkeys(name for each in metrics for name in each)
-    for name in names.keys() & set(RESERVED):
-        raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
     check_no_repeats(names, own or {})
     all_of = {name: of_all(name) for name in names} | (own or {})
     return Measured(all_of, by_model(stacks, finite))
+
+
+def check_metrics(what: str, found: Any) -> None:
+    """Raises an error unless a function of metrics returns a dict of real numbers or arrays.
+
+    Raises:
+      TypeError: if it returns something else.
+      ValueError: if a result could not have a metric of that name.
+    """
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{what} returns {described(found)}; return a dict of names and numbers")
+    for name, value in found.items():
+        check_name("a metric", name)
+        if name in RESERVED:
+            raise ValueError(f"a metric is called {name!r}, like a part of every result; rename it")
+        kind = getattr(value, "dtype", None) or np.asarray(value).dtype
+        if jnp.issubdtype(kind, jnp.complexfloating):
+            raise TypeError(
+                f"the metric {name!r} is of type {kind}; give real numbers, such as the real and "
+                "the imaginary part as two metrics"
+            )
+        if not (jnp.issubdtype(kind, jnp.number) or kind == np.bool_):
+            raise TypeError(f"the metric {name!r} is {described(value)}; give a number or an array")
 
 
 def check_no_repeats(metrics: Mapping[str, Any], others: Mapping[str, Any]) -> None:
@@ -235,7 +259,11 @@ def metrics_per_client(stacks: Sequence[Stack]) -> tuple[str, ...]:
 @tracing("the record of a round")
 def own_metrics(assignment: Assignment, state: Any) -> Metrics | None:
     """Returns the metrics of an assignment's state, or None if it has none."""
-    return assignment.metrics and assignment.metrics(state)
+    if assignment.metrics is None:
+        return None
+    found = assignment.metrics(state)
+    check_metrics(f"metrics of {name_of(assignment)}", found)
+    return found
 
 
 def add_counts(done: T, new: T) -> T:

@@ -13,10 +13,11 @@ from jax import lax
 from jaxtyping import PRNGKeyArray
 
 from fedjax_mm import checks, chunks
+from fedjax_mm.asking import check_state
 from fedjax_mm.asynchrony.batches import AsyncState
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task, Trace
-from fedjax_mm.engine import State, engine_of
+from fedjax_mm.engine import Engine, State, engine_of
 from fedjax_mm.parts import check_instance, key_of
 from fedjax_mm.record import Record, Work, make_trace, measure, message_sizes
 from fedjax_mm.stacks import each_params
@@ -80,17 +81,9 @@ def simulate(
     # Check these first, because `init` computes.
     num_rounds, record_every = checks.check_rounds(num_rounds, record_every)
     client_map = checks.check_client_map(client_map)
-    state = init(rng_key, tasks, algorithm, assignment, params)
-    return advance(
-        state,
-        tasks,
-        algorithm,
-        assignment,
-        num_rounds,
-        client_map=client_map,
-        record_every=record_every,
-        client_axis=client_axis,
-    )
+    engine = engine_of(tasks, algorithm, assignment, client_map, client_axis)
+    state = engine.start(key_of(rng_key), params)
+    return _run(engine, state, num_rounds, record_every, client_map)
 
 
 def init(
@@ -130,6 +123,28 @@ def advance(
             f"state is of {given}, but the assignment is {checks.described(assignment)}; give the "
             "assignment that the state began with"
         )
+    _check_began_with(engine, state)
+    return _run(engine, state, num_rounds, record_every, client_map)
+
+
+def _check_began_with(engine: Engine, state: State) -> None:
+    """Raises `ValueError` unless runs of the engine have states of this structure and shape."""
+    wanted = jax.eval_shape(lambda key: engine.start(key, None), state.rng_key)
+    remedy = "give the tasks, algorithm, assignment and jax_enable_x64 that the state began with"
+    given, have = (sum(len(each.models) for each in x.models) for x in (state, wanted))
+    if given != have:
+        raise ValueError(f"state has {given} models, but the assignment has {have}; {remedy}")
+    for what, old, new in (
+        ("models", wanted.models, state.models),
+        ("an assignment's state", wanted.assignment, state.assignment),
+    ):
+        check_state("state has", old, new, what, "runs of these tasks have", remedy)
+
+
+def _run(
+    engine: Engine, state: State, num_rounds: int, record_every: int, client_map: chunks.ClientMap
+) -> tuple[State, Trace]:
+    """Returns the state after some rounds, and the trace from the given state on."""
 
     @partial(jax.jit, inline=True)
     def record(state: State, work: Work) -> Record:

@@ -9,6 +9,7 @@ import re
 import sys
 import textwrap
 import threading
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ import xarray as xr
 from fedjax_mm import bench, cli, open_result, plots, workloads
 from fedjax_mm.cli import reproductions, terminal
 from fedjax_mm.papers import ITEMS
+from fedjax_mm.sweeps import plan
 
 
 class Outcome(NamedTuple):
@@ -704,6 +706,33 @@ WRONG_CONFIGS = {
         ("num_models is 2", "fedcluster trains 1 model"),
     ),
     "records": (("num_models = 2", "num_models = 2\nrecord_every = 3"), ("3", "divide 4 rounds")),
+    "available a number": (
+        ('"mfa_rand" }', '"mfa_rand", available = 0.8 }'),
+        ('assignment.available = 0.8: give a table, such as { name = "bernoulli" }',),
+    ),
+    "privacy a number": (
+        ("local_steps = 2", "local_steps = 2\nprivacy = 1.0"),
+        ("privacy = 1.0: give a table with adaptive, clients_per_round, clip, noise_multiplier",),
+    ),
+    "an axis a number": (
+        ("num_models = 2", "num_models = 2\naxes = { learning_rate = 0.1 }"),
+        ("axes.learning_rate = 0.1: give a list",),
+    ),
+    "two targets": (
+        (
+            "num_models = 2",
+            'num_models = 2\nuntil = { metric = "loss", at_least = 1, at_most = 2 }',
+        ),
+        ("until has at_least = 1.0, at_most = 2.0", "give one"),
+    ),
+    "b1 of 2": (
+        ("local_steps = 2", 'local_steps = 2\noptimizer = { name = "adam", b1 = 2 }'),
+        ("optimizer.b1 = 2", "less than 1"),
+    ),
+    "momentum of -1": (
+        ("local_steps = 2", 'local_steps = 2\nserver_optimizer = { name = "sgd", momentum = -1 }'),
+        ("server_optimizer.momentum = -1", "greater than or equal to 0"),
+    ),
     "diverging curvature": (("mu = 0.1", "mu = -0.1"), ("task.mu = -0.1", "greater than 0")),
 }
 """By name: what is replaced in `CONFIG` by what, and what the error line must contain."""
@@ -778,6 +807,70 @@ def test_wrong_options_of_a_sweep_are_refused_in_one_line(
     monkeypatch.chdir(tmp_path)
     Path("right.toml").write_text(f"{CONFIG}\n[axes]\nlearning_rate = [0.1, 0.2]\n")
     check_refusal(tmp_path, ("sweep", "right.toml", *options), fragments)
+
+
+IDLE = """
+[algorithms.LVR]
+assignment = { name = "variance_reduced", expected_trainings = 2 }
+learning_rate = 0.1
+local_steps = 2
+"""
+
+
+@pytest.mark.parametrize("axes", ["", "[axes]\nlearning_rate = [0.1, 0.2]"])
+def test_a_run_in_which_nobody_trains_says_so(monkeypatch, tmp_path, axes):
+    """From zeros all losses of the quadratic are 0, so that LVR draws nobody; MFA-Rand does."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(
+        CONFIG.replace("mu = 0.1", 'mu = 0.1\nstart = "zeros"') + IDLE + axes
+    )
+    of = "6 of 12" if axes else "3 of 6"
+    said = f"nobody trained in any round of {of} runs, first in LVR,.* none whose loss is 0"
+    with pytest.warns(UserWarning, match=said):
+        assert call("sweep" if axes else "run", "mine.toml", "--set", "num_seeds=3").code == 0
+
+
+def test_warnings_are_lines_of_text():
+    ours, other = UserWarning("nobody trained"), DeprecationWarning("old")
+    with terminal.warnings_as_lines():
+        assert warnings.formatwarning(ours, UserWarning, "a.py", 3) == "fedjax-mm: nobody trained\n"
+        assert "a.py:3" in warnings.formatwarning(other, DeprecationWarning, "a.py", 3)
+    assert "a.py:3" in warnings.formatwarning(ours, UserWarning, "a.py", 3)
+
+
+def test_a_root_seed_is_told_from_the_labels(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(CONFIG)
+    both = ("run", "mine.toml", "--set", "num_seeds=2")
+    code, out, _ = call(*both, "--set", "seed=2")
+    assert code == 0
+    assert "seed = 2 is the root of all draws; the runs have the labels 0 ... 1" in words(out)
+    assert "--first-seed" in out
+    assert "root of all draws" not in words(call(*both, "--out", "other").out)
+
+
+def test_an_interrupt_says_how_many_programs_were_compiled(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(f"{CONFIG}\n[axes]\nnum_models = [1, 2, 3]\n")
+    lowered = []
+
+    def third_is_interrupted(*given):
+        lowered.append(given)
+        if len(lowered) == 3:
+            raise KeyboardInterrupt
+        return lower(*given)
+
+    lower = plan._lower
+    monkeypatch.setattr(plan, "_lower", third_is_interrupted)
+    code, _, err = call("sweep", "mine.toml", "--set", "num_seeds=2")
+    assert code == 130
+    assert re.search("interrupted; [0-2] of 3 programs were compiled", words(err))
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text("\ufeff" + CONFIG)
+    assert call("run", "mine.toml", "--dry-run").code == 0
 
 
 def test_a_sweep_needs_axes(monkeypatch, tmp_path):

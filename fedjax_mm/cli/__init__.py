@@ -162,6 +162,7 @@ def set_up(
     import jax
 
     from fedjax_mm.cli.machine import show_devices, tell_of_accelerators, watched
+    from fedjax_mm.cli.terminal import warnings_as_lines
     from fedjax_mm.sweeps.cache import use_compilation_cache
     from fedjax_mm.sweeps.devices import join_processes, use_cpu_devices
 
@@ -175,6 +176,7 @@ def set_up(
             say("waiting for the other processes, for 5 minutes at most", notes, "dim")
             join_processes(process)
             console.quiet = notes.quiet = jax.process_index() > 0
+    context.with_resource(warnings_as_lines())
     place = None if no_cache else use_compilation_cache()
     if place:
         context.with_resource(watched())

@@ -290,6 +290,12 @@ def _show(dataset: xr.Dataset, directory: Path) -> None:
     if count := int(diverged.sum()):
         words = f" {count} of {diverged.size:,} runs; see the variable diverged"
         say(Text.assemble("  ", ("diverged:", "red"), words))
+    if root := dataset.attrs["manifest"]["seed"]:
+        labels = f"{dataset.seed.values[0]} ... {dataset.seed.values[-1]}"
+        words = f"seed = {root} is the root of all draws; the runs have the labels {labels}"
+        say(
+            f"  {words}, as with any root. To add seeds to a result, give --first-seed", style="dim"
+        )
     files = [name for name in (*_FILES, "manifest.json") if (directory / name).exists()]
     show_end(dataset, directory, ", ".join(files))
 

@@ -124,12 +124,13 @@ def saving(directory: Path, before: Existing, how: Execution) -> Iterator[Execut
         try:
             with _checkpointed(directory, before, how) as saving:
                 yield saving
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             kept, nothing = (
                 "--resume continues what was saved",
                 "there is nothing for --resume to continue",
             )
-            say(f"interrupted; {kept if Checkpoints(directory).has_work else nothing}", notes)
+            rest = kept if Checkpoints(directory).has_work else nothing
+            say("; ".join(["interrupted", *map(str, error.args), rest]), notes)
             raise
 
 

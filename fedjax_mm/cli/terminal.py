@@ -3,6 +3,7 @@
 import datetime
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,24 @@ notes = Console(stderr=True, markup=False, emoji=False)
 def say(text: str | Text, on: Console = console, style: str | None = None) -> None:
     """Prints text without markup and without breaking long lines."""
     on.print(text, style=style, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def warnings_as_lines() -> Iterator[None]:
+    """Shows our warnings as lines of text, without the place in the code."""
+    # Replace the format alone, because who records warnings replaces `showwarning`.
+    format_warning = warnings.formatwarning
+
+    def line(message: Warning | str, category: type[Warning], *args: Any, **options: Any) -> str:
+        if category is UserWarning:
+            return f"fedjax-mm: {message}\n"
+        return format_warning(message, category, *args, **options)
+
+    warnings.formatwarning = line
+    try:
+        yield
+    finally:
+        warnings.formatwarning = format_warning
 
 
 def show_table(

@@ -55,6 +55,11 @@ def array_of(name: str, values: Any, *, check: bool = True) -> Any:
 
 def plain_array(name: str, values: Any, wanted: str = "numbers") -> np.ndarray:
     """Returns numbers as a NumPy array, or raises a `ValueError` that names the wanted ones."""
+    if np.ma.is_masked(values):
+        raise ValueError(
+            f"{name} has {np.ma.count_masked(values)} masked entries; drop or fill them, as by "
+            ".filled(0)"
+        )
     try:
         x = np.asarray(values)
         # Data frames with columns of several types, or with missing values, have dtype object.

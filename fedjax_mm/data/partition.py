@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Gt
+from annotated_types import Ge, Gt
 from jaxtyping import Int64
 
-from fedjax_mm.checked import Count, Percent, checked
+from fedjax_mm.checked import Count, Percent, check_argument, checked
 from fedjax_mm.checks import check_between
 
 __all__ = [
@@ -339,7 +339,7 @@ def iid_clients(
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, examples_per_client=shards_per_client)
-    first, second, third = np.random.SeedSequence(seed).generate_state(3).tolist()
+    first, second, third = seed_sequence(seed).generate_state(3).tolist()
     num_iid = round(percent / 100 * num_clients)
     rows = generator(first).permutation(len(labels))
     mixed, rest = np.split(rows, [len(rows) * num_iid // num_clients])
@@ -359,15 +359,24 @@ def by_id(ids: np.ndarray) -> Parts:
       ids: ``[examples]``, numbers or text.
 
     Raises:
-      ValueError: if `ids` is empty or has several axes.
+      ValueError: if `ids` is empty, has several axes or mixed types, or has None, NaN or masked
+        entries.
 
     Example:
       >>> [rows.tolist() for rows in by_id(np.array(["b", "a", "b"]))]
       [[1], [0, 2]]
     """
-    ids = np.asarray(ids)
+    is_masked, ids = np.ma.getmaskarray(ids), np.asarray(ids)
     if ids.ndim != 1 or not len(ids):
         raise ValueError(f"ids has shape {ids.shape}; give one id for each of at least one example")
+    is_missing = is_masked | _is_missing(ids)
+    if is_missing.any():
+        raise ValueError(
+            f"ids lack {is_missing.sum()} of {len(ids)} examples, first that in row "
+            f"{np.argmax(is_missing)}; drop these examples, or give them an id"
+        )
+    if ids.dtype == object and len(kinds := sorted({type(x).__name__ for x in ids.tolist()})) > 1:
+        raise ValueError(f"ids are of types {', '.join(kinds)}; give numbers, or text")
     _, counts = np.unique(ids, return_counts=True)
     return np.split(np.argsort(ids, kind="stable"), np.cumsum(counts)[:-1])
 
@@ -411,5 +420,28 @@ def consecutive(counts: Int64[np.ndarray, " clients"]) -> Parts:
 
 def generator(seed: int | np.random.SeedSequence) -> np.random.Generator:
     """Returns NumPy's PCG64 generator of a seed."""
+    if not isinstance(seed, np.random.SeedSequence):
+        seed = seed_sequence(seed)
     # Do not use `default_rng`, because NumPy may change it, and a seed must give equal data.
     return np.random.Generator(np.random.PCG64(seed))
+
+
+def seed_sequence(seed: int, *key: int) -> np.random.SeedSequence:
+    """Returns NumPy's source of draws of a seed, with a key that sets its draws apart.
+
+    Raises:
+      ValueError: if the seed is not a whole number, 0 or more.
+    """
+    number = check_argument("seed", seed, Annotated[int, Ge(0)])
+    return np.random.SeedSequence(number, spawn_key=key)
+
+
+def _is_missing(ids: np.ndarray) -> np.ndarray:
+    """Returns which ids are None, NaN or pandas' NA."""
+    if ids.dtype.kind in "fcM":
+        return ids != ids
+    if ids.dtype != object:
+        return np.zeros(len(ids), bool)
+    # Ask by name, because NA is neither equal nor unequal to itself, and pandas may be absent.
+    is_none = [x is None or type(x).__name__ in ("NAType", "NaTType") for x in ids]
+    return np.array(is_none) | [isinstance(x, float) and math.isnan(x) for x in ids]

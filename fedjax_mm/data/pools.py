@@ -6,7 +6,13 @@ import numpy as np
 
 from fedjax_mm.checked import Count, check_argument, checked
 from fedjax_mm.checks import described
-from fedjax_mm.data.arrays import check_finite, check_fits, check_labels, plain_array
+from fedjax_mm.data.arrays import (
+    array_of,
+    check_finite,
+    check_fits,
+    check_labels,
+    plain_array,
+)
 from fedjax_mm.data.federated import Pool
 
 _NAME = "own arrays"
@@ -33,8 +39,7 @@ def pool_of(
     if isinstance(data, Pool):
         if num_classes is not None:
             raise ValueError(f"num_classes is {num_classes}, but a Pool has its own; leave it out")
-        _check_pool(data, check)
-        return data, True
+        return _checked_pool(data, check), True
     if isinstance(data, dict) and {"data", "target"} <= data.keys():
         data = data["data"], data["target"]
     if not isinstance(data, tuple) or len(data) != 2:
@@ -71,23 +76,37 @@ def _examples(arrays: Any, suffix: str, check: bool) -> tuple[np.ndarray, np.nda
     return x, y.astype(np.int32)
 
 
-def _check_pool(pool: Pool, check: bool) -> None:
-    """Raises `ValueError` unless the arrays of a pool fit together."""
-    splits = (("train", pool.train), ("test", pool.test))
-    seen: set[int] = set()
-    for name, (x, y) in splits:
-        names = f"the {name} features", f"the {name} labels"
-        if name == "test" and not len(y):
-            continue
-        _check_lengths(names, np.asarray(x), np.asarray(y))
-        if id(y) not in seen:
-            num_classes = check_argument("num_classes", pool[2], Count)
-            check_labels(names[1], plain_array(names[1], y), num_classes)
-        if check and id(x) not in seen:
-            check_finite(names[0], plain_array(names[0], x))
-        seen |= {id(x), id(y)}
-    if len(pool.test[1]):
-        _check_alike(pool.train[0], pool.test[0])
+def _checked_pool(pool: Pool, check: bool) -> Pool:
+    """Returns a pool with arrays of the types that tasks use, after checking that they fit."""
+    num_classes = check_argument("num_classes", pool.num_classes, Count)
+    done: dict[int, np.ndarray] = {}  # because splits may share arrays
+
+    def array(name: str, values: Any, *, are_labels: bool) -> np.ndarray:
+        if id(values) not in done:
+            x = plain_array(name, values)
+            if are_labels:
+                if x.size:
+                    check_labels(name, x, num_classes)
+                x = x.astype(np.int32, copy=False)
+            else:
+                x = array_of(name, x, check=check)
+            done[id(values)] = x
+        return done[id(values)]
+
+    def split(which: str, examples: Any) -> tuple[np.ndarray, np.ndarray]:
+        names = f"the {which} features", f"the {which} labels"
+        if not isinstance(examples, tuple | list) or len(examples) != 2:
+            raise ValueError(f"{which} of the Pool is {described(examples)}; give the tuple (X, y)")
+        x, y = map(np.asarray, examples)
+        if which == "train" or len(y):
+            _check_lengths(names, x, y)
+        x = array(names[0], examples[0], are_labels=False)
+        return x, array(names[1], examples[1], are_labels=True)
+
+    train, test = split("train", pool.train), split("test", pool.test)
+    if len(test[1]):
+        _check_alike(train[0], test[0])
+    return pool._replace(num_classes=num_classes, train=train, test=test)
 
 
 def _check_lengths(

@@ -11,7 +11,7 @@ from fedjax_mm.checks import check_between
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federate import check_min_examples, federate, split_parts
 from fedjax_mm.data.federated import FederatedData, Pool
-from fedjax_mm.data.partition import consecutive, generator
+from fedjax_mm.data.partition import consecutive, generator, seed_sequence
 
 Rng: TypeAlias = np.random.Generator
 PerTweet: TypeAlias = Int64[np.ndarray, " tweets"]
@@ -78,7 +78,7 @@ def surrogate_faces(
             f"examples_per_client is {examples_per_client}; give the smallest and the largest "
             "number, 2 or more: one example for training, one for test"
         )
-    rng, *split_rngs = map(generator, np.random.SeedSequence(seed).spawn(5))
+    rng, *split_rngs = map(generator, seed_sequence(seed).spawn(5))
     low, high = examples_per_client
     counts = rng.integers(low, high, num_clients, endpoint=True)
     test_counts = np.clip(np.rint(test_fraction * counts).astype(np.int64), 1, counts - 1)
@@ -141,7 +141,7 @@ def surrogate_tweets(
       ('invented tweets', 'surrogate', (10,), True)
     """
     check_min_examples("min_examples", min_examples)
-    rngs = map(generator, np.random.SeedSequence(seed).spawn(9))
+    rngs = map(generator, seed_sequence(seed).spawn(9))
     counts = min_examples + next(rngs).lognormal(3, 1, num_clients).astype(np.int64)
     train, test = split_parts(consecutive(counts), test_fraction=test_fraction, seed=seed)
     owner = np.repeat(np.arange(num_clients), counts)

@@ -12,6 +12,7 @@ from fedjax_mm.checked import Count, Fraction, TwoOrMore, checked
 from fedjax_mm.data.clients import ClientData, flat_client_data
 from fedjax_mm.data.federated import FederatedData
 from fedjax_mm.data.partition import generator as generator_of
+from fedjax_mm.data.partition import seed_sequence
 
 Generator = Literal["fedprox", "leaf"]
 
@@ -194,4 +195,4 @@ def _clients(law: _Law, seed: int) -> Callable[[int], _Clients]:
 
 def _stream(seed: int, *key: int) -> np.random.Generator:
     # Independent streams: 0 counts, 1 what clients share, 2 clients, 3 features, 4 noise.
-    return generator_of(np.random.SeedSequence(seed, spawn_key=key))
+    return generator_of(seed_sequence(seed, *key))

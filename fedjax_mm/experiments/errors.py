@@ -65,17 +65,25 @@ def _one_line(path: str, problem: Any, kind: type[Config], values: Any) -> str:
         case "missing" | "union_tag_not_found":
             return f"{path}: missing"
         case "extra_forbidden":
-            key, (owner, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
+            key, (names, keys) = str(problem["loc"][-1]), _table(kind, problem["loc"][:-1])
+            owner = f" of {names[0]}" if len(names) == 1 else ""
             # Search this table only, because the keys of other tables would be wrong here, too.
             close = [f"num_{key}"] if f"num_{key}" in keys else closest(key, keys)
             known = f"known keys{owner} are {', '.join(keys)}"
             hint = f"did you mean {close[0]!r}?" if close else known
             # Suggest full paths, because a key without its table is right on axes and may be tried
             # here, too.
-            inside = list(_paths_to(key, values)) if path == key else []
-            if inside:
-                hint = f"give {' or '.join(inside[:3])}"
+            elsewhere = list(_paths_to(key, values)) if path == key else []
+            if elsewhere:
+                hint = f"give {' or '.join(elsewhere[:3])}"
             return f"{path} = {shown}: unknown key, {hint}"
+        case "model_type" | "model_attributes_type" | "dict_type":
+            names, keys = _table(kind, problem["loc"])
+            inside = f" with {', '.join(keys)}" if keys else ""
+            inside = f', such as {{ name = "{names[0]}" }}' if names else inside
+            return f"{path} = {shown}: give a table{inside}"
+        case "list_type" | "tuple_type":
+            return f"{path} = {shown}: give a list"
         case "too_short":
             return f"{path} = {shown}: give at least {problem['ctx']['min_length']} value"
         case "union_tag_invalid":
@@ -97,8 +105,8 @@ def _tables_in(values: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     return [(name, x) for name, x in values.items() if isinstance(x, dict)]
 
 
-def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list[str]]:
-    """Returns the owner of the table at a location, as " of NAME" if it has one, and its keys."""
+def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[list[str], list[str]]:
+    """Returns the names of the tables that may stand at a location, if all have one, and keys."""
     root = _schema(kind)
     tables = _tables(root, root)
     for part in location:
@@ -115,7 +123,7 @@ def _table(kind: type[Config], location: Sequence[str | int]) -> tuple[str, list
         tables = [each for value in inner if value for each in _tables(value, root)] or tables
     names = [name for name in map(_name_of, tables) if name is not None]
     keys = sorted({key for table in tables for key in table.get("properties", {})})
-    return f" of {names[0]}" if len(tables) == len(names) == 1 else "", keys
+    return names if len(names) == len(tables) else [], keys
 
 
 @cache

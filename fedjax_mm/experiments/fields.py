@@ -17,6 +17,7 @@ from typing import (
 )
 
 import numpy as np
+from annotated_types import Interval
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -37,6 +38,7 @@ Positive = Annotated[float, limits_of(checked.Positive), _FINITE]
 NonNegative = Annotated[float, limits_of(checked.NonNegative), _FINITE]
 Fraction = Annotated[checked.Fraction, _FINITE]
 Share = Annotated[checked.Share, _FINITE]
+BelowOne = Annotated[float, Interval(ge=0, lt=1), _FINITE]
 Percent = Annotated[checked.Percent, _FINITE]
 Count = Annotated[checked.Count, _STRICT]
 CountOrZero = Annotated[checked.CountOrZero, _STRICT]

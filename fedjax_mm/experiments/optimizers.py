@@ -9,6 +9,7 @@ import optax
 from pydantic import Discriminator, Field, GetPydanticSchema, Tag, create_model
 
 from fedjax_mm.experiments.fields import (
+    BelowOne,
     Config,
     Count,
     CountOrZero,
@@ -181,13 +182,21 @@ _BASES = {
     for name in _OPTIMIZERS
 }
 
+# State these ranges here, because optax's annotations have none and its functions check nothing.
+_RANGES: dict[str, Any] = {
+    **dict.fromkeys(("b1", "b2", "decay"), BelowOne),
+    **dict.fromkeys(("eps", "eps_root", "initial_accumulator_value", "weight_decay"), NonNegative),
+    "momentum": BelowOne | None,
+}
+
 OPTIMIZER_TABLES = {
-    name: table_of(Optimizer, getattr(optax, name), "learning_rate") for name in _OPTIMIZERS
+    name: table_of(Optimizer, getattr(optax, name), "learning_rate", **_RANGES)
+    for name in _OPTIMIZERS
 }
 """The tables of the optimizers of clients, by their `name`; their rate is the method's."""
 
 SERVER_OPTIMIZER_TABLES = {
-    name: table_of(base, getattr(optax, name)) for name, base in _BASES.items()
+    name: table_of(base, getattr(optax, name), **_RANGES) for name, base in _BASES.items()
 }
 """The tables of the server's optimizers, by their `name`; each has a rate of its own."""
 

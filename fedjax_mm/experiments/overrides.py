@@ -31,7 +31,7 @@ def load(path: Path, kind: type[SomeConfig], overrides: Sequence[str] = ()) -> S
     """
     try:
         check_regular(path)
-        values = tomllib.loads(path.read_text())
+        values = tomllib.loads(path.read_text("utf-8-sig"))  # editors may begin a file with a mark
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; give the path of a TOML file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -60,12 +60,13 @@ def validate(
     try:
         for override in overrides:
             values = _with_override(values, override)
-        return kind.model_validate(values)
-    except ValidationError as error:
-        words = "; ".join(in_words(error, kind, values))
-        raise ValueError(" ".join(words.split())) from None  # keys may have line breaks
+        try:
+            return kind.model_validate(values)
+        except ValidationError as error:
+            words = "; ".join(in_words(error, kind, values))
     except RecursionError as error:
         raise ValueError(_TOO_DEEP) from error
+    raise ValueError(" ".join(words.split()))  # keys may have line breaks
 
 
 def _with_override(values: dict[str, Any], override: str) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Point(Seeded):
         """Raises `ValueError`, before compilation, for settings with which building would fail."""
         check_records(self.num_rounds, self.record_every)
         if self.until is not None:
-            Until(**dict(self.until)).check()
+            Until(**dict(self.until))
         self._check_tasks()
         self._check_requirement()
         for label, method in self.algorithms.items():

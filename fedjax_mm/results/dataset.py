@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import subprocess
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedjax_mm.base import Trace
 from fedjax_mm.files import plain, write_aside
 from fedjax_mm.parts import check_instance
 from fedjax_mm.record import Counts
-from fedjax_mm.results.labels import check_selectable
+from fedjax_mm.results.labels import check_selectable, label
 
 MESSAGE_BITS = "message_bits"
 """The metric of algorithms that compress updates: the bits of one client's message."""
@@ -54,6 +55,9 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
       ``gradients``, ``idle_rounds``, ``parameters_up``, ``parameters_down``. Models count from 1,
       as in the papers. A metric that is an array has further dimensions: ``client``, from 0, if it
       is one of the task's `per_client` metrics, else ``NAME_0`` and so on.
+
+    Warns:
+      UserWarning: if nobody trained any model in a run.
 
     Raises:
       ValueError: if `dims` do not fit the trace, or `sel` would not select on one of them.
@@ -97,7 +101,7 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
         name: ((*axes, *_own_dims(name, np.ndim(x) - len(axes), name in trace.per_client)), x)
         for name, x in trace.metrics.items()
     }
-    coords["round"] = np.asarray(trace.round).reshape(-1, trace.round.shape[-1])[0]
+    coords["round"] = _rounds(trace.round)
     coords["model"] = np.arange(1, num_models + 1)
     for metric in metrics.keys() & set(trace.per_client):
         coords["client"] = np.arange(np.shape(trace.metrics[metric])[len(axes)])
@@ -108,7 +112,30 @@ def to_dataset(trace: Trace, dims: Mapping[str, Any] | Sequence[str] = ()) -> xr
     )
     for name in dataset.data_vars:
         dataset[name].attrs["long_name"] = _LONG_NAMES.get(str(name), str(name))
+    if words := _nobody(dataset):
+        warnings.warn(words, stacklevel=2)
     return dataset
+
+
+def _nobody(dataset: xr.Dataset) -> str | None:
+    """Returns a message on the runs in which nobody trained any model, or None."""
+    last = dataset[["client_updates", "idle_rounds"]].isel(round=-1).sum("model")
+    # A run that met its target at the start has no idle rounds, nor has one that never began.
+    is_idle = (last.client_updates == 0) & (last.idle_rounds > 0)
+    if not is_idle.any():
+        return None
+    first = is_idle.values.argmax()
+    at = dict(zip(is_idle.dims, np.unravel_index(first, is_idle.shape), strict=True))
+    names = [dim for dim in is_idle.dims if dim in is_idle.coords]
+    which = f"{int(is_idle.sum())} of {is_idle.size} runs" if is_idle.dims else "the run"
+    if names:
+        point = [label(str(name), is_idle[name].values[at[name]]) for name in names]
+        which += f", first in {', '.join(point)}"
+    return (
+        f"nobody trained in any round of {which}: the assignment chose no client. variance_reduced "
+        "by losses chooses none whose loss is 0, appealing none to whom no model appeals, and "
+        "available none that is away; change the start, thresholds or law"
+    )
 
 
 def _coordinates(
@@ -136,6 +163,18 @@ def _coordinates(
                 "entries; give one coordinate for each, outermost axis first"
             )
     return coords
+
+
+def _rounds(rounds: Any) -> np.ndarray:
+    """Returns the rounds of the records, or raises `ValueError` if they are on another axis."""
+    each = np.reshape(rounds, (-1, np.shape(rounds)[-1]))
+    if (each != each[0]).any() or (np.diff(each[0]) <= 0).any():
+        raise ValueError(
+            f"the trace's rounds, of shape {np.shape(rounds)}, do not grow along the last axis "
+            "alike in all runs; leave out out_axes of jax.vmap, so that axes of runs come first, "
+            "and give traces of the same rounds"
+        )
+    return each[0]
 
 
 def _words(dims: Mapping[str, Any] | Sequence[str]) -> str:

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from fedjax_mm.checks import check_name
+
 _OF_XARRAY = ("indexers", "method", "tolerance", "drop", "missing_dims")
 """Arguments of xarray's `sel` and `isel`, which would take them for no axis, without a word."""
 
 
 def check_selectable(axis: str) -> None:
-    """Raises `ValueError` if `sel` would not select on an axis that has this name."""
+    """Raises `ValueError` if an axis of this name could not be saved, or selected on by `sel`."""
+    check_name("an axis", axis)
     if axis in _OF_XARRAY:
         raise ValueError(
             f"an axis is called {axis!r}, like an argument of sel and isel, which would not "

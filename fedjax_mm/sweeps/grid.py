@@ -17,10 +17,11 @@ from jaxtyping import Array, Int
 
 from fedjax_mm.asynchrony.dispatch import Dispatch
 from fedjax_mm.base import Algorithm, Assignment, Params, Task
+from fedjax_mm.checked import refusing_unknown
 from fedjax_mm.checks import check_choice, check_client_map, check_count, described, whole
 from fedjax_mm.chunks import ClientMap
 from fedjax_mm.data.federated import FederatedData, check_federated
-from fedjax_mm.parts import check_seed
+from fedjax_mm.parts import check_instance, check_seed
 from fedjax_mm.record import RESERVED
 from fedjax_mm.results.labels import check_selectable
 from fedjax_mm.sweeps.until import Until
@@ -47,6 +48,7 @@ class Setup(NamedTuple):
     num_models: int | Int[Array, ""] | None = None
 
 
+@refusing_unknown
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
     """The runs of a sweep: all points that some axes span, each with all seeds.
@@ -118,7 +120,7 @@ class Grid:
         for name in ("shared", "per_seed"):
             object.__setattr__(self, name, getattr(self, name) or {})  # None is empty, too
         if self.until is not None:
-            self.until.check()
+            check_instance("until", self.until, Until, 'give one, as in Until("loss", at_most=0.1)')
         for name in ("num_rounds", "num_seeds", "record_every"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
         object.__setattr__(self, "seed", check_seed("seed", self.seed))

@@ -110,7 +110,7 @@ class Result:
         trace = Trace(rounds, metrics, *records.counts, **sizes, per_client=tuple(named))
         dims = (*grid.axes, "seed")
         coords = {**grid.labels, "seed": grid.first_seed + np.arange(grid.num_seeds)}
-        dataset = to_dataset(trace, dims).assign_coords(coords)
+        dataset = to_dataset(trace, coords)
         first = first_not_finite(np.moveaxis(records.is_finite, -2, 0)).astype(np.int32)
         words = {"long_name": "first recorded round that is not finite, or -1"}
         rounds = np.where(first < 0, -1, first * np.int32(grid.record_every))

@@ -216,19 +216,42 @@ def _make_plan(
     if batch_sizes is None:
         batch_sizes = [_batch_size(program, where, room) for program in mine]
     report(f"compiling {len(mine)} program{'s'[: len(mine) > 1]}")
+    calls = _compile(mine, batch_sizes, where, approve)
+    parts = zip(mine, batch_sizes, calls, strict=True)
+    compiled = [_fit(*each, where, room) for each in parts]
+    seconds = time.perf_counter() - clock
+    return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
+
+
+def _compile(
+    programs: Sequence[Program],
+    batch_sizes: Sequence[int],
+    where: Layout,
+    approve: Callable[[str, str], None] | None,
+) -> list[Any]:
+    """Returns the compiled functions of some programs.
+
+    Raises:
+      KeyboardInterrupt: with the number of programs that were compiled.
+    """
     calls = list[Future[Any]]()
     # Compile in threads, because XLA releases the interpreter's lock while it compiles, so that the
     # next program is traced meanwhile.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for program, size in zip(mine, batch_sizes, strict=True):
-            lowered = _lower(program, size, where)
-            if approve:
-                approve(program.label, lowered.as_text())
-            calls.append(threads.submit(lowered.compile))
-    parts = zip(mine, batch_sizes, [call.result() for call in calls], strict=True)
-    compiled = [_fit(*each, where, room) for each in parts]
-    seconds = time.perf_counter() - clock
-    return Plan(grid, where, compiled, seconds, psutil.Process().memory_info().rss, limit)
+        try:
+            for program, size in zip(programs, batch_sizes, strict=True):
+                lowered = _lower(program, size, where)
+                if approve:
+                    approve(program.label, lowered.as_text())
+                calls.append(threads.submit(lowered.compile))
+            return [call.result() for call in calls]
+        except KeyboardInterrupt as error:
+            threads.shutdown(cancel_futures=True)  # because the exit would wait for all programs
+            done = sum(call.done() and not call.cancelled() for call in calls)
+            words = f"{done} of {len(programs)} programs were compiled"
+            if jax.config.values["jax_compilation_cache_dir"]:
+                words += ", and are kept for the next start"
+            raise KeyboardInterrupt(words) from error
 
 
 def make_outline(

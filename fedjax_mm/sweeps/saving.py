@@ -1,5 +1,6 @@
 """Saving a sweep's unfinished work, and continuing with it."""
 
+import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def identity(
     described = {name: getattr(grid, name) for name in names} | {
         "axes": grid.labels,
         "per_seed": {name: np.asarray(x).tolist() for name, x in grid.per_seed.items()},
-        "until": grid.until and grid.until._asdict(),
+        "until": grid.until and dataclasses.asdict(grid.until),
     }
     return {
         **({"config": grid.config} if grid.config else described),

@@ -1,5 +1,6 @@
 """Targets that end a run before its last round."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -8,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked
+from fedjax_mm.checked import Count, CountOrZero, NonNegative, checked, refusing_unknown
+from fedjax_mm.checks import check_numbers
 
 _LARGEST = 2**31 - 1  # counts are int32
 
@@ -25,7 +27,9 @@ class Watch(NamedTuple):
     waited: Int[Array | np.ndarray, "*models"]
 
 
-class Until(NamedTuple):
+@refusing_unknown
+@dataclasses.dataclass(frozen=True)
+class Until:
     """Target for a metric: a bound, or a plateau.
 
     A run ends with the first record in which all its models meet the target. A model meets a
@@ -42,6 +46,10 @@ class Until(NamedTuple):
       mode: "min" if smaller values are better, as of a loss, or "max"; for `patience` only.
       min_delta: an improvement is larger than this; for `patience` only.
       warmup: the number of first records that are ignored, the start included; for `patience` only.
+
+    Raises:
+      TypeError: if a bound is not a number.
+      ValueError: if there is not one target with its own settings, or a number is out of its range.
 
     Example:
       >>> target = Until("test_accuracy", at_least=0.9)
@@ -60,7 +68,7 @@ class Until(NamedTuple):
     min_delta: float = 0.0
     warmup: int = 0
 
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Raises an error unless there is one target, with settings of its own."""
         bounds = {"at_least": self.at_least, "at_most": self.at_most, "patience": self.patience}
         if sum(each is not None for each in bounds.values()) != 1:
@@ -74,8 +82,11 @@ class Until(NamedTuple):
                 )
             _check_plateau(self.patience, self.mode, self.min_delta, self.warmup)
             return
-        for name in ("mode", "min_delta", "warmup"):
-            if (given := getattr(self, name)) != self._field_defaults[name]:
+        for name in ("at_least", "at_most"):
+            if (bound := bounds[name]) is not None:
+                check_numbers(f"until.{name}", bound, np.isfinite, "be finite")
+        for name, default in (("mode", None), ("min_delta", 0.0), ("warmup", 0)):
+            if (given := getattr(self, name)) != default:
                 raise ValueError(
                     f"until has {name} = {given}, which is for a plateau; give patience, or leave "
                     "it out"

@@ -127,6 +127,7 @@ class McMahanCNN(nn.Module):
     @nn.compact
     def __call__(self, x: Images) -> Logits:
         """Returns the logits."""
+        x = _channels_last(x)
         for layer, features in enumerate(self.features, start=1):
             # Pool before bias and ReLU, which commute with maxima, to leave them a quarter of the
             # numbers.
@@ -161,6 +162,7 @@ class CelebACNN(nn.Module):
     @nn.compact
     def __call__(self, x: Images, weights: Float[Array, " batch"] | None = None) -> Logits:
         """Returns the logits, where the batch's mean and variance ignore rows of weight 0."""
+        x = _channels_last(x)
         for layer in range(1, 5):
             x = _Convolution(32, 3, name=f"convolution{layer}")(x)
             x = _BatchNorm(name=f"norm{layer}")(x, weights)
@@ -207,6 +209,14 @@ class CharacterGRU(nn.Module):
         cell = nn.GRUCell(self.hidden, name="gru", **kind)
         state, _ = nn.RNN(cell, return_carry=True)(text)
         return _dense(self.num_classes, "classes")(state)
+
+
+def _channels_last(x: Images) -> Images:
+    """Returns images, or raises `ValueError` if their channels seem to come first."""
+    _, height, width, channels = x.shape
+    if height in (1, 3) and min(width, channels) > 4:
+        raise ValueError("give channels last, as np.moveaxis(X, 1, -1) does for channels first")
+    return x
 
 
 def _flat(x: Array) -> Float[Array, "batch features"]:

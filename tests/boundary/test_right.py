@@ -66,6 +66,7 @@ class Bunch(dict):
 
 PAIRS = [(X[rows], Y[rows]) for rows in PARTS]
 POOL = Pool("own arrays", "real", 3, (X, Y), (X[:0], Y[:0]))
+LISTS = POOL._replace(train=(X.tolist(), Y.tolist()))
 
 DEALT = {
     "lists": lambda: federate((X.tolist(), Y.tolist()), PARTS),
@@ -88,6 +89,7 @@ DEALT = {
     "columns first in memory": lambda: federate((np.asfortranarray(X), Y), PARTS),
     "read-only": lambda: federate((np.frombuffer(X.tobytes(), "f4").reshape(24, 4), Y), PARTS),
     "unchecked": lambda: federate((X, Y), PARTS, check=False),
+    "a pool of lists": lambda: federate(LISTS, PARTS, test_fraction=0.2),
     "a pool": lambda: federate(POOL, PARTS, test_fraction=0.2),
 }
 

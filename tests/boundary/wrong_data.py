@@ -16,7 +16,14 @@ from fedjax_mm.data import (
     stack_data,
     synthetic,
 )
-from fedjax_mm.tasks import MLP, LogisticRegression, classification, least_squares
+from fedjax_mm.tasks import (
+    MLP,
+    CelebACNN,
+    LogisticRegression,
+    McMahanCNN,
+    classification,
+    least_squares,
+)
 from tests.boundary.parts import (
     DATA,
     FEDAVG,
@@ -44,6 +51,11 @@ TEXT = np.array(["cat", "dog", "cow"])[Y]
 def learn(data, module=LINEAR, **options):
     """A call of `classification`."""
     return lambda: classification(data(), module, **options)
+
+
+def images(shape):
+    """Clients' images of a shape."""
+    return federate((np.ones((24, *shape), np.float32), Y), PARTS)
 
 
 LABELS = {
@@ -348,6 +360,62 @@ CASES = {
     "a pool with NaN": (
         lambda: federate(Pool("x", "real", 3, (NAN, Y), (X, Y)), PARTS),
         "the train features is not finite in 1 of 24",
+    ),
+    "a pool beyond float32": (
+        lambda: federate(Pool("x", "real", 3, (X * np.float64(1e300), Y), (X, Y)), PARTS),
+        "the train features is not finite in 24 of 24 examples",
+    ),
+    "a pool with masked features": (
+        lambda: federate(Pool("x", "real", 3, (np.ma.masked_less(X, -2), Y), (X, Y)), PARTS),
+        "the train features has .* masked entries; drop or fill them",
+    ),
+    "masked features": (
+        lambda: federate((np.ma.masked_less(X, -1), Y), PARTS),
+        "X has .* masked entries; drop or fill them",
+    ),
+    "masked examples of a client": (
+        lambda: client_data([(np.ma.masked_less(X, -1), Y)]),
+        "client 0 has .* masked entries; drop or fill them",
+    ),
+    "a pool of arrays alone": (
+        lambda: federate(Pool("x", "real", 3, X, (X, Y)), PARTS),
+        r"train of the Pool is an array of shape \(24, 4\); give the tuple",
+    ),
+    "ids NaN": (
+        lambda: partition.by_id(np.array([1.0, np.nan, 2.0, np.nan])),
+        "ids lack 2 of 4 examples, first that in row 1; drop these examples",
+    ),
+    "ids None": (
+        lambda: partition.by_id(["a", None, "b"]),
+        "ids lack 1 of 3 examples, first that in row 1",
+    ),
+    "ids masked": (
+        lambda: partition.by_id(np.ma.masked_equal([1, 2, 3], 3)),
+        "ids lack 1 of 3 examples, first that in row 2",
+    ),
+    "ids of several types": (
+        lambda: partition.by_id(np.array(["a", 1], object)),
+        "ids are of types int, str; give numbers, or text",
+    ),
+    "seed -1 of a division": (
+        lambda: federate((X, Y), PARTS, seed=-1),
+        "seed is -1; it must be a whole number, 0 or more",
+    ),
+    "seed 1.5 of a partition": (
+        lambda: partition.iid(Y, 2, seed=1.5),
+        "seed is 1.5; it must be a whole number, 0 or more",
+    ),
+    "seed -1 of invented data": (
+        lambda: synthetic(3, seed=-1),
+        "seed is -1; it must be a whole number, 0 or more",
+    ),
+    "channels first": (
+        learn(lambda: images((3, 8, 8)), McMahanCNN(3, features=(2, 2), width=4)),
+        r"features of shape \[batch, 3, 8, 8\]: give channels last, as np.moveaxis\(X, 1, -1\)",
+    ),
+    "channels first, of one colour": (
+        learn(lambda: images((1, 8, 8)), CelebACNN(3)),
+        r"features of shape \[batch, 1, 8, 8\]: give channels last, as np.moveaxis\(X, 1, -1\)",
     ),
     "a pool of unequal lengths": (
         lambda: federate(Pool("x", "real", 3, (X, Y), (X, Y[:2])), PARTS),

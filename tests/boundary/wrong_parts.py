@@ -44,7 +44,9 @@ from fedjax_mm.asynchrony import (
     on_clock,
     shifted_exponential,
 )
+from fedjax_mm.base import Trace
 from fedjax_mm.data import federate
+from fedjax_mm.plots import sweep_overview
 from fedjax_mm.schedules import growing_sample_size, inverse_time, per_frame
 from fedjax_mm.sweeps import Setup, Until
 from fedjax_mm.tasks import (
@@ -114,6 +116,35 @@ def bound(statement, **given):
     return lambda: statement(1, Problem(**numbers | given), Rate(2.0, 100.0), D=1.0)
 
 
+def sending(**changes):
+    """FedAvg whose clients' contributions are changed."""
+
+    def client(context, server_state, client_state):
+        sent, state = FEDAVG.client(context, server_state, client_state)
+        return sent._replace(**changes), state
+
+    return FEDAVG._replace(client=client)
+
+
+def measuring(metrics):
+    """FedAvg with metrics of its own."""
+    return FEDAVG._replace(metrics=lambda task, params, state: metrics)
+
+
+def started_in_float64():
+    """A state before round 1, in float64."""
+    with jax.enable_x64(True):
+        return init(0, quadratic(4, 2, mu=0.1), FEDAVG, EVERYBODY)
+
+
+def swapped():
+    """A trace of two runs and two records, with the axis of the runs behind that of the records."""
+    rounds, counts = np.array([[0, 0], [1, 1]]), np.zeros((2, 2, 1), np.int32)
+    metrics = {"loss": np.zeros((2, 2, 1))}
+    return Trace(rounds, metrics, counts, counts, counts, upload_size=(9,), download_size=(9,))
+
+
+RUN = QUADRATIC, FEDAVG, EVERYBODY
 NOT_A_NUMBER = TypeError
 UNEVEN = classification(
     federate((X, Y), np.split(np.arange(24), [5, 10, 12])), LogisticRegression(3)
@@ -787,6 +818,164 @@ CASES = {
         r"per_seed\['a'\] has shape \(2,\)",
     ),
     "sweep together": (lambda: swept(together={"x": str}), "together has 'x'; give names of"),
+    "until NaN": (
+        lambda: Until("loss", at_most=float("nan")),
+        "until.at_most is nan; it must be finite",
+    ),
+    "until infinite": (
+        lambda: Until("accuracy", at_least=np.inf),
+        "until.at_least is inf; it must be finite",
+    ),
+    "until text": (
+        lambda: Until("accuracy", at_least="0.9"),
+        "until.at_least is '0.9'; it must be a number",
+        NOT_A_NUMBER,
+    ),
+    "until two bounds": (
+        lambda: Until("loss", at_least=0.1, at_most=0.2),
+        "until has at_least = 0.1, at_most = 0.2 and patience = None; give one",
+    ),
+    "until a dict": (
+        lambda: swept(until={"metric": "loss", "at_most": 0.1}),
+        "until is a dict of 2, not an Until; give one, as in Until",
+        TypeError,
+    ),
+    "axis with a slash": (
+        lambda: swept(axes={"rate": [0.1], "test/acc": [1, 2]}),
+        "an axis is called 'test/acc', a name that NetCDF files .* for example to 'test_acc'",
+    ),
+    "axis with a space at the end": (
+        lambda: swept(axes={"rate ": [0.1]}),
+        "an axis is called 'rate ', a name that NetCDF files cannot have; .* to 'rate'",
+    ),
+    "metric with a slash": (
+        simulated(algorithm=measuring({"test/acc": jnp.float32(1)})),
+        "a metric is called 'test/acc', a name that NetCDF files .* for example to 'test_acc'",
+    ),
+    "metric in brackets": (
+        simulated(assignment=EVERYBODY._replace(metrics=lambda _: {"(a)": jnp.zeros(1)})),
+        r"a metric is called '\(a\)', a name that NetCDF files cannot have; .* to 'a'",
+    ),
+    "metric complex": (
+        simulated(algorithm=measuring({"spectrum": jnp.complex64(1 + 2j)})),
+        "the metric 'spectrum' is of type complex64; give real numbers, such as the real and",
+        TypeError,
+    ),
+    "metric text": (
+        simulated(algorithm=measuring({"mood": "good"})),
+        "the metric 'mood' is 'good'; give a number or an array",
+        TypeError,
+    ),
+    "metrics in a list": (
+        simulated(algorithm=measuring([1.0])),
+        "metrics of the algorithm fedavg returns a list of 1; return a dict of names and numbers",
+        TypeError,
+    ),
+    "weight for each example": (
+        simulated(algorithm=sending(weight=jnp.ones(3))),
+        r"returns from client as weight an array of shape \(3,\); give one number",
+        TypeError,
+    ),
+    "weight text": (
+        simulated(algorithm=sending(weight="1")),
+        "returns from client as weight '1'; give one number",
+        TypeError,
+    ),
+    "several numbers of gradients": (
+        simulated(algorithm=sending(num_gradients=jnp.ones(3))),
+        r"as num_gradients an array of shape \(3,\); give one number",
+        TypeError,
+    ),
+    "update None": (
+        simulated(algorithm=sending(update=None)),
+        "returns from client as update None; give a pytree of arrays",
+        TypeError,
+    ),
+    "update text": (
+        simulated(algorithm=sending(update="w")),
+        "returns from client as update 'w'; give a pytree of arrays",
+        TypeError,
+    ),
+    "report text": (
+        simulated(algorithm=sending(report="done")),
+        "returns from client as report 'done'; give a pytree of arrays",
+        TypeError,
+    ),
+    "client None": (
+        simulated(algorithm=FEDAVG._replace(client=None)),
+        "the algorithm's client is None; give a function",
+        TypeError,
+    ),
+    "num_steps a number": (
+        simulated(algorithm=FEDAVG._replace(num_steps=3)),
+        "the algorithm's num_steps is 3; give a function",
+        TypeError,
+    ),
+    "server state text": (
+        simulated(algorithm=FEDAVG._replace(init=lambda task, params: ("a", ()))),
+        "returns from init as the server's state 'a'; give a pytree of arrays",
+        TypeError,
+    ),
+    "client_axis without a mesh": (
+        simulated(client_axis="devices"),
+        "client_axis is 'devices', but there is no such axis here; call this inside jax.shard_map",
+    ),
+    "rounds traced": (
+        lambda: jax.jit(lambda n: simulate(KEY, QUADRATIC, FEDAVG, EVERYBODY, n))(2),
+        "num_rounds is traced, but it sets the length of the trace; .* static_argnames",
+        TypeError,
+    ),
+    "record_every traced": (
+        lambda: jax.jit(lambda n: advance(started(EVERYBODY), *RUN, 2, record_every=n))(2),
+        "record_every is traced, but it sets the length of the trace",
+        TypeError,
+    ),
+    "advance with more clients": (
+        lambda: advance(started(EVERYBODY), quadratic(6, 2, mu=0.1), FEDAVG, mfa_rr(6, 1), 2),
+        r"state has float32\[1,9\] in its models where runs of these tasks have float32\[1,13\]",
+    ),
+    "advance with more models": (
+        lambda: advance(started(EVERYBODY), QUADRATIC, FEDAVG, mfa_rr(4, 2), 2),
+        "state has 1 models, but the assignment has 2; give the tasks, algorithm, assignment and",
+    ),
+    "advance with a state of float64": (
+        lambda: advance(started_in_float64(), *RUN, 2),
+        r"state has float64\[1,9\] in its models where runs of these tasks have float32\[1,9\]",
+    ),
+    "optimizer for fedavg": (
+        lambda: fedavg(0.1, local_steps=2, optimizer=optax.adam),
+        "fedavg has no argument 'optimizer'; its arguments are local, .* are for local_sgd, as in",
+        TypeError,
+    ),
+    "local_steps for scaffold": (
+        lambda: scaffold(0.1, local_steps=2),
+        "scaffold has no argument 'local_steps'; its arguments are .* are for local_sgd, as in",
+        TypeError,
+    ),
+    "a misspelt argument": (
+        lambda: mfa_rr(4, num_model=2),
+        "mfa_rr has no argument 'num_model'; did you mean 'num_models'",
+        TypeError,
+    ),
+    "dataset of swapped axes": (
+        lambda: to_dataset(swapped(), {"seed": range(2)}),
+        r"rounds, of shape \(2, 2\), do not grow along the last axis alike .* leave out out_axes",
+    ),
+    "overview of a trace": (
+        lambda: sweep_overview(swapped()),
+        "dataset is a Trace, not a Dataset; give the result of sweep or run",
+        TypeError,
+    ),
+    "a misspelt argument of a sweep": (
+        lambda: swept(num_round=3),
+        "Grid has no argument 'num_round'; did you mean 'num_rounds'",
+        TypeError,
+    ),
+    "a misspelt argument of a target": (
+        lambda: Until("loss", at_last=3),
+        "Until has no argument 'at_last'; did you mean 'at_least'",
+        TypeError,
+    ),
     "until nothing": (
         lambda: swept(until=Until("loss")),
         "until has at_least = None, at_most = None and patience = None; give one",

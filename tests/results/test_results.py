@@ -1,6 +1,7 @@
 """Results: labelled counts, files that read back, and nothing half-written."""
 
 import copy
+import dataclasses
 import json
 import pickle
 import subprocess
@@ -173,6 +174,34 @@ def labelled():
     return dataset.assign_coords(algorithm=["MFA-Rand, η = 0.1"]).assign_attrs(
         manifest=about, note="by hand"
     )
+
+
+def idle_trace(updates, idle):
+    """A trace of three runs of one model in two rounds."""
+    counts = [np.array(x, np.int32)[..., None] for x in (updates, np.zeros((3, 3)), idle)]
+    rounds = np.tile(np.arange(3), (3, 1))
+    return Trace(rounds, {}, *counts, upload_size=(1,), download_size=(1,))
+
+
+def test_runs_in_which_nobody_trains_are_told():
+    """A run that ends at once has no rounds, and one that trains once is no such run."""
+    none, one, all_idle = [0, 0, 0], [0, 0, 1], [0, 1, 1]
+    told = idle_trace([one, none, none], [[0, 1, 0], none, all_idle])
+    words = (
+        r"nobody trained in any round of 1 of 3 runs, first in seed = 12: the assignment chose no"
+    )
+    with pytest.warns(UserWarning, match=words):
+        to_dataset(told, {"seed": [10, 11, 12]})
+    with pytest.warns(UserWarning, match="of 1 of 3 runs: the assignment chose no client"):
+        to_dataset(told, ["seed"])
+    to_dataset(idle_trace([one, none, one], [none] * 3), ["seed"])
+
+
+def test_traces_of_other_rounds_are_no_replicas():
+    trace = idle_trace([[0, 1, 1]] * 3, [[0, 0, 0]] * 3)
+    later = dataclasses.replace(trace, round=trace.round + np.arange(3)[:, None])
+    with pytest.raises(ValueError, match=r"rounds, of shape .* alike in all runs"):
+        to_dataset(later, ["seed"])
 
 
 def test_netcdf_reads_back_equal(tmp_path):

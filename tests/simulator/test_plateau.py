@@ -1,5 +1,6 @@
 """Runs that end at a plateau: the plain loop's rounds, in Python, in files, saved or not."""
 
+import dataclasses
 import functools
 import signal
 from functools import partial
@@ -73,7 +74,7 @@ def test_sequences_of_which_the_end_is_known(name, values, min_delta, end, warmu
     until = Until("x", patience=4, mode="min", min_delta=min_delta, warmup=warmup)
     expected = -1 if end is None else end + warmup
     assert until.first_record({"x": values[:, None].astype(np.float32)}) == expected, name
-    opposite = until._replace(mode="max")
+    opposite = dataclasses.replace(until, mode="max")
     assert opposite.first_record({"x": -values[:, None].astype(np.float32)}) == expected, name
 
 
@@ -130,7 +131,7 @@ def test_the_device_ends_with_the_last_run():
 
 
 def test_records_that_are_further_apart_are_counted():
-    until = SLOW._replace(patience=2, min_delta=0.003)
+    until = dataclasses.replace(SLOW, patience=2, min_delta=0.003)
     result, ends = swept(until=until, record_every=4), expected_ends(until, 4)
     assert len(np.unique(ends)) > 2
     np.testing.assert_array_equal(result.ended, ends)
@@ -160,7 +161,7 @@ def test_a_resumed_run_has_waited_as_long(tmp_path, monkeypatch):
         Checkpoints(tmp_path / "saved", resume=True) as checkpoints,
         pytest.raises(ValueError, match="patience was 3, is 4"),
     ):
-        swept(Execution(checkpoints=checkpoints), until=SLOW._replace(patience=4))
+        swept(Execution(checkpoints=checkpoints), until=dataclasses.replace(SLOW, patience=4))
 
 
 def test_a_file_may_end_at_a_plateau():

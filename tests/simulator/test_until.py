@@ -1,5 +1,6 @@
 """Runs that end at a target: the same bits up to there, in every kind of batch, saved or not."""
 
+import dataclasses
 import functools
 import signal
 
@@ -156,7 +157,7 @@ def test_resuming_across_an_end_changes_nothing(tmp_path):
         Checkpoints(tmp_path / "saved", resume=True) as saved,
         pytest.raises(ValueError, match="until"),
     ):
-        swept(until=until._replace(at_most=0.0), execution=Execution(checkpoints=saved))
+        swept(until=dataclasses.replace(until, at_most=0.0), execution=Execution(checkpoints=saved))
 
 
 SETTINGS = {
