@@ -144,7 +144,7 @@ def arrivals_of(
 
 
 def _bounds(stacks: Sequence[Stack], dispatch: Dispatch, number: int) -> Bounds:
-    """Returns the static bounds of a batch, given the arrivals that are still to come."""
+    """Returns the static bounds of a batch of at most `number` arrivals."""
     # Use rows instead of a list if models share no data, because each slot of a list would copy the
     # data of its model and compute every stack.
     is_list = len(stacks) == 1 and all(jax.tree.leaves(stacks[0].shared))
@@ -191,7 +191,7 @@ def _of_stack(stack: Stack, arrivals: Arrivals) -> Cohort:
 
 
 def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, base.ClientState]:
-    """Sends a dense update, because versions differ, and reports it without its weight."""
+    """Sends a dense update, because versions differ, and reports it divided by its weight."""
     sent, state = send(scale)
     sent = sums.dense_update(sent._replace(report=()), params)
     return sent._replace(report=jax.tree.map(lambda x: x / sent.weight, sent.update)), state
@@ -283,7 +283,7 @@ def _reallocate(
     stores: Sequence[Store],
     is_due: Array,
 ) -> Clock:
-    """Returns the clock with new R_m, if they are due and all models have enough updates."""
+    """Returns the clock with new R_m, if they are due and every model has enough updates."""
 
     def share() -> Array:
         each = [jax.vmap(relative_variance)(store.recent) for store in stores]
