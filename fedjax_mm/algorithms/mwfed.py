@@ -17,7 +17,7 @@ from fedjax_mm.tasks.view import client_losses, thresholds
 Weights: TypeAlias = Float[Array, " clients"]
 
 _MOST = 4  # times tau
-_LEAST_WEIGHT = 1e-30  # avoids division by 0 in a round of clients whose weights underflow
+_LEAST_WEIGHT = 1e-30  # avoids division by 0 if all weights in a round underflow
 
 
 @checked

@@ -21,7 +21,9 @@ class Past(NamedTuple):
     """Memory for one client and model, or, at the server, for all clients and one model."""
 
     update: Params  # h, the last one sent
-    round: Int[Array, "*clients"]  # when h was sent, or, if beta is exact, when the client trained; 0 is never
+    round: Int[
+        Array, "*clients"
+    ]  # when h was sent, or, if beta is exact, when the client trained; 0 is never
     decline: Float[Array, "*clients"]  # of beta per round, last measurement
     is_measured: Bool[Array, "*clients"]
 

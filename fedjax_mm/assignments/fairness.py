@@ -26,8 +26,9 @@ def fedfair(
     """FedFairMMFL: each client draws a model with probability proportional to f_m^(alpha - 1).
 
     f_m is the model's loss or error before the round. A model that no client draws does not change.
-This is the paper's allocation for clients that are willing to train every model. Its auctions,
-which recruit clients, and its group-based and round-robin variants are not implemented.
+
+    This is the paper's allocation for clients that are willing to train every model. Its auctions,
+    which recruit clients, and its group-based and round-robin variants are not implemented.
 
     Args:
       num_clients: N.

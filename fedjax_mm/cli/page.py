@@ -1,4 +1,4 @@
-"""One page of everything below a directory, in HTML or Markdown."""
+"""A page of all results below a directory, in HTML or Markdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHARE = LIMIT // 40
 
 
 def write(directory: Path, kind: Kind, out: Path) -> Collected:
-    """Writes the page of a directory, with separate figures if it is in Markdown.
+    """Writes the page of a directory, with separate figures if in Markdown.
 
     Returns:
       The contents of the page.
@@ -66,7 +66,7 @@ def write(directory: Path, kind: Kind, out: Path) -> Collected:
 
 
 def render(found: Collected, kind: Kind) -> str:
-    """Returns the page as text, which depends on the results only."""
+    """Returns the page as text, which depends only on the results."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         autoescape=select_autoescape(),
@@ -82,7 +82,7 @@ def render(found: Collected, kind: Kind) -> str:
     about = {"found": found, "papers": papers, "figures": {}, **_SIGNS, **_statements(found)}
     if kind == "md":
         return page.render(about)
-    # The figures share the bytes that remain after the text; base64 makes four bytes of three.
+    # Figures share the bytes left by the text; base64 turns three bytes into four.
     room = LIMIT - len(page.render(about).encode())
     share = room * 3 // 4 // max(len(found.items), 1)
     figures = {item.anchor: b64encode(shrunk(item.figure, share)).decode() for item in found.items}
@@ -90,7 +90,7 @@ def render(found: Collected, kind: Kind) -> str:
 
 
 def _statements(found: Collected) -> dict[str, Any]:
-    """Returns the statements of all papers: counts, by verdict, and untested ones by reason."""
+    """Returns the papers' statements: counts, statements by verdict, untested ones by reason."""
     sentences = found.sentences
     chosen = {
         verdict: [each for each in sentences if each.statement.verdict == verdict]
@@ -107,7 +107,7 @@ def _statements(found: Collected) -> dict[str, Any]:
 
 
 def _command(summary: Summary) -> str:
-    """Returns the command that makes an item again, with DIR for the user's folder of data."""
+    """Returns the command that reproduces an item, with DIR for the user's data folder."""
     is_bounds = summary.id.startswith("bounds-")
     words = ["fedjax-mm", *(summary.id.split("-") if is_bounds else ("reproduce", summary.id))]
     for setting in summary.changed:
@@ -124,7 +124,7 @@ def _markdown(value: Any) -> Any:
 
 
 def shrunk(figure: bytes, limit: int) -> bytes:
-    """Returns a PNG of at most `limit` bytes, with fewer colours or pixels, or empty bytes."""
+    """Returns a PNG of at most `limit` bytes, with fewer colors or pixels, or empty bytes."""
     for width in (1600, 1200, 900, 600, 300):
         if len(figure) <= limit:
             return figure
@@ -132,7 +132,7 @@ def shrunk(figure: bytes, limit: int) -> bytes:
         with Image.open(BytesIO(figure)) as image:
             fewer = image.convert("RGB")
         fewer.thumbnail((width, fewer.height))
-        # Use octrees, the quickest way to a palette, which is good enough for lines and text.
+        # Use octree quantization, which is the fastest and good enough for lines and text.
         fewer.quantize(128, Image.Quantize.FASTOCTREE).save(buffer, "PNG")
         figure = buffer.getvalue()
     return figure if len(figure) <= limit else b""
