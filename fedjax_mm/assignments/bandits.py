@@ -50,8 +50,9 @@ def bandit(
     After every round ``L <- l + gamma L``, ``n <- 1[l > 0] + gamma n`` and ``T <- 1 + gamma T`` for
     each model and client, where l is the client's mean loss while training the model in this round,
     or 0 if it did not train it. The bound is ``A = L / n + sqrt(2 ln T / n)``, infinite for a pair
-    without an observed loss. In the first M rounds all clients train model 1, 2, ..., M. Losses
-    must be positive, like the cross-entropy, because other values count as not observed.
+    without an observed loss. In the first M rounds all clients train model 1, 2, ..., M.
+
+    Losses must be positive, like the cross-entropy, because other values count as not observed.
 
     Args:
       num_clients: N.

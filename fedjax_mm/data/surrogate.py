@@ -50,6 +50,7 @@ def surrogate_faces(
     and pixel noise, plus a smooth pattern or its negative for each attribute. The patterns are
     orthonormal and the background is white in their span, so the best linear classifier has an
     accuracy of about ``Phi(signal)``, 0.93 at 1.5, which a network needs many examples to reach.
+
     Each attribute is balanced over all training examples and over all test examples (up to one
     example), but not within a client.
 
