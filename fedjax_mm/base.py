@@ -176,7 +176,7 @@ class AnalyticTask(Task, Protocol):
     def local_sgd(
         self, params: Params, client: Index, learning_rate: Scalar, num_steps: Steps
     ) -> Any:
-        """Returns local minus global parameters after full-gradient steps, dense or sparse."""
+        """Returns the (possibly sparse) update after full-gradient local steps."""
 
 
 @runtime_checkable

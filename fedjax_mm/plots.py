@@ -272,7 +272,7 @@ def _draw(axes: Axes, line: Line, number: int) -> None:
         axes.bar(line.x, line.y, 0.23, yerr=line.errors, **how)
         return
     errors = line.errors
-    if errors is not None and len(line.x) > _MOST_BARS:  # bars so close would be a block
+    if errors is not None and len(line.x) > _MOST_BARS:  # denser error bars would merge
         axes.fill_between(line.x, line.y - errors, line.y + errors, color=how["color"], alpha=0.2)
         errors = None
     is_wide = line.style == "_"  # a dash as wide as the points it represents

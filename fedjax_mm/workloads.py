@@ -86,7 +86,7 @@ class Model(NamedTuple):
 
     @property
     def kernel_shapes(self) -> list[tuple[int, ...]]:
-        """Shapes by layer: `[5, 5, in, out]` of a convolution, `[in, out]` of a dense one."""
+        """Kernel shapes by layer: `[5, 5, in, out]` if convolutional, `[in, out]` if dense."""
         inputs = (self.example_shape[-1], *self.channels)
         shapes: list[tuple[int, ...]] = [
             (5, 5, i, o) for i, o in zip(inputs, self.channels, strict=False)
