@@ -81,7 +81,7 @@ def engine_of(
     client_map: ClientMap = "auto",
     client_axis: str | None = None,
 ) -> Engine:
-    """Returns the engine of a run; arguments and errors are those of `simulate`."""
+    """Returns the engine of a run, with the arguments and errors of `simulate`."""
     options = Options(checks.check_client_map(client_map), client_axis)
     if isinstance(assignment, Dispatch):
         stacks = stacks_of(tasks, algorithm, assignment, by="dispatch")

@@ -1,4 +1,4 @@
-"""Measures of recorded curves, in NumPy; the last axis holds recorded rounds."""
+"""Measures of recorded curves, in NumPy, whose last axis holds the recorded rounds."""
 
 from typing import Any
 

@@ -142,7 +142,7 @@ def train(
 
 
 class _How(NamedTuple):
-    """Static settings for training a list; see `train`."""
+    """Static settings for training a list of jobs, as in `train`."""
 
     stack: Stack
     start: StartFn

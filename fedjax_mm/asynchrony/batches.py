@@ -44,8 +44,7 @@ class Store(NamedTuple):
     """Versions, buffers and recent updates of the models of one stack.
 
     Attributes:
-      versions: `Version`, ``[places, ...]``: the current ones, and those that jobs in progress
-        began from.
+      versions: `Version`, ``[places, ...]``, the current ones and those in use by jobs.
       buffer: the sum of the contributions since each model's last step, ``[models, ...]``.
       recent: each model's last updates, ``[models, 8, ...]``; ``()`` without reallocation.
     """

@@ -34,7 +34,7 @@ def existing(resume: bool, overwrite: bool) -> Existing:
 
 
 def execution(memory: float | None, split: Any, save_every: float = 30.0) -> Execution:
-    """Returns how to execute a run, from the options; memory is in GiB."""
+    """Returns how to execute a run, from the options, with memory in GiB."""
     with refusing():
         if memory is not None and not memory > 0:
             raise ValueError(f"--memory is {memory:g}; it must be positive")

@@ -47,7 +47,7 @@ class ClientData:
         return self.counts.shape[-1]
 
     def select(self, index: Any) -> "ClientData":
-        """Returns one store of a stack made by `stack_client_data`; the index may be traced."""
+        """Returns one store of a stack of `stack_client_data`, by a possibly traced index."""
         order = None if self.order is None else self.order[index]
         return dataclasses.replace(
             self, offsets=self.offsets[index], counts=self.counts[index], order=order
@@ -256,7 +256,7 @@ def stack_client_data(stores: Sequence[ClientData]) -> ClientData:
 
 
 def shared_client_data(examples: Any, deals: Sequence[Sequence[np.ndarray]]) -> ClientData:
-    """Stacks several partitions of one dataset without copies; `select` picks one.
+    """Stacks several partitions of one dataset without copies, from which `select` picks one.
 
     Clients may share examples.
 

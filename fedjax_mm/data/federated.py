@@ -55,7 +55,7 @@ class FederatedData:
         )
 
     def select(self, index: Any) -> "FederatedData":
-        """Returns one dataset of a stack made by `stack_data`; the index may be traced."""
+        """Returns one dataset of a stack of `stack_data`, by a possibly traced index."""
         return dataclasses.replace(
             self, train=self.train.select(index), test=self.test.select(index)
         )

@@ -42,7 +42,7 @@ class InverseTime(Config):
 
 
 class Scheduled(Config):
-    """An optax schedule after a linear warm-up from 0; its count 0 is round 1 (or frame 1).
+    """An optax schedule after a linear warm-up from 0, whose count 0 is round 1 (or frame 1).
 
     Lengths are in rounds (or frames). By default a schedule lasts from the end of the warm-up to
     the last round (or frame).

@@ -38,7 +38,7 @@ Precision = Literal["float32", "float64"]
 
 
 class Target(Config):
-    """Early stopping target of a run; see `Until`."""
+    """Early stopping target of a run, as in `Until`."""
 
     metric: str
     at_least: Number | None = None

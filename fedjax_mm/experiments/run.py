@@ -132,7 +132,7 @@ def run_part(
     on_divergence: Literal["mark", "stop"] | None = None,
     keep: Literal["params"] | None = None,
 ) -> Piece:
-    """Computes a part of an experiment's runs; see `compute_part`.
+    """Computes a part of an experiment's runs by `compute_part`.
 
     Args:
       experiment: the experiment.
@@ -168,7 +168,7 @@ def _part_of_grid(
 def join(
     experiment: Experiment, pieces: Iterable[Piece], keep: Literal["params"] | None = None
 ) -> tuple[xr.Dataset, list[Params] | None]:
-    """Joins the results of all parts of an experiment; see `join_parts`.
+    """Joins the results of all parts of an experiment by `join_parts`.
 
     Raises:
       ValueError, OSError: as in `join_parts`, or if the data are missing.

@@ -69,7 +69,7 @@ def load_start(path: str, algorithms: Sequence[str], seeds: Sequence[int]) -> St
 
 
 def _at(saved: SavedParams, x: np.ndarray, algorithm: int) -> np.ndarray:
-    """Returns one algorithm's array ``[seeds, ...]``; other axes must have one entry."""
+    """Returns one algorithm's array ``[seeds, ...]``, requiring one entry on other axes."""
     place: dict[str, Any] = {"algorithm": algorithm, "seed": slice(None)}
     at: np.ndarray = x[tuple(place.get(name, 0) for name in saved.labels)]
     return at if "seed" in saved.labels else at[None]

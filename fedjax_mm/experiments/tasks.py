@@ -348,7 +348,7 @@ class LeafConfig(_Network):
 
     @property
     def num_clients(self) -> None:
-        """None, because only the files tell the number of clients."""
+        """None, because the number of clients is known only from the files."""
 
     @model_validator(mode="after")
     def _draws_differ(self) -> Self:

@@ -34,7 +34,7 @@ def label(dim: str, value: Any) -> str:
 def places(
     values: xr.DataArray | xr.Dataset, *dims: str
 ) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yields every combination of coordinates and their text; the last changes fastest."""
+    """Yields every combination of coordinates and their text, with the last changing fastest."""
     for combination in product(*(values[dim].values for dim in dims)):
         at = dict(zip(dims, combination, strict=True))
         yield at, [label(dim, value) for dim, value in at.items()]

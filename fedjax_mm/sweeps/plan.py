@@ -46,7 +46,7 @@ class Compiled(NamedTuple):
         return -(-len(self.program) // self.batch_size)
 
     def replicas(self, batch: int) -> np.ndarray:
-        """The replicas of a batch; the last batch is padded with copies of the last replica."""
+        """The replicas of a batch, padded in the last batch with copies of the last replica."""
         first = batch * self.batch_size
         return np.minimum(np.arange(first, first + self.batch_size), len(self.program) - 1)
 

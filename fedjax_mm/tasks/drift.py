@@ -18,7 +18,7 @@ from fedjax_mm.tasks.view import View
 
 
 class Times(NamedTuple):
-    """The timing of a drift in rounds; see `drifting`."""
+    """The timing of a drift in rounds, as in `drifting`."""
 
     start: Any
     length: Any

@@ -111,7 +111,7 @@ def appeals(task: Task, params: Params) -> Bool[Array, " clients"]:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class View:
-    """A task that forwards calls to another task; subclasses change some of them.
+    """A task that forwards calls to another task, some of which subclasses override.
 
     Attributes:
       task: the other task.

@@ -152,10 +152,10 @@ class Problem(_KnownSymbols):
       Gamma: F* - mean of F_k*, the heterogeneity.
       G: a bound on gradient norms over clients, local and global iterates.
       Z: a bound on the root mean square over clients of |G_i - G_bar| / E, where G_i is the sum of
-      a client's gradients in a round and G_bar the mean over clients; G is such a bound.
+        a client's gradients in a round and G_bar the mean over clients; G is such a bound.
       sigma: a bound on the standard deviation of stochastic gradients (sigma_g in Cho et al.), 0
-      for full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most 2
-      sqrt(beta_1 + beta_2 G^2).
+        for full gradients. For Bhuyan et al. it is sqrt(mean over clients of sigma_k^2), at most 2
+        sqrt(beta_1 + beta_2 G^2).
       beta_1: |grad f_ky|^2 <= beta_1 + beta_2 |grad F_k|^2 for every example, Assumption 4.
       beta_2: see beta_1.
       beta: mean |grad F_k|^2 <= beta^2 |grad F|^2 + kappa^2, the dissimilarity of Cho et al.
