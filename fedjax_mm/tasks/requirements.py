@@ -62,7 +62,7 @@ class Tuning:
         check_argument("batch_size", self.batch_size, Count | None)
 
     def of_client(self, rng_key: PRNGKeyArray, task: Task, client: Index, params: Params) -> Params:
-        """Returns the client's parameters after fine-tuning; all clients share `rng_key`."""
+        """Returns the client's fine-tuned parameters, for an `rng_key` shared by all clients."""
         local = ClientContext(keys.client_key(rng_key, client), 0, task, client, params)
         optimizer, how = optax.sgd(self.learning_rate), Batching(self.batch_size, limit=self.limit)
         return train_locally(local, optimizer, self.num_steps, how)[0]
