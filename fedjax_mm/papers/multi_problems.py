@@ -1,4 +1,4 @@
-"""Problems with several models, on which methods are compared: clients, data and tasks."""
+"""Problems with several models for comparing methods: clients, data and tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path

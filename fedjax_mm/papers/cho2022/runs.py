@@ -1,7 +1,7 @@
 """Cho et al., section 5: methods at the best points of the paper's grid, on the same clients.
 
-Each method's point is chosen on seeds of its own and judged on others, because the best of many
-points looks better than it is on the seeds that chose it.
+Each method's point is chosen on separate seeds, because the best of many points looks better than
+it is on the seeds used to choose it.
 """
 
 import functools
@@ -284,5 +284,5 @@ def _key(config: Comparison, draw: Any) -> Any:
 
 
 def _start(config: Comparison, task: Classification, draw: Any) -> Any:
-    """Returns the common initialisation of all methods and of the clients' own models."""
+    """Returns the common initialization of all methods and of the clients' own models."""
     return task.init(jax.random.fold_in(_key(config, draw), 1))
