@@ -91,7 +91,7 @@ def first_store(dispatch: Dispatch, stack: Stack, state: StackState) -> Store:
 
 
 class _Progress(NamedTuple):
-    """Progress of a run: its models, clock and stores, the arrivals so far, and their work."""
+    """Loop state of a run: models, clock and stores, the arrivals so far, and their work."""
 
     models: tuple[StackState, ...]
     own: AsyncState
@@ -199,7 +199,7 @@ def _dense(send: SendFn, scale: Scalar, params: Params) -> tuple[Contribution, b
 def _receive(
     stack: Stack, state: StackState, store: Store, options: Options, bounds: Bounds, batch: Batch
 ) -> Received:
-    """Trains a batch, and keeps the last updates of the models of a stack."""
+    """Trains a batch, and stores the most recent updates of a stack's models."""
     arrivals, mine = batch.jobs, _of_stack(stack, batch.jobs)
     trained = _train(stack, state, store.versions, options, bounds, arrivals, batch.keys)
     if not options.with_reports:

@@ -168,7 +168,7 @@ def _make(
     how: Execution,
     budget: Budget | None,
 ) -> bool:
-    """Makes items one after the other, and returns whether no statement is contradicted."""
+    """Makes items sequentially, and returns whether no statement is contradicted."""
     folders, verdicts = [out / item.id for item in items], list[str]()
     results: dict[str, xr.Dataset] = {}  # figures of the same runs share them
 

@@ -62,7 +62,7 @@ def run(
     *,
     with_params: bool = False,
 ) -> None:
-    """Runs the experiment in a file without axes, or some of its runs."""
+    """Runs all or some runs of an experiment file without axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=False)
     directory = out / path.stem
     _compute(experiment, directory, before, how, which.part, workers, with_params=with_params)
@@ -76,7 +76,7 @@ def sweep(
     before: Existing,
     how: Execution,
 ) -> None:
-    """Runs the experiment in a file at all points of its axes, or some of these runs."""
+    """Runs all or some runs of an experiment file with axes."""
     experiment, workers = _read(path, overrides, which, is_sweep=True)
     _compute(experiment, out / path.stem, before, how, which.part, workers)
 

@@ -193,7 +193,7 @@ def table(measured: xr.Dataset, config: MultiAttributes) -> Sequence[Table]:
 
 
 def figure(result: xr.Dataset, measured: xr.Dataset, config: MultiAttributes) -> Figure:
-    """Draws the gain against M, for train and test."""
+    """Plots the gain against M, for training and test accuracy."""
     about, panels = result.attrs["manifest"], []
     for part in PARTS:
         here = measured.sel(part=part)

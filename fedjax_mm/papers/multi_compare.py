@@ -209,7 +209,7 @@ def _runs(
             "config": alone.model_dump(mode="json"),
             "datasets": list(dict.fromkeys(stack.name for stack in data)),
         }
-        # The records of a longer run get the round numbers of the others.
+        # Relabel the records of a longer run with the round numbers of the other runs.
         found = part[list(_KEPT)].assign_coords(round=part["round"] // rounds)
         return found.assign_attrs(manifest=part.attrs["manifest"] | about)
 
@@ -300,7 +300,7 @@ def _scores(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
 
 
 def _at_budget(result: xr.Dataset, config: MultiCompare) -> xr.DataArray:
-    """Returns the scores, averaged over the last fifth of equally many trainings."""
+    """Returns the scores at equal trainings, averaged over the last fifth."""
     spent = _trainings(result)
     at = xr.DataArray(_LAST, dims="place") * _budget(spent)
     return _interpolated(_scores(result, config), spent, at).mean("place", skipna=False)

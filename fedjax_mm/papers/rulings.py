@@ -183,7 +183,7 @@ def median_more(
 
 
 def fact(holds: Any, evidence: str, name: str = "") -> list[Evidence]:
-    """Takes a deterministic fact for a test.
+    """Wraps a deterministic fact as a test.
 
     Args:
       holds: whether it holds; None or NaN if it is not known; an array has a part for each place.

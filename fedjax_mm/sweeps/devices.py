@@ -197,7 +197,7 @@ def layout(
     devices: Sequence[Any] | None = None,
     axis: Literal["replicas", "clients"] | None = None,
 ) -> Layout:
-    """Chooses the replica axis, or the client axis if replicas are fewer than devices.
+    """Chooses the replica axis, or the client axis if there are fewer replicas than devices.
 
     Args:
       num_replicas: seeds times swept numbers.

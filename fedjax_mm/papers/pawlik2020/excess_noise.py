@@ -179,7 +179,7 @@ def _follows(measured: xr.DataArray, equation: xr.DataArray, config: CohortNoise
 
 
 def _equal(first: xr.DataArray, second: xr.DataArray) -> list[Evidence]:
-    """Takes for a fact that two forms are equal up to round-off."""
+    """Rules as a fact on whether two forms are equal up to rounding."""
     apart = (abs(first - second).max() / abs(first).max()).item()
     numbers = " and ".join(str(each.name).replace("equation_", "") for each in (first, second))
     return fact(apart < _ROUND_OFF, f"largest difference {apart:.1e}", f"eqs. {numbers}")

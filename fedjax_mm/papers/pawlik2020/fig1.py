@@ -30,7 +30,7 @@ _SCHEMES: Any = {"iid_share": iid_share, "iid_clients": iid_clients}
 
 
 class CohortRounds(Trained):
-    """Settings of Figure 1: training until the test accuracy is that of the last target."""
+    """Settings of Figure 1: training until the test accuracy reaches the last target."""
 
     paper_sizes = (2, 5, 10, 20)
     digits_sizes = (2, 4, 8, 12)
