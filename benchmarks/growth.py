@@ -40,7 +40,7 @@ DIRECTIONS = {
 
 
 class Size(NamedTuple):
-    """A size of a workload: what a sweep of it has."""
+    """A size of a workload, with the dimensions of its sweep."""
 
     task: Task
     num_models: int

@@ -152,8 +152,8 @@ def flip_labels(
       seed: the seed for choosing clients by `flipped_clients`.
 
     Raises:
-      ValueError: if the fraction is not between 0 and 1, or test labels are to be flipped and the
-        test set is one pool.
+      ValueError: if the fraction is not between 0 and 1, or `test` is true but the test set is a
+        single pool.
 
     Example:
       >>> labels = np.arange(100, dtype=np.int32) % 10

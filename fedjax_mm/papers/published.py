@@ -31,7 +31,7 @@ def published(module: str, id: str) -> Mapping[str, Any]:
 
 @cache
 def all_statements() -> Mapping[str, Mapping[str, tuple[Published, ...]]]:
-    """Returns the statements of every paper, by its citation and the item that judges them."""
+    """Returns all statements by the citation of their paper and the item that judges them."""
     found = {}
     for path in sorted(Path(__file__).parent.glob(f"*/{_FILE}")):
         folder = f"{__package__}.{path.parent.name}"

@@ -113,7 +113,7 @@ class Table(_Schema):
 
 
 def not_run(published: Published, because: str) -> Statement:
-    """Returns a statement that no run has judged."""
+    """Returns a statement without a verdict from a run."""
     return Statement(**published.model_dump(), verdict="not tested", about=because)
 
 

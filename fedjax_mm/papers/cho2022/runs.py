@@ -249,7 +249,7 @@ def _builder(config: Comparison) -> Callable[..., Setup]:
 def warm_up(config: Comparison, data: FederatedData, execution: Execution | None) -> OwnModels:
     """Returns every client's own model, ``[numbers of steps, rates, draws, clients]``.
 
-    They start where all methods do, and do not depend on the methods.
+    They start from the same parameters as all methods and do not depend on the method.
     """
     demand, num_draws = config.requirement, config.num_seeds
     kinds = (demand.num_steps, demand.learning_rates, range(num_draws))

@@ -235,7 +235,7 @@ def _beside_hers(ours: xr.Dataset) -> list[Evidence]:
 
 
 def agreeing(measured: xr.Dataset) -> xr.DataArray:
-    """Returns by how many standard errors, of both, our means differ from the author's."""
+    """Returns the difference between our means and the author's, in combined standard errors."""
     hers = measured["published sd"] / np.sqrt(_HER_SEEDS)
     apart = measured["mean"] - measured["published mean"]
     return apart / np.hypot(measured.standard_error, hers)
