@@ -85,7 +85,7 @@ def _rows(x: Any, rows: Any) -> Any:
 
 
 def _train_logistic(params: Any, x: Any, y: Any, rows: Any, learning_rate: float) -> Any:
-    """Returns the sum of the clients' parameters; kernels are `[clients, C, D]`, D innermost."""
+    """Returns the sum of the clients' parameters, for kernels `[clients, C, D]`."""
     ((kernel, bias),) = params
     num_clients, _, batch_size = rows.shape
     classes = jnp.arange(kernel.shape[1], dtype=y.dtype)[None, :, None]
